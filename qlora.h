@@ -21720,6 +21720,13 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 #define QLORA__NEED_CALL_NF4_BF16 (QLORA__NEED_CALL | QLORA__NEED_NF4_BF16)
 #define QLORA__NEED_CALL_LORA (QLORA__NEED_CALL | QLORA__NEED_LORA)
 #define QLORA__NEED_CALL_LORA_BF16 (QLORA__NEED_CALL | QLORA__NEED_LORA_BF16)
+#define QLORA__NEED_CAP 268435456u // has a cap of logits
+#define QLORA__NEED_CAP_F32 (QLORA__NEED_CAP | QLORA__NEED_F32)
+#define QLORA__NEED_CAP_BF16 (QLORA__NEED_CAP | QLORA__NEED_BF16)
+#define QLORA__NEED_HEAD_NF4 536870912u // has a 4-bit head
+#define QLORA__NEED_HEAD_NF4_BF16 (QLORA__NEED_HEAD_NF4 | QLORA__NEED_NF4_BF16)
+// What programs may have besides.
+#define QLORA__NEED_ANY (QLORA__NEED_CALL | QLORA__NEED_CAP | QLORA__NEED_HEAD_NF4)
 #define QLORA__NEED_ANY_TRAINER (QLORA__NEED_NOISE | QLORA__NEED_PAIRS)
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
@@ -21761,9 +21768,9 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(nf4_dequantise_bf16, nf4_bf16, 0, CALL_NF4_BF16)                                             \
     X(nf4_dequantise_f16, nf4_bf16, 0, CALL_NF4_BF16)                                              \
     X(nf4_place_bf16, nf4_bf16, 0, NF4_BF16)                                                       \
-    X(nf4_gemm_16, nf4_gemm, 70656, CALL_NF4_BF16)                                                 \
-    X(nf4_gemm_32, nf4_gemm, 66560, CALL_NF4_BF16)                                                 \
-    X(nf4_gemm_reduce, nf4_gemm, 0, CALL_NF4_BF16)                                                 \
+    X(nf4_gemm_16, nf4_gemm, 70656, HEAD_NF4_BF16)                                                 \
+    X(nf4_gemm_32, nf4_gemm, 66560, HEAD_NF4_BF16)                                                 \
+    X(nf4_gemm_reduce, nf4_gemm, 0, HEAD_NF4_BF16)                                                 \
     X(fp8_quantise, fp8, 0, FP8)                                                                   \
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
@@ -21834,8 +21841,8 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(elementwise_geglu_bf16, elementwise_bf16, 0, CALL_BF16)                                      \
     X(elementwise_geglu_bwd_f32, elementwise, 0, CALL_F32)                                         \
     X(elementwise_geglu_bwd_bf16, elementwise_bf16, 0, CALL_BF16)                                  \
-    X(elementwise_cap_f32, elementwise, 0, CALL_F32)                                               \
-    X(elementwise_cap_bf16, elementwise_bf16, 0, CALL_BF16)                                        \
+    X(elementwise_cap_f32, elementwise, 0, CAP_F32)                                                \
+    X(elementwise_cap_bf16, elementwise_bf16, 0, CAP_BF16)                                         \
     X(elementwise_mul_f32, elementwise, 0, CALL_F32)                                               \
     X(elementwise_mul_bf16, elementwise_bf16, 0, CALL_BF16)                                        \
     X(elementwise_add_f32, shared, 0, ALWAYS)                                                      \
@@ -33247,7 +33254,7 @@ static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc*
     bool trains = s->rank > 0 || !qlora__warm_coded(s);
     uint32_t have = qlora__kernels_needed(ctx, s->compute, s->head_dim, false,
                                           s->base == QLORA_BASE_NF4, trains) |
-                    QLORA__NEED_CALL | (trains ? QLORA__NEED_ANY_TRAINER : 0);
+                    QLORA__NEED_ANY | (trains ? QLORA__NEED_ANY_TRAINER : 0);
     if (s->base == QLORA_BASE_16BIT && qlora__gpu_takes(ctx, 80)) {
         have |= QLORA__NEED_BF16;
     }
@@ -42999,6 +43006,8 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         need |= qlora__decode_has_room(m) ? QLORA__NEED_LAYERS : 0;
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
         need |= qlora__has_gated(m) ? QLORA__NEED_GATED : 0;
+        need |= c->logits_cap > 0.0 ? QLORA__NEED_CAP : 0;
+        need |= m->head_is_nf4 ? QLORA__NEED_HEAD_NF4 : 0;
         need |= qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0;
         return qlora__cache_warm(ctx, need, false);
     }
@@ -52155,4 +52164,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 6ce6dbf1886b321c
+//@@ end ce014b392499f2d0

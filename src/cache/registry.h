@@ -55,6 +55,13 @@
 #define QLORA__NEED_CALL_NF4_BF16 (QLORA__NEED_CALL | QLORA__NEED_NF4_BF16)
 #define QLORA__NEED_CALL_LORA (QLORA__NEED_CALL | QLORA__NEED_LORA)
 #define QLORA__NEED_CALL_LORA_BF16 (QLORA__NEED_CALL | QLORA__NEED_LORA_BF16)
+#define QLORA__NEED_CAP 268435456u // has a cap of logits
+#define QLORA__NEED_CAP_F32 (QLORA__NEED_CAP | QLORA__NEED_F32)
+#define QLORA__NEED_CAP_BF16 (QLORA__NEED_CAP | QLORA__NEED_BF16)
+#define QLORA__NEED_HEAD_NF4 536870912u // has a 4-bit head
+#define QLORA__NEED_HEAD_NF4_BF16 (QLORA__NEED_HEAD_NF4 | QLORA__NEED_NF4_BF16)
+// What programs may have besides.
+#define QLORA__NEED_ANY (QLORA__NEED_CALL | QLORA__NEED_CAP | QLORA__NEED_HEAD_NF4)
 #define QLORA__NEED_ANY_TRAINER (QLORA__NEED_NOISE | QLORA__NEED_PAIRS)
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
@@ -96,9 +103,9 @@
     X(nf4_dequantise_bf16, nf4_bf16, 0, CALL_NF4_BF16)                                             \
     X(nf4_dequantise_f16, nf4_bf16, 0, CALL_NF4_BF16)                                              \
     X(nf4_place_bf16, nf4_bf16, 0, NF4_BF16)                                                       \
-    X(nf4_gemm_16, nf4_gemm, 70656, CALL_NF4_BF16)                                                 \
-    X(nf4_gemm_32, nf4_gemm, 66560, CALL_NF4_BF16)                                                 \
-    X(nf4_gemm_reduce, nf4_gemm, 0, CALL_NF4_BF16)                                                 \
+    X(nf4_gemm_16, nf4_gemm, 70656, HEAD_NF4_BF16)                                                 \
+    X(nf4_gemm_32, nf4_gemm, 66560, HEAD_NF4_BF16)                                                 \
+    X(nf4_gemm_reduce, nf4_gemm, 0, HEAD_NF4_BF16)                                                 \
     X(fp8_quantise, fp8, 0, FP8)                                                                   \
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
@@ -169,8 +176,8 @@
     X(elementwise_geglu_bf16, elementwise_bf16, 0, CALL_BF16)                                      \
     X(elementwise_geglu_bwd_f32, elementwise, 0, CALL_F32)                                         \
     X(elementwise_geglu_bwd_bf16, elementwise_bf16, 0, CALL_BF16)                                  \
-    X(elementwise_cap_f32, elementwise, 0, CALL_F32)                                               \
-    X(elementwise_cap_bf16, elementwise_bf16, 0, CALL_BF16)                                        \
+    X(elementwise_cap_f32, elementwise, 0, CAP_F32)                                                \
+    X(elementwise_cap_bf16, elementwise_bf16, 0, CAP_BF16)                                         \
     X(elementwise_mul_f32, elementwise, 0, CALL_F32)                                               \
     X(elementwise_mul_bf16, elementwise_bf16, 0, CALL_BF16)                                        \
     X(elementwise_add_f32, shared, 0, ALWAYS)                                                      \

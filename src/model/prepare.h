@@ -263,6 +263,8 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         need |= qlora__decode_has_room(m) ? QLORA__NEED_LAYERS : 0;
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
         need |= qlora__has_gated(m) ? QLORA__NEED_GATED : 0;
+        need |= c->logits_cap > 0.0 ? QLORA__NEED_CAP : 0;
+        need |= m->head_is_nf4 ? QLORA__NEED_HEAD_NF4 : 0;
         need |= qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0;
         return qlora__cache_warm(ctx, need, false);
     }

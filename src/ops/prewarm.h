@@ -336,7 +336,7 @@ static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc*
     bool trains = s->rank > 0 || !qlora__warm_coded(s);
     uint32_t have = qlora__kernels_needed(ctx, s->compute, s->head_dim, false,
                                           s->base == QLORA_BASE_NF4, trains) |
-                    QLORA__NEED_CALL | (trains ? QLORA__NEED_ANY_TRAINER : 0);
+                    QLORA__NEED_ANY | (trains ? QLORA__NEED_ANY_TRAINER : 0);
     if (s->base == QLORA_BASE_16BIT && qlora__gpu_takes(ctx, 80)) {
         have |= QLORA__NEED_BF16;
     }

@@ -924,6 +924,7 @@ registry_groups() {
             of["GATED"] = "bf16"; of["CALL_F32"] = "f32"; of["CALL_BF16"] = "bf16"
             of["CALL_NF4"] = "nf4"; of["CALL_NF4_BF16"] = "bf16 nf4"; of["CALL_LORA_BF16"] = "bf16"
             of["NOISE_BF16"] = "bf16"; of["PAIRS_BF16"] = "bf16"
+            of["CAP_F32"] = "f32"; of["CAP_BF16"] = "bf16"; of["HEAD_NF4_BF16"] = "bf16 nf4"
             of["STEP_WG"] = "bf16 nf4"; of["STEP_LAYERS"] = "bf16 nf4"; of["STEP_HEAD"] = "bf16"
             of["HEADANY"] = "headany"; of["HEAD128CAP"] = "bf16 head128cap"
             count = split("32 64 80 96 128 192 256", sizes, " ")

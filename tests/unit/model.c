@@ -1099,6 +1099,32 @@ TEST model_compiles_what_it_runs(const test_machine* machine) {
     PASS();
 }
 
+// Evaluation runs what no step does: the cap of logits, and few rows with a 4-bit head. Models that
+// do not generate have these kernels too.
+TEST logits_after_sealing(const test_machine* machine) {
+    static const int32_t lengths[] = {5, 18, 48};
+    static float logits[48 * VOCAB];
+    for (int i = 0; i < 2; i++) {
+        setup s = setup_make(machine);
+        rig r;
+        data d;
+        s.model.mode = QLORA_MODE_BF16;
+        s.model.tokens = 48;
+        s.model.head_chunk = 48;
+        s.config.logits_cap = i == 0 ? 2.0 : 0.0;
+        s.model.head = i == 0 ? QLORA_HEAD_FULL : QLORA_HEAD_NF4;
+        ASSERT(rig_open(&r, &s));
+        for (int k = 0; k < 3; k++) {
+            double sums[MAX_SEQUENCES];
+            data_make(&d, "logits", &lengths[k], 1);
+            ASSERT_OK(r, qlora_eval_logits(r.model, &d.batch, logits));
+            ASSERT_OK(r, qlora_eval_sequences(r.model, &d.batch, sums));
+        }
+        ASSERT(rig_close(&r, &s));
+    }
+    PASS();
+}
+
 // Nothing is compiled after sealing, every product was planned, and a step does not wait.
 TEST step_stays_on_the_device(const test_machine* machine) {
     const fake_api* fake = test_fake();
@@ -2452,6 +2478,7 @@ SUITE(model_suite) {
     RUN_ON(TEST_CPU, foreign_plan_is_refused);
     RUN_ON(TEST_ONE_FAKE, failed_open_keeps_the_seal);
     RUN_ON(TEST_ONE_GPU, model_compiles_what_it_runs);
+    RUN_ON(TEST_ONE_EACH, logits_after_sealing);
     RUN_ON(TEST_ONE_FAKE, step_stays_on_the_device);
     RUN_ON(TEST_ONE_FAKE, failed_capture_falls_back);
     RUN_ON(TEST_ONE_EACH, not_finite_is_skipped);
