@@ -997,9 +997,9 @@ typedef struct qlora_model qlora_model;
 // them is safe (on Windows it fails); a file that is shortened ends the program when the missing
 // part is read, and one that is overwritten changes the model. QLORA_BASE_32BIT copies everything.
 //
-// Plans unless desc->plan is given, compiles the kernels, allocates all memory of the model, runs
-// every operation of a step once, seals the kernel cache, and only then loads the weights. The desc
-// and the objects it points to are not needed afterwards. Waits for the device.
+// Plans unless desc->plan is given, compiles the kernels that the model needs, allocates all its
+// memory, runs every operation of a step once, loads the weights, and seals the kernel cache. The
+// desc and the objects it points to are not needed afterwards. Waits for the device.
 QLORA_API qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
                                         qlora_model** out);
 // Fails with QLORA_ERR_STATE, and frees nothing, while a trainer or a generation of the model
@@ -1231,7 +1231,8 @@ typedef struct qlora_train_desc {
 
 // Starts the optimizer from zero and leaves the adapters as they are. desc NULL = all defaults. An
 // adapter has at most one trainer at a time, and its model must have been opened with
-// QLORA_PURPOSE_TRAIN. Waits for the device.
+// QLORA_PURPOSE_TRAIN. Compiles the kernels of desc.method and desc.neftune, which a model does not
+// have from the start, even if the cache is sealed. Waits for the device.
 QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_train_desc* desc,
                                             qlora_trainer** out);
 // The model keeps the trained adapters. trainer may be NULL.
@@ -2035,8 +2036,7 @@ typedef struct qlora_kernel qlora_kernel; // belongs to its context and is freed
 // its key. Never compiles: fails with QLORA_ERR_KERNEL if the kernel is unknown or not compiled
 // yet.
 QLORA_API qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out);
-// Compiles a kernel of the library, with the rest of its module, unless that has been done. out may
-// be NULL.
+// Compiles a kernel of the library, unless that has been done. out may be NULL.
 QLORA_API qlora_result qlora_cache_compile(qlora_ctx* ctx, const char* name,
                                            const qlora_kernel** out);
 // Compiles the caller's own PTX, once, and stores the kernel `entry` under a key of the caller's
@@ -2092,14 +2092,15 @@ typedef struct qlora_prewarm_desc {
     int64_t product_count;
 } qlora_prewarm_desc;
 
-// Compiles every kernel that the shape needs, runs each of its cuBLAS products once on temporary
-// memory, and seals the cache. Covered are, with max_tokens rows: the stacks of qlora_linear; the
-// products of qlora_gemm_forward, _backward_a and _backward_b of each width of the model with the
-// rank, and without 4-bit or FP8 weights also with the base's own matrices (f32 activations with
-// 16-bit weights included); those of qlora_nf4_gemm_forward and _backward; the batched ones of
-// attention; f32 products both exact and in TF32; and the caller's list. A second call, for another
-// model, compiles only the missing kernels. Does nothing on the CPU. qlora_model_open includes the
-// work for its own products.
+// Compiles every kernel that a program for the shape may need, whatever operators it calls, runs
+// each of its cuBLAS products once on temporary memory, and seals the cache. Covered are, with
+// max_tokens rows: the stacks of qlora_linear; the products of qlora_gemm_forward, _backward_a and
+// _backward_b of each width of the model with the rank, and without 4-bit or FP8 weights also with
+// the base's own matrices (f32 activations with 16-bit weights included); those of
+// qlora_nf4_gemm_forward and _backward; the batched ones of attention; f32 products both exact and
+// in TF32; and the caller's list. A second call, for another model, compiles only the missing
+// kernels. Does nothing on the CPU. qlora_model_open includes this work for its own kernels and
+// products alone: before it calls other operators, a program pre-warms or unseals the cache.
 QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
 // On a miss, a sealed cache fails with QLORA_ERR_SEALED and names the kernel; it never compiles
 // silently. Both calls do nothing on the CPU.
@@ -2107,7 +2108,7 @@ QLORA_API qlora_result qlora_cache_seal(qlora_ctx* ctx);
 QLORA_API qlora_result qlora_cache_unseal(qlora_ctx* ctx);
 
 typedef struct qlora_cache_info {
-    uint32_t modules;          // loaded modules, including the caller's
+    uint32_t modules;          // loaded modules, including the caller's; each has some kernels
     uint32_t kernels;          // kernels that can be launched
     uint64_t hits;             // lookups that found the kernel compiled
     uint64_t misses;           // modules that had to be compiled
@@ -21675,7 +21676,6 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 #define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
 #define QLORA__NEED_HEAD128 64u  // the same, head size 128, and so on
 #define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
-#define QLORA__NEED_RANDOM 256u  // generates its weights from a seed
 #define QLORA__NEED_HEAD32  512u
 #define QLORA__NEED_HEAD80  1024u
 #define QLORA__NEED_HEAD96  2048u
@@ -21704,6 +21704,30 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 #define QLORA__NEED_GATED 4194304u // trains adapters of an MLP as ops/gated.h does
 #define QLORA__NEED_HEAD96WG 8388608u
 #define QLORA__NEED_HEAD256WG 16777216u
+#define QLORA__NEED_LORA_F32 (QLORA__NEED_LORA | QLORA__NEED_F32)
+#define QLORA__NEED_NOISE 33554432u // its trainer has NEFTune's noise
+#define QLORA__NEED_NOISE_F32 (QLORA__NEED_NOISE | QLORA__NEED_F32)
+#define QLORA__NEED_NOISE_BF16 (QLORA__NEED_NOISE | QLORA__NEED_BF16)
+#define QLORA__NEED_PAIRS 67108864u // its trainer has a method with preferences
+#define QLORA__NEED_PAIRS_F32 (QLORA__NEED_PAIRS | QLORA__NEED_F32)
+#define QLORA__NEED_PAIRS_BF16 (QLORA__NEED_PAIRS | QLORA__NEED_BF16)
+// An operator that programs call. A model that uses it runs it when it is opened, so that it is
+// compiled then: what may run for the first time later has no such condition.
+#define QLORA__NEED_CALL 134217728u
+#define QLORA__NEED_CALL_F32 (QLORA__NEED_CALL | QLORA__NEED_F32)
+#define QLORA__NEED_CALL_BF16 (QLORA__NEED_CALL | QLORA__NEED_BF16)
+#define QLORA__NEED_CALL_NF4 (QLORA__NEED_CALL | QLORA__NEED_NF4)
+#define QLORA__NEED_CALL_NF4_BF16 (QLORA__NEED_CALL | QLORA__NEED_NF4_BF16)
+#define QLORA__NEED_CALL_LORA (QLORA__NEED_CALL | QLORA__NEED_LORA)
+#define QLORA__NEED_CALL_LORA_BF16 (QLORA__NEED_CALL | QLORA__NEED_LORA_BF16)
+#define QLORA__NEED_CAP 268435456u // has a cap of logits
+#define QLORA__NEED_CAP_F32 (QLORA__NEED_CAP | QLORA__NEED_F32)
+#define QLORA__NEED_CAP_BF16 (QLORA__NEED_CAP | QLORA__NEED_BF16)
+#define QLORA__NEED_HEAD_NF4 536870912u // has a 4-bit head
+#define QLORA__NEED_HEAD_NF4_BF16 (QLORA__NEED_HEAD_NF4 | QLORA__NEED_NF4_BF16)
+// What programs may have besides.
+#define QLORA__NEED_ANY (QLORA__NEED_CALL | QLORA__NEED_CAP | QLORA__NEED_HEAD_NF4)
+#define QLORA__NEED_ANY_TRAINER (QLORA__NEED_NOISE | QLORA__NEED_PAIRS)
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
 // point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
@@ -21735,18 +21759,18 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(sample_choose, sample, 0, STEP)
 
 #define QLORA__KERNELS_NF4(X)                                                                      \
-    X(nf4_quantise_f32, nf4, 0, NF4)                                                               \
+    X(nf4_quantise_f32, nf4, 0, CALL_NF4)                                                          \
     X(nf4_quantise_bf16, nf4, 0, NF4)                                                              \
-    X(nf4_quantise_f16, nf4, 0, NF4)                                                               \
+    X(nf4_quantise_f16, nf4, 0, CALL_NF4)                                                          \
     X(nf4_offset, nf4, 0, NF4)                                                                     \
     X(nf4_quantise_scales, nf4, 0, NF4)                                                            \
-    X(nf4_dequantise_f32, nf4, 0, NF4)                                                             \
-    X(nf4_dequantise_bf16, nf4_bf16, 0, NF4_BF16)                                                  \
-    X(nf4_dequantise_f16, nf4_bf16, 0, NF4_BF16)                                                   \
+    X(nf4_dequantise_f32, nf4, 0, CALL_NF4)                                                        \
+    X(nf4_dequantise_bf16, nf4_bf16, 0, CALL_NF4_BF16)                                             \
+    X(nf4_dequantise_f16, nf4_bf16, 0, CALL_NF4_BF16)                                              \
     X(nf4_place_bf16, nf4_bf16, 0, NF4_BF16)                                                       \
-    X(nf4_gemm_16, nf4_gemm, 70656, NF4_BF16)                                                      \
-    X(nf4_gemm_32, nf4_gemm, 66560, NF4_BF16)                                                      \
-    X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                      \
+    X(nf4_gemm_16, nf4_gemm, 70656, HEAD_NF4_BF16)                                                 \
+    X(nf4_gemm_32, nf4_gemm, 66560, HEAD_NF4_BF16)                                                 \
+    X(nf4_gemm_reduce, nf4_gemm, 0, HEAD_NF4_BF16)                                                 \
     X(fp8_quantise, fp8, 0, FP8)                                                                   \
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
@@ -21756,19 +21780,19 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(fp8_base_quantise_f16, fp8_base, 0, FP8_BASE)                                                \
     X(fp8_base_dequantise_f32, fp8_base, 0, FP8_BASE)                                              \
     X(fp8_base_dequantise_bf16, fp8_base_bf16, 0, FP8_BASE_BF16)                                   \
-    X(linear_place_f32, linear, 0, LORA)                                                           \
+    X(linear_place_f32, linear, 0, LORA_F32)                                                       \
     X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                \
-    X(linear_bias_f32, linear, 0, ALWAYS)                                                          \
+    X(linear_bias_f32, linear, 0, CALL)                                                            \
     X(linear_bias_bf16, linear_bf16, 0, BF16)                                                      \
-    X(linear_keep_own_f32, linear, 0, LORA)                                                        \
-    X(linear_keep_own_bf16, linear_bf16, 0, LORA_BF16)                                             \
-    X(linear_collect, linear, 0, LORA)                                                             \
+    X(linear_keep_own_f32, linear, 0, CALL_LORA)                                                   \
+    X(linear_keep_own_bf16, linear_bf16, 0, CALL_LORA_BF16)                                        \
+    X(linear_collect, linear, 0, CALL_LORA)                                                        \
     X(skinny_sum, skinny, 0, LORA_BF16)                                                            \
     X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
-    X(linear_gated_sum, linear, 0, LORA)                                                           \
+    X(linear_gated_sum, linear, 0, GATED)                                                          \
     X(gated_backward, gated, 82944, GATED)                                                         \
-    X(tails_gated, tails, 34816, LORA_BF16)                                                        \
-    X(tails_gated_bwd, tails, 94208, LORA_BF16)
+    X(tails_gated, tails, 34816, CALL_LORA_BF16)                                                   \
+    X(tails_gated_bwd, tails, 94208, CALL_LORA_BF16)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                  \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                 \
@@ -21790,37 +21814,37 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(gemm_wg_nt_64, gemm_wg, 197632, GEMM_WG)                                                     \
     X(gemm_wg_tn_64, gemm_wg, 197632, GEMM_WG)                                                     \
     X(gemm_wg_sum, gemm_wg, 0, GEMM_WG)                                                            \
-    X(cast_f32_bf16, cast, 0, ALWAYS)                                                              \
-    X(cast_f32_f16, cast, 0, ALWAYS)                                                               \
-    X(cast_bf16_f32, cast, 0, ALWAYS)                                                              \
-    X(cast_f16_f32, cast, 0, ALWAYS)                                                               \
-    X(cast_bf16_f16, cast, 0, ALWAYS)                                                              \
-    X(cast_f16_bf16, cast, 0, ALWAYS)                                                              \
-    X(cast_absmax_f32, cast, 0, ALWAYS)                                                            \
-    X(cast_scale, cast, 0, ALWAYS)                                                                 \
-    X(random_normal_f32, random, 0, RANDOM)                                                        \
-    X(random_normal_bf16, random, 0, RANDOM)                                                       \
+    X(cast_f32_bf16, cast, 0, F32)                                                                 \
+    X(cast_f32_f16, cast, 0, F32)                                                                  \
+    X(cast_bf16_f32, cast, 0, CALL)                                                                \
+    X(cast_f16_f32, cast, 0, CALL)                                                                 \
+    X(cast_bf16_f16, cast, 0, CALL)                                                                \
+    X(cast_f16_bf16, cast, 0, CALL)                                                                \
+    X(cast_absmax_f32, cast, 0, F32)                                                               \
+    X(cast_scale, cast, 0, F32)                                                                    \
+    X(random_normal_f32, random, 0, CALL)                                                          \
+    X(random_normal_bf16, random, 0, CALL)                                                         \
     X(clip_squares, clip, 0, ALWAYS)                                                               \
     X(clip_scale, clip, 0, ALWAYS)                                                                 \
     X(clip_apply, clip, 0, ALWAYS)
 
 #define QLORA__KERNELS_OPS(X)                                                                      \
-    X(elementwise_silu_f32, elementwise, 0, F32)                                                   \
-    X(elementwise_silu_bf16, elementwise_bf16, 0, BF16)                                            \
-    X(elementwise_silu_bwd_f32, elementwise, 0, F32)                                               \
-    X(elementwise_silu_bwd_bf16, elementwise_bf16, 0, BF16)                                        \
+    X(elementwise_silu_f32, elementwise, 0, CALL_F32)                                              \
+    X(elementwise_silu_bf16, elementwise_bf16, 0, CALL_BF16)                                       \
+    X(elementwise_silu_bwd_f32, elementwise, 0, CALL_F32)                                          \
+    X(elementwise_silu_bwd_bf16, elementwise_bf16, 0, CALL_BF16)                                   \
     X(elementwise_swiglu_f32, elementwise, 0, F32)                                                 \
     X(elementwise_swiglu_bf16, elementwise_bf16, 0, BF16)                                          \
-    X(elementwise_swiglu_bwd_f32, elementwise, 0, F32)                                             \
-    X(elementwise_swiglu_bwd_bf16, elementwise_bf16, 0, BF16)                                      \
-    X(elementwise_geglu_f32, elementwise, 0, F32)                                                  \
-    X(elementwise_geglu_bf16, elementwise_bf16, 0, BF16)                                           \
-    X(elementwise_geglu_bwd_f32, elementwise, 0, F32)                                              \
-    X(elementwise_geglu_bwd_bf16, elementwise_bf16, 0, BF16)                                       \
-    X(elementwise_cap_f32, elementwise, 0, F32)                                                    \
-    X(elementwise_cap_bf16, elementwise_bf16, 0, BF16)                                             \
-    X(elementwise_mul_f32, elementwise, 0, F32)                                                    \
-    X(elementwise_mul_bf16, elementwise_bf16, 0, BF16)                                             \
+    X(elementwise_swiglu_bwd_f32, elementwise, 0, CALL_F32)                                        \
+    X(elementwise_swiglu_bwd_bf16, elementwise_bf16, 0, CALL_BF16)                                 \
+    X(elementwise_geglu_f32, elementwise, 0, CALL_F32)                                             \
+    X(elementwise_geglu_bf16, elementwise_bf16, 0, CALL_BF16)                                      \
+    X(elementwise_geglu_bwd_f32, elementwise, 0, CALL_F32)                                         \
+    X(elementwise_geglu_bwd_bf16, elementwise_bf16, 0, CALL_BF16)                                  \
+    X(elementwise_cap_f32, elementwise, 0, CAP_F32)                                                \
+    X(elementwise_cap_bf16, elementwise_bf16, 0, CAP_BF16)                                         \
+    X(elementwise_mul_f32, elementwise, 0, CALL_F32)                                               \
+    X(elementwise_mul_bf16, elementwise_bf16, 0, CALL_BF16)                                        \
     X(elementwise_add_f32, shared, 0, ALWAYS)                                                      \
     X(elementwise_add_bf16, elementwise_bf16, 0, BF16)                                             \
     X(elementwise_scale_f32, shared, 0, ALWAYS)                                                    \
@@ -21828,63 +21852,65 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(elementwise_fill_f32, shared, 0, ALWAYS)                                                     \
     X(elementwise_fill_bf16, elementwise_bf16, 0, BF16)                                            \
     X(elementwise_gather_f32_f32, elementwise, 0, F32)                                             \
-    X(elementwise_gather_f32_bf16, elementwise_bf16, 0, BF16)                                      \
-    X(elementwise_gather_bf16_f32, elementwise, 0, F32)                                            \
+    X(elementwise_gather_f32_bf16, elementwise_bf16, 0, CALL_BF16)                                 \
+    X(elementwise_gather_bf16_f32, elementwise, 0, CALL_F32)                                       \
     X(elementwise_gather_bf16_bf16, elementwise_bf16, 0, BF16)                                     \
-    X(elementwise_gather_f16_f32, elementwise, 0, F32)                                             \
-    X(elementwise_gather_f16_bf16, elementwise_bf16, 0, BF16)                                      \
+    X(elementwise_gather_f16_f32, elementwise, 0, CALL_F32)                                        \
+    X(elementwise_gather_f16_bf16, elementwise_bf16, 0, CALL_BF16)                                 \
     X(norm_rms_fwd_f32, norm, 0, F32)                                                              \
     X(norm_rms_fwd_bf16, norm_bf16, 0, BF16)                                                       \
     X(norm_rms_bwd_f32, norm, 0, F32)                                                              \
     X(norm_rms_bwd_bf16, norm_bf16, 0, BF16)                                                       \
-    X(norm_rms_dw_f32, norm, 0, F32)                                                               \
-    X(norm_rms_dw_bf16, norm_bf16, 0, BF16)                                                        \
-    X(norm_rms_dw_sum, shared, 0, ALWAYS)                                                          \
+    X(norm_rms_dw_f32, norm, 0, CALL_F32)                                                          \
+    X(norm_rms_dw_bf16, norm_bf16, 0, CALL_BF16)                                                   \
+    X(norm_rms_dw_sum, shared, 0, CALL)                                                            \
     X(rope_f32, rope, 0, F32)                                                                      \
     X(rope_bf16, rope_bf16, 0, BF16)                                                               \
-    X(softmax_copy_b16, softmax_bf16, 0, BF16)                                                     \
-    X(softmax_copy_b32, shared, 0, ALWAYS)                                                         \
-    X(softmax_transpose_b16, softmax_bf16, 0, BF16)                                                \
-    X(softmax_transpose_b32, shared, 0, ALWAYS)                                                    \
-    X(softmax_scores_f32, softmax, 0, F32)                                                         \
-    X(softmax_scores_bf16, softmax_bf16, 0, BF16)                                                  \
-    X(softmax_fwd_f32, softmax, 0, F32)                                                            \
-    X(softmax_fwd_bf16, softmax_bf16, 0, BF16)                                                     \
-    X(softmax_bwd_f32, softmax, 0, F32)                                                            \
-    X(softmax_bwd_bf16, softmax_bf16, 0, BF16)                                                     \
+    X(softmax_copy_b16, softmax_bf16, 0, CALL_BF16)                                                \
+    X(softmax_copy_b32, shared, 0, CALL)                                                           \
+    X(softmax_transpose_b16, softmax_bf16, 0, CALL_BF16)                                           \
+    X(softmax_transpose_b32, shared, 0, CALL)                                                      \
+    X(softmax_scores_f32, softmax, 0, CALL_F32)                                                    \
+    X(softmax_scores_bf16, softmax_bf16, 0, CALL_BF16)                                             \
+    X(softmax_fwd_f32, softmax, 0, CALL_F32)                                                       \
+    X(softmax_fwd_bf16, softmax_bf16, 0, CALL_BF16)                                                \
+    X(softmax_bwd_f32, softmax, 0, CALL_F32)                                                       \
+    X(softmax_bwd_bf16, softmax_bf16, 0, CALL_BF16)                                                \
     X(loss_cross_entropy_f32, loss, 0, F32)                                                        \
     X(loss_cross_entropy_bf16, loss_bf16, 0, BF16)                                                 \
+    X(loss_capped_f32, loss, 0, CALL_F32)                                                          \
+    X(loss_capped_bf16, loss_bf16, 0, CALL_BF16)                                                   \
     X(loss_sum, shared, 0, ALWAYS)                                                                 \
-    X(loss_arg_max_f32, loss, 0, F32)                                                              \
-    X(loss_arg_max_bf16, loss_bf16, 0, BF16)                                                       \
+    X(loss_arg_max_f32, loss, 0, CALL_F32)                                                         \
+    X(loss_arg_max_bf16, loss_bf16, 0, CALL_BF16)                                                  \
     X(optim_advance, optim, 0, LORA)                                                               \
-    X(optim_adamw_f32, optim, 0, LORA)                                                             \
+    X(optim_adamw_f32, optim, 0, LORA_F32)                                                         \
     X(optim_adamw_bf16, optim, 0, LORA_BF16)                                                       \
-    X(optim_adamw8_f32, optim, 0, LORA)                                                            \
-    X(optim_adamw8_bf16, optim, 0, LORA_BF16)                                                      \
-    X(optim_shadow_f32, optim, 0, LORA)                                                            \
+    X(optim_adamw8_f32, optim, 0, CALL_LORA)                                                       \
+    X(optim_adamw8_bf16, optim, 0, CALL_LORA_BF16)                                                 \
+    X(optim_shadow_f32, optim, 0, LORA_F32)                                                        \
     X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
     X(optim_tree, optim, 0, LORA)                                                                  \
-    X(dropout_f32, dropout, 0, LORA)                                                               \
-    X(dropout_bf16, dropout_bf16, 0, LORA_BF16)                                                    \
-    X(dropout_noise_f32, dropout, 0, LORA)                                                         \
-    X(dropout_noise_bf16, dropout_bf16, 0, LORA_BF16)                                              \
+    X(dropout_f32, dropout, 0, CALL_LORA)                                                          \
+    X(dropout_bf16, dropout_bf16, 0, CALL_LORA_BF16)                                               \
+    X(dropout_noise_f32, dropout, 0, NOISE_F32)                                                    \
+    X(dropout_noise_bf16, dropout_bf16, 0, NOISE_BF16)                                             \
     X(preference_logps, preference, 0, LORA)                                                       \
-    X(preference_factors, preference, 0, LORA)                                                     \
-    X(preference_scale_f32, preference, 0, LORA)                                                   \
-    X(preference_scale_bf16, preference, 0, LORA_BF16)                                             \
-    X(methods_row_norms_f32, methods, 0, LORA)                                                     \
-    X(methods_row_norms_bf16, methods, 0, LORA_BF16)                                               \
-    X(methods_scale_columns_f32, methods, 0, LORA)                                                 \
-    X(methods_scale_columns_bf16, methods, 0, LORA_BF16)                                           \
-    X(methods_dot_columns_f32, methods, 0, LORA)                                                   \
-    X(methods_dot_columns_bf16, methods, 0, LORA_BF16)                                             \
-    X(methods_put_rows_f32, methods, 0, LORA)                                                      \
-    X(methods_put_rows_bf16, methods, 0, LORA_BF16)                                                \
-    X(methods_embed_gradient_f32, methods, 0, LORA)                                                \
-    X(methods_embed_gradient_bf16, methods, 0, LORA_BF16)                                          \
-    X(methods_head_gradient_f32, methods, 0, LORA)                                                 \
-    X(methods_head_gradient_bf16, methods, 0, LORA_BF16)
+    X(preference_factors, preference, 0, PAIRS)                                                    \
+    X(preference_scale_f32, preference, 0, PAIRS_F32)                                              \
+    X(preference_scale_bf16, preference, 0, PAIRS_BF16)                                            \
+    X(methods_row_norms_f32, methods, 0, CALL_LORA)                                                \
+    X(methods_row_norms_bf16, methods, 0, CALL_LORA_BF16)                                          \
+    X(methods_scale_columns_f32, methods, 0, CALL_LORA)                                            \
+    X(methods_scale_columns_bf16, methods, 0, CALL_LORA_BF16)                                      \
+    X(methods_dot_columns_f32, methods, 0, CALL_LORA)                                              \
+    X(methods_dot_columns_bf16, methods, 0, CALL_LORA_BF16)                                        \
+    X(methods_put_rows_f32, methods, 0, CALL_LORA)                                                 \
+    X(methods_put_rows_bf16, methods, 0, CALL_LORA_BF16)                                           \
+    X(methods_embed_gradient_f32, methods, 0, CALL_LORA)                                           \
+    X(methods_embed_gradient_bf16, methods, 0, CALL_LORA_BF16)                                     \
+    X(methods_head_gradient_f32, methods, 0, CALL_LORA)                                            \
+    X(methods_head_gradient_bf16, methods, 0, CALL_LORA_BF16)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                \
     X(attn32_fwd, attn32, 30720, HEAD32)                                                           \
@@ -21972,7 +21998,7 @@ static const qlora__kernel_row qlora__kernel_rows[] = {QLORA__KERNELS(QLORA__X)}
 struct qlora_kernel {
     qlora_ctx* owner;
     const char* key;
-    void* function; // CUfunction; NULL until its module is loaded
+    void* function; // CUfunction; NULL until it is compiled
     uint32_t shared_allowed;
     bool waits; // it may begin before the kernel before it has ended, and waits where it must
     // Only for kernels of the caller:
@@ -22280,6 +22306,50 @@ static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text,
     return QLORA_OK;
 }
 
+// The row of a kernel in the registry; -1 if there is none.
+static int qlora__kernel_row_find(const char* name) {
+    for (int i = 0; i < QLORA__K_COUNT; i++) {
+        if (strcmp(qlora__kernel_rows[i].name, name) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+// Finds the next kernel of a module's PTX, at the start of a line; NULL if there is none.
+static char* qlora__ptx_next(char* ptx) {
+    char* line = strstr(ptx, "\n.visible .entry qlora_");
+    return line != NULL ? line + 1 : NULL;
+}
+
+// Removes the kernels from a module's PTX that are not in take[], which has an element for every
+// row of the registry. The text has no function but kernels, and after the first of them nothing
+// else: tools/embed.c refuses others. Returns how many remain.
+static uint32_t qlora__ptx_cut(char* ptx, const bool* take) {
+    char* from = qlora__ptx_next(ptx);
+    char* to = from;
+    uint32_t count = 0;
+    while (from != NULL) {
+        char* next = qlora__ptx_next(from);
+        size_t length = next != NULL ? (size_t)(next - from) : strlen(from);
+        char name[96] = "";
+        const char* start = strchr(from, '_') + 1; // after "qlora_"
+        size_t n = strcspn(start, "(");
+        memcpy(name, start, n < sizeof name ? n : 0);
+        int row = qlora__kernel_row_find(name);
+        if (row >= 0 && take[row]) {
+            memmove(to, from, length);
+            to += length;
+            count++;
+        }
+        from = next;
+    }
+    if (to != NULL) {
+        *to = '\0';
+    }
+    return count;
+}
+
 // Finds a directive at the start of a line, outside comments; NULL if there is none.
 static const char* qlora__ptx_directive(const char* text, const char* directive) {
     size_t length = strlen(directive);
@@ -22410,8 +22480,8 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
 
 #define QLORA__PLANNED_MAX 2048
 
+// Some kernels of a module. Those that are needed later become another one.
 typedef struct qlora__module {
-    const char* name; // the same as in the registry
     void* handle;
     struct qlora__module* next;
 } qlora__module;
@@ -22430,7 +22500,7 @@ struct qlora__cache {
 // never loaded with CU_JIT_TARGET, because the PTX names its own target. There is one log item per
 // compilation. A fault of an earlier kernel is reported as such, not as a failed load.
 static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
-                                       void** out) {
+                                       uint32_t kernels, void** out) {
     qlora__gpu* gpu = ctx->gpu;
     char what[160];
     snprintf(what, sizeof what, "compiling kernel module %.120s", name);
@@ -22455,8 +22525,9 @@ static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const c
     gpu->cache->info.jit_after_seal += gpu->cache->info.sealed ? 1 : 0;
     if (code == 0) {
         gpu->cache->info.modules++;
-        QLORA__LOG(ctx, INFO, KERNEL_COMPILE, "%s: %llu bytes of PTX for %s in %.1f ms", name,
-                   (unsigned long long)strlen(ptx), gpu->target, ms);
+        QLORA__LOG(ctx, INFO, KERNEL_COMPILE,
+                   "%s: %u kernel%s, %llu bytes of PTX for %s in %.1f ms", name, kernels,
+                   kernels == 1 ? "" : "s", (unsigned long long)strlen(ptx), gpu->target, ms);
         return QLORA_OK;
     }
     QLORA__LOG(ctx, ERROR, KERNEL_COMPILE, "%s: %s (%d) after %.1f ms", name,
@@ -22486,18 +22557,17 @@ static qlora_result qlora__kernel_resolve(qlora_ctx* ctx, void* module, const ch
     return QLORA_OK;
 }
 
-// Either all kernels of a module become ready, or none.
-static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void* handle) {
+// Makes the kernels in take[] ready, which are those of the handle.
+static qlora_result qlora__module_resolve(qlora_ctx* ctx, const qlora__ptx_text* text,
+                                          const bool* take, void* handle) {
     qlora__cache* cache = ctx->gpu->cache;
-    const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     for (size_t i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];
-        if (strcmp(row->module, name) != 0) {
+        if (!take[i]) {
             continue;
         }
         // Text for older devices has no instruction to wait with.
-        cache->kernels[i].waits =
-            (row->need & QLORA__NEED_TEXTS) != 0 && text != NULL && text->target >= 90;
+        cache->kernels[i].waits = (row->need & QLORA__NEED_TEXTS) != 0 && text->target >= 90;
         char entry[96];
         snprintf(entry, sizeof entry, "qlora_%s", row->name);
         QLORA__TRY(
@@ -22520,30 +22590,32 @@ static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void
     return QLORA_OK;
 }
 
-static void qlora__module_forget(qlora_ctx* ctx, const char* name) {
+static void qlora__module_forget(qlora_ctx* ctx, const bool* take) {
     qlora__cache* cache = ctx->gpu->cache;
     for (size_t i = 0; i < QLORA__K_COUNT; i++) {
-        if (strcmp(qlora__kernel_rows[i].module, name) == 0 && cache->kernels[i].function != NULL) {
+        if (take[i] && cache->kernels[i].function != NULL) {
             cache->kernels[i].function = NULL;
             cache->info.kernels--;
         }
     }
 }
 
-// Adds a compiled module to the cache and makes its kernels ready. On failure, unloads it.
-static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* handle) {
+// Adds a compiled module to the cache and makes its kernels ready: all of them, or on failure none,
+// and unloads it.
+static qlora_result qlora__module_adopt(qlora_ctx* ctx, const qlora__ptx_text* text,
+                                        const bool* take, void* handle) {
     qlora__cache* cache = ctx->gpu->cache;
     qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
-    qlora_result r = module != NULL ? qlora__module_resolve(ctx, name, handle) : QLORA_ERR_MEMORY;
+    qlora_result r =
+        module != NULL ? qlora__module_resolve(ctx, text, take, handle) : QLORA_ERR_MEMORY;
     if (r != QLORA_OK) {
-        qlora__module_forget(ctx, name);
+        qlora__module_forget(ctx, take);
         ctx->gpu->cu.ModuleUnload(handle);
         cache->info.modules--;
         qlora__free(ctx, module, sizeof *module);
         return r;
     }
     module->handle = handle;
-    module->name = name;
     module->next = cache->modules;
     cache->modules = module;
     return QLORA_OK;
@@ -22574,10 +22646,11 @@ static qlora_result qlora__module_refuse(qlora_ctx* ctx, const char* name) {
         name, gpu->device_name, gpu->capability / 10, gpu->capability % 10, limit);
 }
 
-// Compiles the module of a kernel of the library and makes all its kernels ready. There is no
-// fallback for a module that was excluded from the build: it would be slower without any sign of
-// the reason.
-static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* row) {
+// Compiles the kernels in take[] and makes them ready. They are of one module, that of `row`, and
+// not ready yet. There is no fallback for a module that was excluded from the build: it would be
+// slower without any sign of the reason.
+static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* row,
+                                       const bool* take) {
     const char* name = row->module;
     const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     if (text == NULL) {
@@ -22591,13 +22664,14 @@ static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* 
     char* ptx = NULL;
     size_t bytes = 0;
     QLORA__TRY(qlora__ptx_join(ctx, text, QLORA__PTX_PACKED, &ptx, &bytes));
+    uint32_t kernels = qlora__ptx_cut(ptx, take);
     void* handle = NULL;
-    qlora_result r = qlora__module_load(ctx, name, ptx, &handle);
+    qlora_result r = qlora__module_load(ctx, name, ptx, kernels, &handle);
     qlora__free(ctx, ptx, bytes);
-    return r == QLORA_OK ? qlora__module_adopt(ctx, name, handle) : r;
+    return r == QLORA_OK ? qlora__module_adopt(ctx, text, take, handle) : r;
 }
 
-// Returns a kernel of the registry, compiled on demand unless the cache is sealed.
+// Returns a kernel of the registry, compiled on demand, by itself, unless the cache is sealed.
 static qlora_result qlora__kernel_ready(qlora_ctx* ctx, qlora__kernel_id id, qlora_kernel** out) {
     qlora__cache* cache = ctx->gpu->cache;
     qlora_kernel* kernel = &cache->kernels[id];
@@ -22610,7 +22684,10 @@ static qlora_result qlora__kernel_ready(qlora_ctx* ctx, qlora__kernel_id id, qlo
             "needs it, or call qlora_cache_unseal",
             qlora__kernel_rows[id].name, qlora__kernel_rows[id].module);
     } else {
-        QLORA__TRY(qlora__module_open(ctx, &qlora__kernel_rows[id]));
+        bool take[QLORA__K_COUNT];
+        memset(take, 0, sizeof take);
+        take[id] = true;
+        QLORA__TRY(qlora__module_open(ctx, &qlora__kernel_rows[id], take));
     }
     *out = kernel;
     return QLORA_OK;
@@ -22777,15 +22854,6 @@ static qlora_kernel* qlora__kernel_find(qlora_ctx* ctx, const char* key) {
     return NULL;
 }
 
-static int qlora__kernel_row_find(const char* key) {
-    for (int i = 0; i < QLORA__K_COUNT; i++) {
-        if (strcmp(qlora__kernel_rows[i].name, key) == 0) {
-            return i;
-        }
-    }
-    return -1;
-}
-
 static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out) {
     if (qlora__on_cpu(ctx)) {
         return qlora__no_kernels(ctx);
@@ -22855,7 +22923,7 @@ static qlora_result qlora__kernel_compile(qlora_ctx* ctx, const char* key, const
     kernel->text_hash = hash;
     kernel->block = block;
     kernel->shared_allowed = 48 * 1024;
-    qlora_result r = qlora__module_load(ctx, kernel->key, ptx, &kernel->module);
+    qlora_result r = qlora__module_load(ctx, kernel->key, ptx, 1, &kernel->module);
     if (r == QLORA_OK) {
         r = qlora__kernel_resolve(ctx, kernel->module, entry, 0, &kernel->function);
         if (r != QLORA_OK) {
@@ -22918,14 +22986,23 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     return QLORA_OK;
 }
 
-// Compiles every module with a kernel whose conditions are all in `have`. The modules are compiled
-// one after another: the driver's compiler holds a lock, so threads would gain nothing.
-static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
+// Compiles the kernels whose conditions are all in `have`, those of a module together; with
+// `whole`, the rest of their modules too. One module after another: the driver's compiler holds a
+// lock, so threads would gain nothing.
+static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have, bool whole) {
+    const qlora_kernel* kernels = ctx->gpu->cache->kernels;
     for (int i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];
-        if ((row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL) {
-            QLORA__TRY(qlora__module_open(ctx, row));
+        if ((row->need & ~have) != 0 || kernels[i].function != NULL) {
+            continue;
         }
+        bool take[QLORA__K_COUNT];
+        for (int j = 0; j < QLORA__K_COUNT; j++) {
+            const qlora__kernel_row* other = &qlora__kernel_rows[j];
+            take[j] = kernels[j].function == NULL && (whole || (other->need & ~have) == 0) &&
+                      strcmp(other->module, row->module) == 0;
+        }
+        QLORA__TRY(qlora__module_open(ctx, row, take));
     }
     return QLORA_OK;
 }
@@ -22976,7 +23053,7 @@ static QLORA__UNUSED void qlora__cache_count_shape(qlora_ctx* ctx, uint64_t hash
     }
 }
 
-// Returns a kernel's function, or NULL if its module is not loaded.
+// Returns a kernel's function, or NULL if it is not compiled.
 static QLORA__UNUSED void* qlora__cache_function(const qlora_ctx* ctx, qlora__kernel_id id) {
     return ctx->gpu->cache->kernels[id].function;
 }
@@ -27984,9 +28061,10 @@ static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entro
                     &gradient,
                     &flag,
                     &cap};
-    QLORA__TRY(qlora__launch(ctx,
-                             x->dtype == QLORA_F32 ? QLORA__K_loss_cross_entropy_f32
-                                                   : QLORA__K_loss_cross_entropy_bf16,
+    static const qlora__kernel_id kernels[2][2] = {
+        {QLORA__K_loss_cross_entropy_f32, QLORA__K_loss_cross_entropy_bf16},
+        {QLORA__K_loss_capped_f32, QLORA__K_loss_capped_bf16}};
+    QLORA__TRY(qlora__launch(ctx, kernels[cap > 0.0f ? 1 : 0][x->dtype == QLORA_F32 ? 0 : 1],
                              x->rows, 1, 1, threads, 0, args));
     if (a->total == NULL) {
         return QLORA_OK;
@@ -33159,15 +33237,13 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
     return r;
 }
 
-// Returns the conditions of the kernel registry that hold for a model. random: its weights are
-// generated.
+// Returns the conditions of the kernel registry that hold for a model.
 static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute, int64_t head_dim,
-                                      bool capped, bool nf4, bool lora, bool random) {
+                                      bool capped, bool nf4, bool lora) {
     return (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
            (qlora__has_warpgroups(ctx) ? QLORA__NEED_WARPGROUP : 0) |
            (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
            (nf4 ? QLORA__NEED_NF4 : 0) | (lora ? QLORA__NEED_LORA : 0) |
-           (random ? QLORA__NEED_RANDOM : 0) |
            qlora__attention_need(ctx, compute, head_dim, capped, false);
 }
 
@@ -33175,15 +33251,16 @@ static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc*
     double start = qlora__clock_ms();
     // Without 4-bit or FP8 weights, the base itself can be trained, and mixed products also need
     // the 16-bit kernels.
-    uint32_t have =
-        qlora__kernels_needed(ctx, s->compute, s->head_dim, false, s->base == QLORA_BASE_NF4,
-                              s->rank > 0 || !qlora__warm_coded(s), true);
+    bool trains = s->rank > 0 || !qlora__warm_coded(s);
+    uint32_t have = qlora__kernels_needed(ctx, s->compute, s->head_dim, false,
+                                          s->base == QLORA_BASE_NF4, trains) |
+                    QLORA__NEED_ANY | (trains ? QLORA__NEED_ANY_TRAINER : 0);
     if (s->base == QLORA_BASE_16BIT && qlora__gpu_takes(ctx, 80)) {
         have |= QLORA__NEED_BF16;
     }
     have |= s->base == QLORA_BASE_FP8 ? QLORA__NEED_FP8_BASE : 0;
     bool was_sealed = qlora__cache_set_sealed(ctx, false);
-    qlora_result r = qlora__cache_warm(ctx, have);
+    qlora_result r = qlora__cache_warm(ctx, have, true); // for any operator
     if (r == QLORA_OK && qlora__has_cublas(ctx)) {
         r = qlora__prewarm_cublas(ctx, s);
     }
@@ -33672,6 +33749,7 @@ typedef struct qlora__layer {
     bool keeps_heads;     // and q, k and v
     bool sliding;
     bool no_rope;
+    bool like_another; // an earlier one, beside layers alike, runs the same kernels and products
     qlora_tensor qkv_bias;              // [1, q + 2 kv]; the rope kernel adds it
     qlora_tensor norms[QLORA__NORMS];   // [1, width] f32; without data if the layer lacks the norm
     qlora_tensor d_norms[QLORA__NORMS]; // gradients, if norms are trained
@@ -39558,6 +39636,7 @@ typedef struct qlora__pass {
     int64_t chunks;   // of the head, if labelled is set
     bool gathered;    // the rows are those
     int32_t adapter;
+    bool dry; // nothing but the kernels counts: layers like others are left out
 } qlora__pass;
 
 static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
@@ -40379,6 +40458,9 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
     size_t scratch = qlora__scratch_mark(ctx);
     QLORA__TRY(qlora__forward_begin(pass));
     for (int64_t l = 0; l < pass->m->plan.config.layers; l++) {
+        if (pass->dry && pass->m->layers[l].like_another) {
+            continue;
+        }
         QLORA__TRY(qlora__forward_attention(pass, l));
         QLORA__TRY(qlora__forward_mlp(pass, l));
         qlora__scratch_release(ctx, scratch);
@@ -41327,6 +41409,9 @@ static qlora_result qlora__backward_end(const qlora__pass* pass) {
 static qlora_result qlora__backward(const qlora__pass* pass) {
     QLORA__TRY(qlora__backward_begin(pass));
     for (int64_t l = pass->m->plan.config.layers - 1; l >= 0; l--) {
+        if (pass->dry && pass->m->layers[l].like_another) {
+            continue;
+        }
         QLORA__TRY(qlora__backward_mlp(pass, l));
         QLORA__TRY(qlora__backward_attention(pass, l));
     }
@@ -42904,7 +42989,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
     if (!qlora__on_cpu(ctx)) {
         bool nf4 = m->desc.base == QLORA_BASE_NF4 || m->head_is_nf4;
         bool fp8 = m->desc.base == QLORA_BASE_FP8;
-        // The kernels that only decoding uses are loaded by the dry run.
+        // What depends on rare settings is compiled when the dry run needs it.
         const qlora_model_config* c = &m->plan.config;
         for (int64_t i = 0; i < c->layers * m->arch->layout->count; i++) {
             int64_t n = m->arch->layout->count;
@@ -42912,7 +42997,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
             fp8 = fp8 || m->layers[i / n].projections[i % n].is_fp8;
         }
         uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
-                                              nf4, true, m->dir == NULL);
+                                              nf4, true);
         need |= m->desc.generate_tokens > 0 // later pieces of a prompt
                     ? qlora__attention_need(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
                                             true)
@@ -42921,7 +43006,10 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         need |= qlora__decode_has_room(m) ? QLORA__NEED_LAYERS : 0;
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
         need |= qlora__has_gated(m) ? QLORA__NEED_GATED : 0;
-        return qlora__cache_warm(ctx, need | (qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0));
+        need |= c->logits_cap > 0.0 ? QLORA__NEED_CAP : 0;
+        need |= m->head_is_nf4 ? QLORA__NEED_HEAD_NF4 : 0;
+        need |= qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0;
+        return qlora__cache_warm(ctx, need, false);
     }
 #else
     (void)m;
@@ -43192,13 +43280,57 @@ static qlora_result qlora__dry_run_labelled(const qlora__pass* all) {
     return QLORA_OK;
 }
 
+static bool qlora__projections_alike(const qlora__projection* a, const qlora__projection* b) {
+    return a->in == b->in && a->out == b->out && a->is_nf4 == b->is_nf4 && a->is_fp8 == b->is_fp8 &&
+           a->has_bias == b->has_bias && a->rank == b->rank && a->dense.dtype == b->dense.dtype &&
+           a->nf4_desc.block == b->nf4_desc.block && a->nf4_desc.block2 == b->nf4_desc.block2 &&
+           a->nf4_desc.plain_scales == b->nf4_desc.plain_scales &&
+           a->magnitude.cols == b->magnitude.cols;
+}
+
+// Whether two layers run the same kernels and products.
+static bool qlora__layers_alike(const qlora__layer* a, const qlora__layer* b) {
+    bool alike = a->cached == b->cached && a->recompute == b->recompute &&
+                 a->keeps_attention == b->keeps_attention && a->keeps_heads == b->keeps_heads &&
+                 a->sliding == b->sliding && a->no_rope == b->no_rope &&
+                 (a->qkv_bias.data == NULL) == (b->qkv_bias.data == NULL);
+    for (int i = 0; i < QLORA__PROJECTIONS && alike; i++) {
+        alike = qlora__projections_alike(&a->projections[i], &b->projections[i]);
+    }
+    for (int i = 0; i < QLORA__NORMS && alike; i++) {
+        alike = (a->norms[i].data == NULL) == (b->norms[i].data == NULL) &&
+                (a->d_norms[i].data == NULL) == (b->d_norms[i].data == NULL);
+    }
+    for (int i = 0; i < QLORA__GROUPS && alike; i++) {
+        alike = a->pads[i] == b->pads[i] && a->kept.z[i].cols == b->kept.z[i].cols;
+    }
+    return alike;
+}
+
+// Finds the layers that a dry run can leave out. With several adapters or memory of the host, all
+// of them run.
+static void qlora__layers_compare(qlora_model* m) {
+    int64_t last = m->plan.config.layers - 1;
+    for (int64_t l = 2; l < last && !qlora__has_several(m) && m->plan.host == 0; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int64_t k = 1; k < l && !layer->like_another; k++) {
+            const qlora__layer* other = &m->layers[k];
+            layer->like_another = qlora__layers_alike(other, layer) &&
+                                  qlora__layers_alike(other - 1, layer - 1) &&
+                                  qlora__layers_alike(other + 1, layer + 1);
+        }
+    }
+}
+
 // Runs every operation of a step once, on zeroed memory, before the weights are loaded: afterwards
-// all kernels are loaded, cuBLAS has run every shape, and the cache can be sealed.
+// all kernels are loaded that a step may need, and cuBLAS has run every shape.
 static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     if (qlora__on_cpu(ctx)) {
         return QLORA_OK; // nothing is compiled on the CPU
     }
+    qlora__layers_compare(m);
     qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
+    pass.dry = true;
     if (qlora__has_several(m) && m->wide == NULL) { // all rows belong to the first adapter
         memset(m->runs, 0, sizeof *m->runs);
         m->runs[0].end = m->plan.tokens;
@@ -43232,9 +43364,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         QLORA__TRY(qlora__head_logits(&one, 0, 1));
         QLORA__TRY(m->decode.planned ? qlora__decode_enqueue(ctx, m) : QLORA_OK);
     }
-    QLORA__TRY(qlora__sync(ctx));
-    qlora__cache_set_sealed(ctx, true);
-    return QLORA_OK;
+    return qlora__sync(ctx);
 }
 
 // What does not change after the weights have been loaded: the cached copies of a stack, and its
@@ -48580,6 +48710,26 @@ static void qlora__trainer_free(qlora_trainer* t) {
     qlora__free(ctx, t, sizeof *t);
 }
 
+// Compiles the kernels that only some trainers need.
+static qlora_result qlora__trainer_warm(qlora_ctx* ctx, const qlora_model* m,
+                                        const qlora_train_desc* d) {
+#ifndef QLORA_NO_CUDA
+    uint32_t need = (d->neftune > 0.0 ? QLORA__NEED_NOISE : 0) |
+                    (d->method != QLORA_METHOD_SFT ? QLORA__NEED_PAIRS : 0);
+    if (need != 0 && !qlora__on_cpu(ctx)) {
+        need |= m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32;
+        bool was_sealed = qlora__cache_set_sealed(ctx, false);
+        qlora_result r = qlora__cache_warm(ctx, need, false);
+        qlora__cache_set_sealed(ctx, was_sealed);
+        return r;
+    }
+#endif
+    (void)ctx;
+    (void)m;
+    (void)d;
+    return QLORA_OK;
+}
+
 static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_trainer* t) {
     t->ctx = ctx;
     t->m = m;
@@ -48662,6 +48812,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
     }
     t->ctx = ctx;
     qlora_result r = qlora__train_desc_resolve(ctx, desc, &t->desc);
+    r = r == QLORA_OK ? qlora__trainer_warm(ctx, m, &t->desc) : r;
     r = r == QLORA_OK ? qlora__trainer_build(ctx, m, t) : r;
     r = r == QLORA_OK ? qlora__comm_start(t) : r;
     if (r != QLORA_OK) {
@@ -52013,4 +52164,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end c40c78e7a3111d1f
+//@@ end ce014b392499f2d0

@@ -8,7 +8,16 @@ QLORA_KERNEL __launch_bounds__(1024)
                                  const float* weights, const float* scale, const int32_t* owners,
                                  float* losses, int64_t cols, int32_t gradient, int32_t* bad,
                                  float cap) {
-    cross_entropy(logits, ld, labels, weights, scale, owners, losses, cols, gradient, bad, cap);
+    cross_entropy<float, false>(logits, ld, labels, weights, scale, owners, losses, cols, gradient,
+                                bad, cap);
+}
+
+QLORA_KERNEL __launch_bounds__(1024)
+    qlora_loss_capped_f32(float* logits, int64_t ld, const int32_t* labels, const float* weights,
+                          const float* scale, const int32_t* owners, float* losses, int64_t cols,
+                          int32_t gradient, int32_t* bad, float cap) {
+    cross_entropy<float, true>(logits, ld, labels, weights, scale, owners, losses, cols, gradient,
+                               bad, cap);
 }
 
 QLORA_KERNEL __launch_bounds__(256)

@@ -121,7 +121,8 @@ __device__ __forceinline__ void gradient_of(const row_gradient& g, T* x, int64_t
 
 // For each row, loss = weight (log sum e^x - x[label]); with gradient != 0 also, in place,
 //   x = (softmax(x) - onehot(label)) scale weight.
-// With a cap, y = cap tanh(x / cap) takes the place of x, and the gradient is that of x itself.
+// With CAP, y = cap tanh(x / cap) takes the place of x, and the gradient is that of x itself. These
+// are kernels of their own, because few models need them and they take long to compile.
 // Label -100 gives loss 0 and gradient 0; any other label outside [0, cols) gives the same and sets
 // *bad to 1. scale (in device memory) and weights [rows] may be null, meaning 1; scale is one
 // number, or, with owners [rows], that of row r is scale[owners[r]].
@@ -131,11 +132,10 @@ __device__ __forceinline__ void gradient_of(const row_gradient& g, T* x, int64_t
 //   grid.x  = rows
 // Determinism: the order of the sum depends only on cols and the type. One writer per output.
 template <class T, bool CAP>
-__device__ __forceinline__ void cross_entropy_of(T* logits, int64_t ld, const int32_t* labels,
-                                                 const float* weights, const float* scale,
-                                                 const int32_t* owners, float* losses,
-                                                 int64_t cols, int32_t gradient, int32_t* bad,
-                                                 float cap) {
+__device__ __forceinline__ void cross_entropy(T* logits, int64_t ld, const int32_t* labels,
+                                              const float* weights, const float* scale,
+                                              const int32_t* owners, float* losses, int64_t cols,
+                                              int32_t gradient, int32_t* bad, float cap) {
     const int N = lanes<T>::N;
     __shared__ float shared[32];
     int64_t row = blockIdx.x;
@@ -171,20 +171,6 @@ __device__ __forceinline__ void cross_entropy_of(T* logits, int64_t ld, const in
         float factor = scale != 0 ? scale[owners != 0 ? owners[row] : 0] * weight : weight;
         row_gradient g = {label, top, factor / sum, factor, cap};
         gradient_of<T, CAP>(g, x, cols, first, step, vec);
-    }
-}
-
-template <class T>
-__device__ __forceinline__ void cross_entropy(T* logits, int64_t ld, const int32_t* labels,
-                                              const float* weights, const float* scale,
-                                              const int32_t* owners, float* losses, int64_t cols,
-                                              int32_t gradient, int32_t* bad, float cap) {
-    if (cap > 0.0f) {
-        cross_entropy_of<T, true>(logits, ld, labels, weights, scale, owners, losses, cols,
-                                  gradient, bad, cap);
-    } else {
-        cross_entropy_of<T, false>(logits, ld, labels, weights, scale, owners, losses, cols,
-                                   gradient, bad, cap);
     }
 }
 

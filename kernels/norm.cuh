@@ -10,30 +10,16 @@
 //   pieces <= 64: width = power of two >= pieces / 2, at most 32; 256 threads, 256 / width rows
 //   otherwise:    width = threads = pieces / 2 rounded up to a multiple of 32, at most 512; one row
 // grid.x = rows / (threads / width) rounded up. Static shared memory only.
-// If cols is a multiple of N and everything is 16-byte aligned, a thread keeps two pieces in
+// If cols is a multiple of N and everything is 16-byte aligned, a thread keeps KEPT pieces in
 // registers and reads a second time only the part of longer rows beyond them; otherwise it reads
-// everything a second time, column by column. Determinism: the sum over a row has a fixed order
-// that depends only on cols and the type.
+// everything a second time, column by column, in loops that are short to compile. Determinism: the
+// sum over a row has a fixed order that depends only on cols and the type.
 #ifndef QLORA_NORM_CUH
 #define QLORA_NORM_CUH
 
 #include "vec.cuh"
 
-// A piece of a row; without VEC the last one may be short.
-template <class T, bool VEC> __device__ __forceinline__ uint4 piece(const T* p, int32_t left) {
-    if (VEC) {
-        return *(const uint4*)p;
-    }
-    return load_raw(p, left, false);
-}
-
-template <class T, bool VEC> __device__ __forceinline__ void put(T* p, uint4 raw, int32_t left) {
-    if (VEC) {
-        *(uint4*)p = raw;
-    } else {
-        store_raw(p, raw, left, false);
-    }
-}
+#define KEPT 2
 
 // State of one row in the forward pass.
 template <class T> struct fwd_row {
@@ -46,9 +32,9 @@ template <class T> struct fwd_row {
 };
 
 // h = from + add, rounded; adds h^2 to squares.
-template <class T, bool VEC>
+template <class T>
 __device__ __forceinline__ uint4 fwd_sum(const fwd_row<T>& r, uint4 raw, uint4 more, int32_t c,
-                                         int32_t left, float& squares) {
+                                         float& squares) {
     const int N = lanes<T>::N;
     float v[N];
     unpack(raw, v);
@@ -60,7 +46,7 @@ __device__ __forceinline__ uint4 fwd_sum(const fwd_row<T>& r, uint4 raw, uint4 m
             v[i] += d[i];
         }
         raw = pack(v);
-        put<T, VEC>(r.sum_to + c, raw, left);
+        *(uint4*)(r.sum_to + c) = raw;
         unpack(raw, v);
     }
 #pragma unroll
@@ -71,58 +57,91 @@ __device__ __forceinline__ uint4 fwd_sum(const fwd_row<T>& r, uint4 raw, uint4 m
 }
 
 // y = h rstd w
-template <class T, bool VEC>
-__device__ __forceinline__ void fwd_scale(const fwd_row<T>& r, uint4 raw, int32_t c, int32_t left,
-                                          float rstd) {
+template <class T>
+__device__ __forceinline__ void fwd_scale(const fwd_row<T>& r, uint4 raw, int32_t c, float rstd) {
     const int N = lanes<T>::N;
     float v[N];
     float g[N];
     unpack(raw, v);
-    load_either<N>(r.w, r.w_bf16, c, left, VEC, g);
+    load_either<N>(r.w, r.w_bf16, c, N, true, g);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         v[i] = v[i] * rstd * g[i];
     }
-    put<T, VEC>(r.to + c, pack(v), left);
+    *(uint4*)(r.to + c) = pack(v);
 }
 
-template <class T, int KEPT, bool VEC>
+// All pieces are whole and aligned.
+template <class T>
 __device__ __forceinline__ void fwd_one_row(const fwd_row<T>& r, int32_t first, int32_t step,
                                             int32_t end, int32_t cols, float eps, int32_t width,
                                             float* shared) {
     const uint4 zero = make_uint4(0, 0, 0, 0);
-    uint4 kept[KEPT + 1];
-    uint4 more[KEPT + 1];
+    uint4 kept[KEPT];
+    uint4 more[KEPT];
 #pragma unroll
     for (int k = 0; k < KEPT; k++) {
         int32_t c = first + k * step;
-        kept[k] = c < end ? piece<T, VEC>(r.from + c, end - c) : zero;
-        more[k] = c < end && r.add != 0 ? piece<T, VEC>(r.add + c, end - c) : zero;
+        kept[k] = c < end ? *(const uint4*)(r.from + c) : zero;
+        more[k] = c < end && r.add != 0 ? *(const uint4*)(r.add + c) : zero;
     }
     float squares = 0.0f;
 #pragma unroll
     for (int k = 0; k < KEPT; k++) {
         int32_t c = first + k * step;
         if (c < end) {
-            kept[k] = fwd_sum<T, VEC>(r, kept[k], more[k], c, end - c, squares);
+            kept[k] = fwd_sum(r, kept[k], more[k], c, squares);
         }
     }
     for (int32_t c = first + KEPT * step; c < end; c += step) {
-        uint4 raw = piece<T, VEC>(r.from + c, end - c);
-        uint4 add = r.add != 0 ? piece<T, VEC>(r.add + c, end - c) : zero;
-        fwd_sum<T, VEC>(r, raw, add, c, end - c, squares);
+        uint4 raw = *(const uint4*)(r.from + c);
+        uint4 add = r.add != 0 ? *(const uint4*)(r.add + c) : zero;
+        fwd_sum(r, raw, add, c, squares);
     }
     float rstd = 1.0f / sqrtf(row_sum(squares, shared, width) / (float)cols + eps);
 #pragma unroll
     for (int k = 0; k < KEPT; k++) {
         int32_t c = first + k * step;
         if (c < end) {
-            fwd_scale<T, VEC>(r, kept[k], c, end - c, rstd);
+            fwd_scale(r, kept[k], c, rstd);
         }
     }
     const T* again = r.add != 0 ? r.sum_to : r.from;
     for (int32_t c = first + KEPT * step; c < end; c += step) {
-        fwd_scale<T, VEC>(r, piece<T, VEC>(again + c, end - c), c, end - c, rstd);
+        fwd_scale(r, *(const uint4*)(again + c), c, rstd);
+    }
+}
+
+__device__ __forceinline__ float weight_at(const void* w, int32_t w_bf16, int32_t c) {
+    return w_bf16 ? to_float(((const bf16*)w)[c]) : ((const float*)w)[c];
+}
+
+// The same for any alignment, with the sums in the same order.
+template <class T>
+__device__ __forceinline__ void fwd_columns(const fwd_row<T>& r, int32_t first, int32_t step,
+                                            int32_t end, int32_t cols, float eps, int32_t width,
+                                            float* shared) {
+    const int N = lanes<T>::N;
+    const T* again = r.add != 0 ? r.sum_to : r.from;
+    float squares = 0.0f;
+#pragma unroll 1
+    for (int32_t c = first; c < end; c += step) {
+#pragma unroll 1
+        for (int32_t i = c; i < c + N && i < end; i++) {
+            if (r.add != 0) {
+                store(r.sum_to + i, to_float(r.from[i]) + to_float(r.add[i]));
+            }
+            float v = to_float(again[i]);
+            squares += v * v;
+        }
+    }
+    float rstd = 1.0f / sqrtf(row_sum(squares, shared, width) / (float)cols + eps);
+#pragma unroll 1
+    for (int32_t c = first; c < end; c += step) {
+#pragma unroll 1
+        for (int32_t i = c; i < c + N && i < end; i++) {
+            store(r.to + i, to_float(again[i]) * rstd * weight_at(r.w, r.w_bf16, i));
+        }
     }
 }
 
@@ -152,9 +171,9 @@ __device__ __forceinline__ void rms_fwd(const T* h_in, int64_t ld_in, const T* d
     int32_t first = place.lane * N;
     int32_t end = row < rows ? cols : 0;
     if (vec) {
-        fwd_one_row<T, 2, true>(r, first, width * N, end, cols, eps, width, shared);
+        fwd_one_row(r, first, width * N, end, cols, eps, width, shared);
     } else {
-        fwd_one_row<T, 0, false>(r, first, width * N, end, cols, eps, width, shared);
+        fwd_columns(r, first, width * N, end, cols, eps, width, shared);
     }
 }
 
@@ -169,14 +188,14 @@ template <class T> struct bwd_row {
 };
 
 // One piece's contribution to sum(h^2) and sum(w dy h).
-template <class T, bool VEC>
+template <class T>
 __device__ __forceinline__ void bwd_add(const bwd_row<T>& r, uint4 raw_h, uint4 raw_dy, int32_t c,
-                                        int32_t left, float& squares, float& dot) {
+                                        float& squares, float& dot) {
     const int N = lanes<T>::N;
     float v[N];
     float d[N];
     float g[N];
-    load_either<N>(r.w, r.w_bf16, c, left, VEC, g);
+    load_either<N>(r.w, r.w_bf16, c, N, true, g);
     unpack(raw_h, v);
     unpack(raw_dy, d);
 #pragma unroll
@@ -187,16 +206,15 @@ __device__ __forceinline__ void bwd_add(const bwd_row<T>& r, uint4 raw_h, uint4 
 }
 
 // One piece of dh = dres + rstd (w dy - h pull).
-template <class T, bool VEC>
+template <class T>
 __device__ __forceinline__ void bwd_piece(const bwd_row<T>& r, uint4 raw_h, uint4 raw_dy,
-                                          uint4 raw_res, int32_t c, int32_t left, float rstd,
-                                          float pull) {
+                                          uint4 raw_res, int32_t c, float rstd, float pull) {
     const int N = lanes<T>::N;
     float v[N];
     float d[N];
     float g[N];
     float sum[N];
-    load_either<N>(r.w, r.w_bf16, c, left, VEC, g);
+    load_either<N>(r.w, r.w_bf16, c, N, true, g);
     unpack(raw_h, v);
     unpack(raw_dy, d);
     unpack(raw_res, sum);
@@ -204,24 +222,24 @@ __device__ __forceinline__ void bwd_piece(const bwd_row<T>& r, uint4 raw_h, uint
     for (int i = 0; i < N; i++) {
         sum[i] += rstd * (d[i] * g[i] - v[i] * pull);
     }
-    put<T, VEC>(r.dh + c, pack(sum), left);
+    *(uint4*)(r.dh + c) = pack(sum);
 }
 
-// Returns 1 / sqrt(mean(h^2) + eps).
-template <class T, int KEPT, bool VEC>
+// Returns 1 / sqrt(mean(h^2) + eps). All pieces are whole and aligned.
+template <class T>
 __device__ __forceinline__ float bwd_one_row(const bwd_row<T>& r, int32_t first, int32_t step,
                                              int32_t end, int32_t cols, float eps, int32_t width,
                                              float* shared) {
     const uint4 zero = make_uint4(0, 0, 0, 0);
-    uint4 kept_h[KEPT + 1];
-    uint4 kept_dy[KEPT + 1];
-    uint4 kept_res[KEPT + 1];
+    uint4 kept_h[KEPT];
+    uint4 kept_dy[KEPT];
+    uint4 kept_res[KEPT];
 #pragma unroll
     for (int k = 0; k < KEPT; k++) {
         int32_t c = first + k * step;
-        kept_h[k] = c < end ? piece<T, VEC>(r.h + c, end - c) : zero;
-        kept_dy[k] = c < end ? piece<T, VEC>(r.dy + c, end - c) : zero;
-        kept_res[k] = c < end && r.dres != 0 ? piece<T, VEC>(r.dres + c, end - c) : zero;
+        kept_h[k] = c < end ? *(const uint4*)(r.h + c) : zero;
+        kept_dy[k] = c < end ? *(const uint4*)(r.dy + c) : zero;
+        kept_res[k] = c < end && r.dres != 0 ? *(const uint4*)(r.dres + c) : zero;
     }
     float squares = 0.0f;
     float dot = 0.0f;
@@ -229,13 +247,13 @@ __device__ __forceinline__ float bwd_one_row(const bwd_row<T>& r, int32_t first,
     for (int k = 0; k < KEPT; k++) {
         int32_t c = first + k * step;
         if (c < end) {
-            bwd_add<T, VEC>(r, kept_h[k], kept_dy[k], c, end - c, squares, dot);
+            bwd_add(r, kept_h[k], kept_dy[k], c, squares, dot);
         }
     }
     for (int32_t c = first + KEPT * step; c < end; c += step) {
-        uint4 raw_h = piece<T, VEC>(r.h + c, end - c);
-        uint4 raw_dy = piece<T, VEC>(r.dy + c, end - c);
-        bwd_add<T, VEC>(r, raw_h, raw_dy, c, end - c, squares, dot);
+        uint4 raw_h = *(const uint4*)(r.h + c);
+        uint4 raw_dy = *(const uint4*)(r.dy + c);
+        bwd_add(r, raw_h, raw_dy, c, squares, dot);
     }
     row_sum_two(squares, dot, shared, width);
     float rstd = 1.0f / sqrtf(squares / (float)cols + eps);
@@ -244,14 +262,48 @@ __device__ __forceinline__ float bwd_one_row(const bwd_row<T>& r, int32_t first,
     for (int k = 0; k < KEPT; k++) {
         int32_t c = first + k * step;
         if (c < end) {
-            bwd_piece<T, VEC>(r, kept_h[k], kept_dy[k], kept_res[k], c, end - c, rstd, pull);
+            bwd_piece(r, kept_h[k], kept_dy[k], kept_res[k], c, rstd, pull);
         }
     }
     for (int32_t c = first + KEPT * step; c < end; c += step) {
-        uint4 raw_h = piece<T, VEC>(r.h + c, end - c);
-        uint4 raw_dy = piece<T, VEC>(r.dy + c, end - c);
-        uint4 raw_res = r.dres != 0 ? piece<T, VEC>(r.dres + c, end - c) : zero;
-        bwd_piece<T, VEC>(r, raw_h, raw_dy, raw_res, c, end - c, rstd, pull);
+        uint4 raw_h = *(const uint4*)(r.h + c);
+        uint4 raw_dy = *(const uint4*)(r.dy + c);
+        uint4 raw_res = r.dres != 0 ? *(const uint4*)(r.dres + c) : zero;
+        bwd_piece(r, raw_h, raw_dy, raw_res, c, rstd, pull);
+    }
+    return rstd;
+}
+
+// The same for any alignment, with the sums in the same order.
+template <class T>
+__device__ __forceinline__ float bwd_columns(const bwd_row<T>& r, int32_t first, int32_t step,
+                                             int32_t end, int32_t cols, float eps, int32_t width,
+                                             float* shared) {
+    const int N = lanes<T>::N;
+    float squares = 0.0f;
+    float dot = 0.0f;
+#pragma unroll 1
+    for (int32_t c = first; c < end; c += step) {
+#pragma unroll 1
+        for (int32_t i = c; i < c + N && i < end; i++) {
+            float v = to_float(r.h[i]);
+            squares += v * v;
+            dot += to_float(r.dy[i]) * weight_at(r.w, r.w_bf16, i) * v;
+        }
+    }
+    row_sum_two(squares, dot, shared, width);
+    float rstd = 1.0f / sqrtf(squares / (float)cols + eps);
+    float pull = dot / (float)cols * rstd * rstd;
+#pragma unroll 1
+    for (int32_t c = first; c < end; c += step) {
+#pragma unroll 1
+        for (int32_t i = c; i < c + N && i < end; i++) {
+            float v = to_float(r.h[i]);
+            float d = to_float(r.dy[i]);
+            float sum = r.dres != 0 ? to_float(r.dres[i]) : 0.0f;
+            sum += rstd * (d * weight_at(r.w, r.w_bf16, i) - v * pull);
+            store(r.dh + i, sum);
+        }
     }
     return rstd;
 }
@@ -283,9 +335,9 @@ __device__ __forceinline__ void rms_bwd(const T* dy, int64_t ld_dy, const T* h, 
     int32_t end = row < rows ? cols : 0;
     float rstd;
     if (vec) {
-        rstd = bwd_one_row<T, 2, true>(r, first, width * N, end, cols, eps, width, shared);
+        rstd = bwd_one_row(r, first, width * N, end, cols, eps, width, shared);
     } else {
-        rstd = bwd_one_row<T, 0, false>(r, first, width * N, end, cols, eps, width, shared);
+        rstd = bwd_columns(r, first, width * N, end, cols, eps, width, shared);
     }
     if (rstd_out != 0 && place.lane == 0 && row < rows) {
         rstd_out[row * gridDim.y + blockIdx.y] = rstd;

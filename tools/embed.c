@@ -857,6 +857,31 @@ static void groups_load(ptx_text* t, char** files, int count) {
     }
 }
 
+// qlora.h cuts the kernels out of a text that a program needs, from one line ".visible .entry" to
+// the next: before the first of them there may be variables only, and nothing between them.
+static void kernels_check(const char* text, const char* path) {
+    static const char entry[] = ".visible .entry qlora_";
+    const char* p = strstr(text, entry);
+    if (p == NULL || (p > text && p[-1] != '\n')) {
+        die("contains no kernel whose name begins with qlora_", path);
+    }
+    if (memchr(text, '{', (size_t)(p - text)) != NULL || strstr(text, ".func") != NULL) {
+        die("contains a function that is no kernel", path);
+    }
+    while (*p) {
+        int depth = 0;
+        if (!starts_with(p, entry)) {
+            die("contains something between two kernels, or after the last", path);
+        }
+        do {
+            depth += *p == '{' ? 1 : *p == '}' ? -1 : 0;
+        } while (*p && (*p++ != '}' || depth > 0));
+        if (depth != 0 || *p++ != '\n') {
+            die("contains a kernel that does not end with a line", path);
+        }
+    }
+}
+
 static void text_load(const char* path, ptx_text* t) {
     name_parse(path, t);
     t->text = file_read(path, &t->length);
@@ -868,9 +893,7 @@ static void text_load(const char* path, ptx_text* t) {
     t->text = registers_shorten(longer);
     free(longer);
     lines_join(t->text);
-    if (!strstr(t->text, ".visible .entry")) {
-        die("contains no kernel", path);
-    }
+    kernels_check(t->text, path);
     if (strstr(t->text, "_GLOBAL__N_") || strstr(t->text, "_INTERNAL_")) {
         die("contains a name derived from the path of the source (unnamed namespace)", path);
     }

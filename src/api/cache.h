@@ -7,8 +7,7 @@ typedef struct qlora_kernel qlora_kernel; // belongs to its context and is freed
 // its key. Never compiles: fails with QLORA_ERR_KERNEL if the kernel is unknown or not compiled
 // yet.
 QLORA_API qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out);
-// Compiles a kernel of the library, with the rest of its module, unless that has been done. out may
-// be NULL.
+// Compiles a kernel of the library, unless that has been done. out may be NULL.
 QLORA_API qlora_result qlora_cache_compile(qlora_ctx* ctx, const char* name,
                                            const qlora_kernel** out);
 // Compiles the caller's own PTX, once, and stores the kernel `entry` under a key of the caller's
@@ -64,14 +63,15 @@ typedef struct qlora_prewarm_desc {
     int64_t product_count;
 } qlora_prewarm_desc;
 
-// Compiles every kernel that the shape needs, runs each of its cuBLAS products once on temporary
-// memory, and seals the cache. Covered are, with max_tokens rows: the stacks of qlora_linear; the
-// products of qlora_gemm_forward, _backward_a and _backward_b of each width of the model with the
-// rank, and without 4-bit or FP8 weights also with the base's own matrices (f32 activations with
-// 16-bit weights included); those of qlora_nf4_gemm_forward and _backward; the batched ones of
-// attention; f32 products both exact and in TF32; and the caller's list. A second call, for another
-// model, compiles only the missing kernels. Does nothing on the CPU. qlora_model_open includes the
-// work for its own products.
+// Compiles every kernel that a program for the shape may need, whatever operators it calls, runs
+// each of its cuBLAS products once on temporary memory, and seals the cache. Covered are, with
+// max_tokens rows: the stacks of qlora_linear; the products of qlora_gemm_forward, _backward_a and
+// _backward_b of each width of the model with the rank, and without 4-bit or FP8 weights also with
+// the base's own matrices (f32 activations with 16-bit weights included); those of
+// qlora_nf4_gemm_forward and _backward; the batched ones of attention; f32 products both exact and
+// in TF32; and the caller's list. A second call, for another model, compiles only the missing
+// kernels. Does nothing on the CPU. qlora_model_open includes this work for its own kernels and
+// products alone: before it calls other operators, a program pre-warms or unseals the cache.
 QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
 // On a miss, a sealed cache fails with QLORA_ERR_SEALED and names the kernel; it never compiles
 // silently. Both calls do nothing on the CPU.
@@ -79,7 +79,7 @@ QLORA_API qlora_result qlora_cache_seal(qlora_ctx* ctx);
 QLORA_API qlora_result qlora_cache_unseal(qlora_ctx* ctx);
 
 typedef struct qlora_cache_info {
-    uint32_t modules;          // loaded modules, including the caller's
+    uint32_t modules;          // loaded modules, including the caller's; each has some kernels
     uint32_t kernels;          // kernels that can be launched
     uint64_t hits;             // lookups that found the kernel compiled
     uint64_t misses;           // modules that had to be compiled

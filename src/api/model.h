@@ -340,9 +340,9 @@ typedef struct qlora_model qlora_model;
 // them is safe (on Windows it fails); a file that is shortened ends the program when the missing
 // part is read, and one that is overwritten changes the model. QLORA_BASE_32BIT copies everything.
 //
-// Plans unless desc->plan is given, compiles the kernels, allocates all memory of the model, runs
-// every operation of a step once, seals the kernel cache, and only then loads the weights. The desc
-// and the objects it points to are not needed afterwards. Waits for the device.
+// Plans unless desc->plan is given, compiles the kernels that the model needs, allocates all its
+// memory, runs every operation of a step once, loads the weights, and seals the kernel cache. The
+// desc and the objects it points to are not needed afterwards. Waits for the device.
 QLORA_API qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
                                         qlora_model** out);
 // Fails with QLORA_ERR_STATE, and frees nothing, while a trainer or a generation of the model

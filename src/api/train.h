@@ -70,7 +70,8 @@ typedef struct qlora_train_desc {
 
 // Starts the optimizer from zero and leaves the adapters as they are. desc NULL = all defaults. An
 // adapter has at most one trainer at a time, and its model must have been opened with
-// QLORA_PURPOSE_TRAIN. Waits for the device.
+// QLORA_PURPOSE_TRAIN. Compiles the kernels of desc.method and desc.neftune, which a model does not
+// have from the start, even if the cache is sealed. Waits for the device.
 QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_train_desc* desc,
                                             qlora_trainer** out);
 // The model keeps the trained adapters. trainer may be NULL.

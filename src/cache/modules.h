@@ -4,8 +4,8 @@
 
 #define QLORA__PLANNED_MAX 2048
 
+// Some kernels of a module. Those that are needed later become another one.
 typedef struct qlora__module {
-    const char* name; // the same as in the registry
     void* handle;
     struct qlora__module* next;
 } qlora__module;
@@ -24,7 +24,7 @@ struct qlora__cache {
 // never loaded with CU_JIT_TARGET, because the PTX names its own target. There is one log item per
 // compilation. A fault of an earlier kernel is reported as such, not as a failed load.
 static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
-                                       void** out) {
+                                       uint32_t kernels, void** out) {
     qlora__gpu* gpu = ctx->gpu;
     char what[160];
     snprintf(what, sizeof what, "compiling kernel module %.120s", name);
@@ -49,8 +49,9 @@ static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const c
     gpu->cache->info.jit_after_seal += gpu->cache->info.sealed ? 1 : 0;
     if (code == 0) {
         gpu->cache->info.modules++;
-        QLORA__LOG(ctx, INFO, KERNEL_COMPILE, "%s: %llu bytes of PTX for %s in %.1f ms", name,
-                   (unsigned long long)strlen(ptx), gpu->target, ms);
+        QLORA__LOG(ctx, INFO, KERNEL_COMPILE,
+                   "%s: %u kernel%s, %llu bytes of PTX for %s in %.1f ms", name, kernels,
+                   kernels == 1 ? "" : "s", (unsigned long long)strlen(ptx), gpu->target, ms);
         return QLORA_OK;
     }
     QLORA__LOG(ctx, ERROR, KERNEL_COMPILE, "%s: %s (%d) after %.1f ms", name,
@@ -80,18 +81,17 @@ static qlora_result qlora__kernel_resolve(qlora_ctx* ctx, void* module, const ch
     return QLORA_OK;
 }
 
-// Either all kernels of a module become ready, or none.
-static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void* handle) {
+// Makes the kernels in take[] ready, which are those of the handle.
+static qlora_result qlora__module_resolve(qlora_ctx* ctx, const qlora__ptx_text* text,
+                                          const bool* take, void* handle) {
     qlora__cache* cache = ctx->gpu->cache;
-    const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     for (size_t i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];
-        if (strcmp(row->module, name) != 0) {
+        if (!take[i]) {
             continue;
         }
         // Text for older devices has no instruction to wait with.
-        cache->kernels[i].waits =
-            (row->need & QLORA__NEED_TEXTS) != 0 && text != NULL && text->target >= 90;
+        cache->kernels[i].waits = (row->need & QLORA__NEED_TEXTS) != 0 && text->target >= 90;
         char entry[96];
         snprintf(entry, sizeof entry, "qlora_%s", row->name);
         QLORA__TRY(
@@ -114,30 +114,32 @@ static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void
     return QLORA_OK;
 }
 
-static void qlora__module_forget(qlora_ctx* ctx, const char* name) {
+static void qlora__module_forget(qlora_ctx* ctx, const bool* take) {
     qlora__cache* cache = ctx->gpu->cache;
     for (size_t i = 0; i < QLORA__K_COUNT; i++) {
-        if (strcmp(qlora__kernel_rows[i].module, name) == 0 && cache->kernels[i].function != NULL) {
+        if (take[i] && cache->kernels[i].function != NULL) {
             cache->kernels[i].function = NULL;
             cache->info.kernels--;
         }
     }
 }
 
-// Adds a compiled module to the cache and makes its kernels ready. On failure, unloads it.
-static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* handle) {
+// Adds a compiled module to the cache and makes its kernels ready: all of them, or on failure none,
+// and unloads it.
+static qlora_result qlora__module_adopt(qlora_ctx* ctx, const qlora__ptx_text* text,
+                                        const bool* take, void* handle) {
     qlora__cache* cache = ctx->gpu->cache;
     qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
-    qlora_result r = module != NULL ? qlora__module_resolve(ctx, name, handle) : QLORA_ERR_MEMORY;
+    qlora_result r =
+        module != NULL ? qlora__module_resolve(ctx, text, take, handle) : QLORA_ERR_MEMORY;
     if (r != QLORA_OK) {
-        qlora__module_forget(ctx, name);
+        qlora__module_forget(ctx, take);
         ctx->gpu->cu.ModuleUnload(handle);
         cache->info.modules--;
         qlora__free(ctx, module, sizeof *module);
         return r;
     }
     module->handle = handle;
-    module->name = name;
     module->next = cache->modules;
     cache->modules = module;
     return QLORA_OK;
@@ -168,10 +170,11 @@ static qlora_result qlora__module_refuse(qlora_ctx* ctx, const char* name) {
         name, gpu->device_name, gpu->capability / 10, gpu->capability % 10, limit);
 }
 
-// Compiles the module of a kernel of the library and makes all its kernels ready. There is no
-// fallback for a module that was excluded from the build: it would be slower without any sign of
-// the reason.
-static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* row) {
+// Compiles the kernels in take[] and makes them ready. They are of one module, that of `row`, and
+// not ready yet. There is no fallback for a module that was excluded from the build: it would be
+// slower without any sign of the reason.
+static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* row,
+                                       const bool* take) {
     const char* name = row->module;
     const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     if (text == NULL) {
@@ -185,13 +188,14 @@ static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* 
     char* ptx = NULL;
     size_t bytes = 0;
     QLORA__TRY(qlora__ptx_join(ctx, text, QLORA__PTX_PACKED, &ptx, &bytes));
+    uint32_t kernels = qlora__ptx_cut(ptx, take);
     void* handle = NULL;
-    qlora_result r = qlora__module_load(ctx, name, ptx, &handle);
+    qlora_result r = qlora__module_load(ctx, name, ptx, kernels, &handle);
     qlora__free(ctx, ptx, bytes);
-    return r == QLORA_OK ? qlora__module_adopt(ctx, name, handle) : r;
+    return r == QLORA_OK ? qlora__module_adopt(ctx, text, take, handle) : r;
 }
 
-// Returns a kernel of the registry, compiled on demand unless the cache is sealed.
+// Returns a kernel of the registry, compiled on demand, by itself, unless the cache is sealed.
 static qlora_result qlora__kernel_ready(qlora_ctx* ctx, qlora__kernel_id id, qlora_kernel** out) {
     qlora__cache* cache = ctx->gpu->cache;
     qlora_kernel* kernel = &cache->kernels[id];
@@ -204,7 +208,10 @@ static qlora_result qlora__kernel_ready(qlora_ctx* ctx, qlora__kernel_id id, qlo
             "needs it, or call qlora_cache_unseal",
             qlora__kernel_rows[id].name, qlora__kernel_rows[id].module);
     } else {
-        QLORA__TRY(qlora__module_open(ctx, &qlora__kernel_rows[id]));
+        bool take[QLORA__K_COUNT];
+        memset(take, 0, sizeof take);
+        take[id] = true;
+        QLORA__TRY(qlora__module_open(ctx, &qlora__kernel_rows[id], take));
     }
     *out = kernel;
     return QLORA_OK;
@@ -371,15 +378,6 @@ static qlora_kernel* qlora__kernel_find(qlora_ctx* ctx, const char* key) {
     return NULL;
 }
 
-static int qlora__kernel_row_find(const char* key) {
-    for (int i = 0; i < QLORA__K_COUNT; i++) {
-        if (strcmp(qlora__kernel_rows[i].name, key) == 0) {
-            return i;
-        }
-    }
-    return -1;
-}
-
 static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out) {
     if (qlora__on_cpu(ctx)) {
         return qlora__no_kernels(ctx);
@@ -449,7 +447,7 @@ static qlora_result qlora__kernel_compile(qlora_ctx* ctx, const char* key, const
     kernel->text_hash = hash;
     kernel->block = block;
     kernel->shared_allowed = 48 * 1024;
-    qlora_result r = qlora__module_load(ctx, kernel->key, ptx, &kernel->module);
+    qlora_result r = qlora__module_load(ctx, kernel->key, ptx, 1, &kernel->module);
     if (r == QLORA_OK) {
         r = qlora__kernel_resolve(ctx, kernel->module, entry, 0, &kernel->function);
         if (r != QLORA_OK) {
@@ -512,14 +510,23 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     return QLORA_OK;
 }
 
-// Compiles every module with a kernel whose conditions are all in `have`. The modules are compiled
-// one after another: the driver's compiler holds a lock, so threads would gain nothing.
-static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
+// Compiles the kernels whose conditions are all in `have`, those of a module together; with
+// `whole`, the rest of their modules too. One module after another: the driver's compiler holds a
+// lock, so threads would gain nothing.
+static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have, bool whole) {
+    const qlora_kernel* kernels = ctx->gpu->cache->kernels;
     for (int i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];
-        if ((row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL) {
-            QLORA__TRY(qlora__module_open(ctx, row));
+        if ((row->need & ~have) != 0 || kernels[i].function != NULL) {
+            continue;
         }
+        bool take[QLORA__K_COUNT];
+        for (int j = 0; j < QLORA__K_COUNT; j++) {
+            const qlora__kernel_row* other = &qlora__kernel_rows[j];
+            take[j] = kernels[j].function == NULL && (whole || (other->need & ~have) == 0) &&
+                      strcmp(other->module, row->module) == 0;
+        }
+        QLORA__TRY(qlora__module_open(ctx, row, take));
     }
     return QLORA_OK;
 }
@@ -570,7 +577,7 @@ static QLORA__UNUSED void qlora__cache_count_shape(qlora_ctx* ctx, uint64_t hash
     }
 }
 
-// Returns a kernel's function, or NULL if its module is not loaded.
+// Returns a kernel's function, or NULL if it is not compiled.
 static QLORA__UNUSED void* qlora__cache_function(const qlora_ctx* ctx, qlora__kernel_id id) {
     return ctx->gpu->cache->kernels[id].function;
 }

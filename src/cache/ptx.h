@@ -155,6 +155,50 @@ static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text,
     return QLORA_OK;
 }
 
+// The row of a kernel in the registry; -1 if there is none.
+static int qlora__kernel_row_find(const char* name) {
+    for (int i = 0; i < QLORA__K_COUNT; i++) {
+        if (strcmp(qlora__kernel_rows[i].name, name) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+// Finds the next kernel of a module's PTX, at the start of a line; NULL if there is none.
+static char* qlora__ptx_next(char* ptx) {
+    char* line = strstr(ptx, "\n.visible .entry qlora_");
+    return line != NULL ? line + 1 : NULL;
+}
+
+// Removes the kernels from a module's PTX that are not in take[], which has an element for every
+// row of the registry. The text has no function but kernels, and after the first of them nothing
+// else: tools/embed.c refuses others. Returns how many remain.
+static uint32_t qlora__ptx_cut(char* ptx, const bool* take) {
+    char* from = qlora__ptx_next(ptx);
+    char* to = from;
+    uint32_t count = 0;
+    while (from != NULL) {
+        char* next = qlora__ptx_next(from);
+        size_t length = next != NULL ? (size_t)(next - from) : strlen(from);
+        char name[96] = "";
+        const char* start = strchr(from, '_') + 1; // after "qlora_"
+        size_t n = strcspn(start, "(");
+        memcpy(name, start, n < sizeof name ? n : 0);
+        int row = qlora__kernel_row_find(name);
+        if (row >= 0 && take[row]) {
+            memmove(to, from, length);
+            to += length;
+            count++;
+        }
+        from = next;
+    }
+    if (to != NULL) {
+        *to = '\0';
+    }
+    return count;
+}
+
 // Finds a directive at the start of a line, outside comments; NULL if there is none.
 static const char* qlora__ptx_directive(const char* text, const char* directive) {
     size_t length = strlen(directive);

@@ -11,7 +11,6 @@
 #define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
 #define QLORA__NEED_HEAD128 64u  // the same, head size 128, and so on
 #define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
-#define QLORA__NEED_RANDOM 256u  // generates its weights from a seed
 #define QLORA__NEED_HEAD32  512u
 #define QLORA__NEED_HEAD80  1024u
 #define QLORA__NEED_HEAD96  2048u
@@ -40,6 +39,30 @@
 #define QLORA__NEED_GATED 4194304u // trains adapters of an MLP as ops/gated.h does
 #define QLORA__NEED_HEAD96WG 8388608u
 #define QLORA__NEED_HEAD256WG 16777216u
+#define QLORA__NEED_LORA_F32 (QLORA__NEED_LORA | QLORA__NEED_F32)
+#define QLORA__NEED_NOISE 33554432u // its trainer has NEFTune's noise
+#define QLORA__NEED_NOISE_F32 (QLORA__NEED_NOISE | QLORA__NEED_F32)
+#define QLORA__NEED_NOISE_BF16 (QLORA__NEED_NOISE | QLORA__NEED_BF16)
+#define QLORA__NEED_PAIRS 67108864u // its trainer has a method with preferences
+#define QLORA__NEED_PAIRS_F32 (QLORA__NEED_PAIRS | QLORA__NEED_F32)
+#define QLORA__NEED_PAIRS_BF16 (QLORA__NEED_PAIRS | QLORA__NEED_BF16)
+// An operator that programs call. A model that uses it runs it when it is opened, so that it is
+// compiled then: what may run for the first time later has no such condition.
+#define QLORA__NEED_CALL 134217728u
+#define QLORA__NEED_CALL_F32 (QLORA__NEED_CALL | QLORA__NEED_F32)
+#define QLORA__NEED_CALL_BF16 (QLORA__NEED_CALL | QLORA__NEED_BF16)
+#define QLORA__NEED_CALL_NF4 (QLORA__NEED_CALL | QLORA__NEED_NF4)
+#define QLORA__NEED_CALL_NF4_BF16 (QLORA__NEED_CALL | QLORA__NEED_NF4_BF16)
+#define QLORA__NEED_CALL_LORA (QLORA__NEED_CALL | QLORA__NEED_LORA)
+#define QLORA__NEED_CALL_LORA_BF16 (QLORA__NEED_CALL | QLORA__NEED_LORA_BF16)
+#define QLORA__NEED_CAP 268435456u // has a cap of logits
+#define QLORA__NEED_CAP_F32 (QLORA__NEED_CAP | QLORA__NEED_F32)
+#define QLORA__NEED_CAP_BF16 (QLORA__NEED_CAP | QLORA__NEED_BF16)
+#define QLORA__NEED_HEAD_NF4 536870912u // has a 4-bit head
+#define QLORA__NEED_HEAD_NF4_BF16 (QLORA__NEED_HEAD_NF4 | QLORA__NEED_NF4_BF16)
+// What programs may have besides.
+#define QLORA__NEED_ANY (QLORA__NEED_CALL | QLORA__NEED_CAP | QLORA__NEED_HEAD_NF4)
+#define QLORA__NEED_ANY_TRAINER (QLORA__NEED_NOISE | QLORA__NEED_PAIRS)
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
 // point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
@@ -71,18 +94,18 @@
     X(sample_choose, sample, 0, STEP)
 
 #define QLORA__KERNELS_NF4(X)                                                                      \
-    X(nf4_quantise_f32, nf4, 0, NF4)                                                               \
+    X(nf4_quantise_f32, nf4, 0, CALL_NF4)                                                          \
     X(nf4_quantise_bf16, nf4, 0, NF4)                                                              \
-    X(nf4_quantise_f16, nf4, 0, NF4)                                                               \
+    X(nf4_quantise_f16, nf4, 0, CALL_NF4)                                                          \
     X(nf4_offset, nf4, 0, NF4)                                                                     \
     X(nf4_quantise_scales, nf4, 0, NF4)                                                            \
-    X(nf4_dequantise_f32, nf4, 0, NF4)                                                             \
-    X(nf4_dequantise_bf16, nf4_bf16, 0, NF4_BF16)                                                  \
-    X(nf4_dequantise_f16, nf4_bf16, 0, NF4_BF16)                                                   \
+    X(nf4_dequantise_f32, nf4, 0, CALL_NF4)                                                        \
+    X(nf4_dequantise_bf16, nf4_bf16, 0, CALL_NF4_BF16)                                             \
+    X(nf4_dequantise_f16, nf4_bf16, 0, CALL_NF4_BF16)                                              \
     X(nf4_place_bf16, nf4_bf16, 0, NF4_BF16)                                                       \
-    X(nf4_gemm_16, nf4_gemm, 70656, NF4_BF16)                                                      \
-    X(nf4_gemm_32, nf4_gemm, 66560, NF4_BF16)                                                      \
-    X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                      \
+    X(nf4_gemm_16, nf4_gemm, 70656, HEAD_NF4_BF16)                                                 \
+    X(nf4_gemm_32, nf4_gemm, 66560, HEAD_NF4_BF16)                                                 \
+    X(nf4_gemm_reduce, nf4_gemm, 0, HEAD_NF4_BF16)                                                 \
     X(fp8_quantise, fp8, 0, FP8)                                                                   \
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
@@ -92,19 +115,19 @@
     X(fp8_base_quantise_f16, fp8_base, 0, FP8_BASE)                                                \
     X(fp8_base_dequantise_f32, fp8_base, 0, FP8_BASE)                                              \
     X(fp8_base_dequantise_bf16, fp8_base_bf16, 0, FP8_BASE_BF16)                                   \
-    X(linear_place_f32, linear, 0, LORA)                                                           \
+    X(linear_place_f32, linear, 0, LORA_F32)                                                       \
     X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                \
-    X(linear_bias_f32, linear, 0, ALWAYS)                                                          \
+    X(linear_bias_f32, linear, 0, CALL)                                                            \
     X(linear_bias_bf16, linear_bf16, 0, BF16)                                                      \
-    X(linear_keep_own_f32, linear, 0, LORA)                                                        \
-    X(linear_keep_own_bf16, linear_bf16, 0, LORA_BF16)                                             \
-    X(linear_collect, linear, 0, LORA)                                                             \
+    X(linear_keep_own_f32, linear, 0, CALL_LORA)                                                   \
+    X(linear_keep_own_bf16, linear_bf16, 0, CALL_LORA_BF16)                                        \
+    X(linear_collect, linear, 0, CALL_LORA)                                                        \
     X(skinny_sum, skinny, 0, LORA_BF16)                                                            \
     X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
-    X(linear_gated_sum, linear, 0, LORA)                                                           \
+    X(linear_gated_sum, linear, 0, GATED)                                                          \
     X(gated_backward, gated, 82944, GATED)                                                         \
-    X(tails_gated, tails, 34816, LORA_BF16)                                                        \
-    X(tails_gated_bwd, tails, 94208, LORA_BF16)
+    X(tails_gated, tails, 34816, CALL_LORA_BF16)                                                   \
+    X(tails_gated_bwd, tails, 94208, CALL_LORA_BF16)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                  \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                 \
@@ -126,37 +149,37 @@
     X(gemm_wg_nt_64, gemm_wg, 197632, GEMM_WG)                                                     \
     X(gemm_wg_tn_64, gemm_wg, 197632, GEMM_WG)                                                     \
     X(gemm_wg_sum, gemm_wg, 0, GEMM_WG)                                                            \
-    X(cast_f32_bf16, cast, 0, ALWAYS)                                                              \
-    X(cast_f32_f16, cast, 0, ALWAYS)                                                               \
-    X(cast_bf16_f32, cast, 0, ALWAYS)                                                              \
-    X(cast_f16_f32, cast, 0, ALWAYS)                                                               \
-    X(cast_bf16_f16, cast, 0, ALWAYS)                                                              \
-    X(cast_f16_bf16, cast, 0, ALWAYS)                                                              \
-    X(cast_absmax_f32, cast, 0, ALWAYS)                                                            \
-    X(cast_scale, cast, 0, ALWAYS)                                                                 \
-    X(random_normal_f32, random, 0, RANDOM)                                                        \
-    X(random_normal_bf16, random, 0, RANDOM)                                                       \
+    X(cast_f32_bf16, cast, 0, F32)                                                                 \
+    X(cast_f32_f16, cast, 0, F32)                                                                  \
+    X(cast_bf16_f32, cast, 0, CALL)                                                                \
+    X(cast_f16_f32, cast, 0, CALL)                                                                 \
+    X(cast_bf16_f16, cast, 0, CALL)                                                                \
+    X(cast_f16_bf16, cast, 0, CALL)                                                                \
+    X(cast_absmax_f32, cast, 0, F32)                                                               \
+    X(cast_scale, cast, 0, F32)                                                                    \
+    X(random_normal_f32, random, 0, CALL)                                                          \
+    X(random_normal_bf16, random, 0, CALL)                                                         \
     X(clip_squares, clip, 0, ALWAYS)                                                               \
     X(clip_scale, clip, 0, ALWAYS)                                                                 \
     X(clip_apply, clip, 0, ALWAYS)
 
 #define QLORA__KERNELS_OPS(X)                                                                      \
-    X(elementwise_silu_f32, elementwise, 0, F32)                                                   \
-    X(elementwise_silu_bf16, elementwise_bf16, 0, BF16)                                            \
-    X(elementwise_silu_bwd_f32, elementwise, 0, F32)                                               \
-    X(elementwise_silu_bwd_bf16, elementwise_bf16, 0, BF16)                                        \
+    X(elementwise_silu_f32, elementwise, 0, CALL_F32)                                              \
+    X(elementwise_silu_bf16, elementwise_bf16, 0, CALL_BF16)                                       \
+    X(elementwise_silu_bwd_f32, elementwise, 0, CALL_F32)                                          \
+    X(elementwise_silu_bwd_bf16, elementwise_bf16, 0, CALL_BF16)                                   \
     X(elementwise_swiglu_f32, elementwise, 0, F32)                                                 \
     X(elementwise_swiglu_bf16, elementwise_bf16, 0, BF16)                                          \
-    X(elementwise_swiglu_bwd_f32, elementwise, 0, F32)                                             \
-    X(elementwise_swiglu_bwd_bf16, elementwise_bf16, 0, BF16)                                      \
-    X(elementwise_geglu_f32, elementwise, 0, F32)                                                  \
-    X(elementwise_geglu_bf16, elementwise_bf16, 0, BF16)                                           \
-    X(elementwise_geglu_bwd_f32, elementwise, 0, F32)                                              \
-    X(elementwise_geglu_bwd_bf16, elementwise_bf16, 0, BF16)                                       \
-    X(elementwise_cap_f32, elementwise, 0, F32)                                                    \
-    X(elementwise_cap_bf16, elementwise_bf16, 0, BF16)                                             \
-    X(elementwise_mul_f32, elementwise, 0, F32)                                                    \
-    X(elementwise_mul_bf16, elementwise_bf16, 0, BF16)                                             \
+    X(elementwise_swiglu_bwd_f32, elementwise, 0, CALL_F32)                                        \
+    X(elementwise_swiglu_bwd_bf16, elementwise_bf16, 0, CALL_BF16)                                 \
+    X(elementwise_geglu_f32, elementwise, 0, CALL_F32)                                             \
+    X(elementwise_geglu_bf16, elementwise_bf16, 0, CALL_BF16)                                      \
+    X(elementwise_geglu_bwd_f32, elementwise, 0, CALL_F32)                                         \
+    X(elementwise_geglu_bwd_bf16, elementwise_bf16, 0, CALL_BF16)                                  \
+    X(elementwise_cap_f32, elementwise, 0, CAP_F32)                                                \
+    X(elementwise_cap_bf16, elementwise_bf16, 0, CAP_BF16)                                         \
+    X(elementwise_mul_f32, elementwise, 0, CALL_F32)                                               \
+    X(elementwise_mul_bf16, elementwise_bf16, 0, CALL_BF16)                                        \
     X(elementwise_add_f32, shared, 0, ALWAYS)                                                      \
     X(elementwise_add_bf16, elementwise_bf16, 0, BF16)                                             \
     X(elementwise_scale_f32, shared, 0, ALWAYS)                                                    \
@@ -164,63 +187,65 @@
     X(elementwise_fill_f32, shared, 0, ALWAYS)                                                     \
     X(elementwise_fill_bf16, elementwise_bf16, 0, BF16)                                            \
     X(elementwise_gather_f32_f32, elementwise, 0, F32)                                             \
-    X(elementwise_gather_f32_bf16, elementwise_bf16, 0, BF16)                                      \
-    X(elementwise_gather_bf16_f32, elementwise, 0, F32)                                            \
+    X(elementwise_gather_f32_bf16, elementwise_bf16, 0, CALL_BF16)                                 \
+    X(elementwise_gather_bf16_f32, elementwise, 0, CALL_F32)                                       \
     X(elementwise_gather_bf16_bf16, elementwise_bf16, 0, BF16)                                     \
-    X(elementwise_gather_f16_f32, elementwise, 0, F32)                                             \
-    X(elementwise_gather_f16_bf16, elementwise_bf16, 0, BF16)                                      \
+    X(elementwise_gather_f16_f32, elementwise, 0, CALL_F32)                                        \
+    X(elementwise_gather_f16_bf16, elementwise_bf16, 0, CALL_BF16)                                 \
     X(norm_rms_fwd_f32, norm, 0, F32)                                                              \
     X(norm_rms_fwd_bf16, norm_bf16, 0, BF16)                                                       \
     X(norm_rms_bwd_f32, norm, 0, F32)                                                              \
     X(norm_rms_bwd_bf16, norm_bf16, 0, BF16)                                                       \
-    X(norm_rms_dw_f32, norm, 0, F32)                                                               \
-    X(norm_rms_dw_bf16, norm_bf16, 0, BF16)                                                        \
-    X(norm_rms_dw_sum, shared, 0, ALWAYS)                                                          \
+    X(norm_rms_dw_f32, norm, 0, CALL_F32)                                                          \
+    X(norm_rms_dw_bf16, norm_bf16, 0, CALL_BF16)                                                   \
+    X(norm_rms_dw_sum, shared, 0, CALL)                                                            \
     X(rope_f32, rope, 0, F32)                                                                      \
     X(rope_bf16, rope_bf16, 0, BF16)                                                               \
-    X(softmax_copy_b16, softmax_bf16, 0, BF16)                                                     \
-    X(softmax_copy_b32, shared, 0, ALWAYS)                                                         \
-    X(softmax_transpose_b16, softmax_bf16, 0, BF16)                                                \
-    X(softmax_transpose_b32, shared, 0, ALWAYS)                                                    \
-    X(softmax_scores_f32, softmax, 0, F32)                                                         \
-    X(softmax_scores_bf16, softmax_bf16, 0, BF16)                                                  \
-    X(softmax_fwd_f32, softmax, 0, F32)                                                            \
-    X(softmax_fwd_bf16, softmax_bf16, 0, BF16)                                                     \
-    X(softmax_bwd_f32, softmax, 0, F32)                                                            \
-    X(softmax_bwd_bf16, softmax_bf16, 0, BF16)                                                     \
+    X(softmax_copy_b16, softmax_bf16, 0, CALL_BF16)                                                \
+    X(softmax_copy_b32, shared, 0, CALL)                                                           \
+    X(softmax_transpose_b16, softmax_bf16, 0, CALL_BF16)                                           \
+    X(softmax_transpose_b32, shared, 0, CALL)                                                      \
+    X(softmax_scores_f32, softmax, 0, CALL_F32)                                                    \
+    X(softmax_scores_bf16, softmax_bf16, 0, CALL_BF16)                                             \
+    X(softmax_fwd_f32, softmax, 0, CALL_F32)                                                       \
+    X(softmax_fwd_bf16, softmax_bf16, 0, CALL_BF16)                                                \
+    X(softmax_bwd_f32, softmax, 0, CALL_F32)                                                       \
+    X(softmax_bwd_bf16, softmax_bf16, 0, CALL_BF16)                                                \
     X(loss_cross_entropy_f32, loss, 0, F32)                                                        \
     X(loss_cross_entropy_bf16, loss_bf16, 0, BF16)                                                 \
+    X(loss_capped_f32, loss, 0, CALL_F32)                                                          \
+    X(loss_capped_bf16, loss_bf16, 0, CALL_BF16)                                                   \
     X(loss_sum, shared, 0, ALWAYS)                                                                 \
-    X(loss_arg_max_f32, loss, 0, F32)                                                              \
-    X(loss_arg_max_bf16, loss_bf16, 0, BF16)                                                       \
+    X(loss_arg_max_f32, loss, 0, CALL_F32)                                                         \
+    X(loss_arg_max_bf16, loss_bf16, 0, CALL_BF16)                                                  \
     X(optim_advance, optim, 0, LORA)                                                               \
-    X(optim_adamw_f32, optim, 0, LORA)                                                             \
+    X(optim_adamw_f32, optim, 0, LORA_F32)                                                         \
     X(optim_adamw_bf16, optim, 0, LORA_BF16)                                                       \
-    X(optim_adamw8_f32, optim, 0, LORA)                                                            \
-    X(optim_adamw8_bf16, optim, 0, LORA_BF16)                                                      \
-    X(optim_shadow_f32, optim, 0, LORA)                                                            \
+    X(optim_adamw8_f32, optim, 0, CALL_LORA)                                                       \
+    X(optim_adamw8_bf16, optim, 0, CALL_LORA_BF16)                                                 \
+    X(optim_shadow_f32, optim, 0, LORA_F32)                                                        \
     X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
     X(optim_tree, optim, 0, LORA)                                                                  \
-    X(dropout_f32, dropout, 0, LORA)                                                               \
-    X(dropout_bf16, dropout_bf16, 0, LORA_BF16)                                                    \
-    X(dropout_noise_f32, dropout, 0, LORA)                                                         \
-    X(dropout_noise_bf16, dropout_bf16, 0, LORA_BF16)                                              \
+    X(dropout_f32, dropout, 0, CALL_LORA)                                                          \
+    X(dropout_bf16, dropout_bf16, 0, CALL_LORA_BF16)                                               \
+    X(dropout_noise_f32, dropout, 0, NOISE_F32)                                                    \
+    X(dropout_noise_bf16, dropout_bf16, 0, NOISE_BF16)                                             \
     X(preference_logps, preference, 0, LORA)                                                       \
-    X(preference_factors, preference, 0, LORA)                                                     \
-    X(preference_scale_f32, preference, 0, LORA)                                                   \
-    X(preference_scale_bf16, preference, 0, LORA_BF16)                                             \
-    X(methods_row_norms_f32, methods, 0, LORA)                                                     \
-    X(methods_row_norms_bf16, methods, 0, LORA_BF16)                                               \
-    X(methods_scale_columns_f32, methods, 0, LORA)                                                 \
-    X(methods_scale_columns_bf16, methods, 0, LORA_BF16)                                           \
-    X(methods_dot_columns_f32, methods, 0, LORA)                                                   \
-    X(methods_dot_columns_bf16, methods, 0, LORA_BF16)                                             \
-    X(methods_put_rows_f32, methods, 0, LORA)                                                      \
-    X(methods_put_rows_bf16, methods, 0, LORA_BF16)                                                \
-    X(methods_embed_gradient_f32, methods, 0, LORA)                                                \
-    X(methods_embed_gradient_bf16, methods, 0, LORA_BF16)                                          \
-    X(methods_head_gradient_f32, methods, 0, LORA)                                                 \
-    X(methods_head_gradient_bf16, methods, 0, LORA_BF16)
+    X(preference_factors, preference, 0, PAIRS)                                                    \
+    X(preference_scale_f32, preference, 0, PAIRS_F32)                                              \
+    X(preference_scale_bf16, preference, 0, PAIRS_BF16)                                            \
+    X(methods_row_norms_f32, methods, 0, CALL_LORA)                                                \
+    X(methods_row_norms_bf16, methods, 0, CALL_LORA_BF16)                                          \
+    X(methods_scale_columns_f32, methods, 0, CALL_LORA)                                            \
+    X(methods_scale_columns_bf16, methods, 0, CALL_LORA_BF16)                                      \
+    X(methods_dot_columns_f32, methods, 0, CALL_LORA)                                              \
+    X(methods_dot_columns_bf16, methods, 0, CALL_LORA_BF16)                                        \
+    X(methods_put_rows_f32, methods, 0, CALL_LORA)                                                 \
+    X(methods_put_rows_bf16, methods, 0, CALL_LORA_BF16)                                           \
+    X(methods_embed_gradient_f32, methods, 0, CALL_LORA)                                           \
+    X(methods_embed_gradient_bf16, methods, 0, CALL_LORA_BF16)                                     \
+    X(methods_head_gradient_f32, methods, 0, CALL_LORA)                                            \
+    X(methods_head_gradient_bf16, methods, 0, CALL_LORA_BF16)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                \
     X(attn32_fwd, attn32, 30720, HEAD32)                                                           \
@@ -308,7 +333,7 @@ static const qlora__kernel_row qlora__kernel_rows[] = {QLORA__KERNELS(QLORA__X)}
 struct qlora_kernel {
     qlora_ctx* owner;
     const char* key;
-    void* function; // CUfunction; NULL until its module is loaded
+    void* function; // CUfunction; NULL until it is compiled
     uint32_t shared_allowed;
     bool waits; // it may begin before the kernel before it has ended, and waits where it must
     // Only for kernels of the caller:

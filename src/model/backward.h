@@ -735,6 +735,9 @@ static qlora_result qlora__backward_end(const qlora__pass* pass) {
 static qlora_result qlora__backward(const qlora__pass* pass) {
     QLORA__TRY(qlora__backward_begin(pass));
     for (int64_t l = pass->m->plan.config.layers - 1; l >= 0; l--) {
+        if (pass->dry && pass->m->layers[l].like_another) {
+            continue;
+        }
         QLORA__TRY(qlora__backward_mlp(pass, l));
         QLORA__TRY(qlora__backward_attention(pass, l));
     }

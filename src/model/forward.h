@@ -154,6 +154,9 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
     size_t scratch = qlora__scratch_mark(ctx);
     QLORA__TRY(qlora__forward_begin(pass));
     for (int64_t l = 0; l < pass->m->plan.config.layers; l++) {
+        if (pass->dry && pass->m->layers[l].like_another) {
+            continue;
+        }
         QLORA__TRY(qlora__forward_attention(pass, l));
         QLORA__TRY(qlora__forward_mlp(pass, l));
         qlora__scratch_release(ctx, scratch);

@@ -17,6 +17,7 @@ typedef struct qlora__pass {
     int64_t chunks;   // of the head, if labelled is set
     bool gathered;    // the rows are those
     int32_t adapter;
+    bool dry; // nothing but the kernels counts: layers like others are left out
 } qlora__pass;
 
 static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {

@@ -44,13 +44,57 @@ static qlora_result qlora__dry_run_labelled(const qlora__pass* all) {
     return QLORA_OK;
 }
 
+static bool qlora__projections_alike(const qlora__projection* a, const qlora__projection* b) {
+    return a->in == b->in && a->out == b->out && a->is_nf4 == b->is_nf4 && a->is_fp8 == b->is_fp8 &&
+           a->has_bias == b->has_bias && a->rank == b->rank && a->dense.dtype == b->dense.dtype &&
+           a->nf4_desc.block == b->nf4_desc.block && a->nf4_desc.block2 == b->nf4_desc.block2 &&
+           a->nf4_desc.plain_scales == b->nf4_desc.plain_scales &&
+           a->magnitude.cols == b->magnitude.cols;
+}
+
+// Whether two layers run the same kernels and products.
+static bool qlora__layers_alike(const qlora__layer* a, const qlora__layer* b) {
+    bool alike = a->cached == b->cached && a->recompute == b->recompute &&
+                 a->keeps_attention == b->keeps_attention && a->keeps_heads == b->keeps_heads &&
+                 a->sliding == b->sliding && a->no_rope == b->no_rope &&
+                 (a->qkv_bias.data == NULL) == (b->qkv_bias.data == NULL);
+    for (int i = 0; i < QLORA__PROJECTIONS && alike; i++) {
+        alike = qlora__projections_alike(&a->projections[i], &b->projections[i]);
+    }
+    for (int i = 0; i < QLORA__NORMS && alike; i++) {
+        alike = (a->norms[i].data == NULL) == (b->norms[i].data == NULL) &&
+                (a->d_norms[i].data == NULL) == (b->d_norms[i].data == NULL);
+    }
+    for (int i = 0; i < QLORA__GROUPS && alike; i++) {
+        alike = a->pads[i] == b->pads[i] && a->kept.z[i].cols == b->kept.z[i].cols;
+    }
+    return alike;
+}
+
+// Finds the layers that a dry run can leave out. With several adapters or memory of the host, all
+// of them run.
+static void qlora__layers_compare(qlora_model* m) {
+    int64_t last = m->plan.config.layers - 1;
+    for (int64_t l = 2; l < last && !qlora__has_several(m) && m->plan.host == 0; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int64_t k = 1; k < l && !layer->like_another; k++) {
+            const qlora__layer* other = &m->layers[k];
+            layer->like_another = qlora__layers_alike(other, layer) &&
+                                  qlora__layers_alike(other - 1, layer - 1) &&
+                                  qlora__layers_alike(other + 1, layer + 1);
+        }
+    }
+}
+
 // Runs every operation of a step once, on zeroed memory, before the weights are loaded: afterwards
-// all kernels are loaded, cuBLAS has run every shape, and the cache can be sealed.
+// all kernels are loaded that a step may need, and cuBLAS has run every shape.
 static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     if (qlora__on_cpu(ctx)) {
         return QLORA_OK; // nothing is compiled on the CPU
     }
+    qlora__layers_compare(m);
     qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
+    pass.dry = true;
     if (qlora__has_several(m) && m->wide == NULL) { // all rows belong to the first adapter
         memset(m->runs, 0, sizeof *m->runs);
         m->runs[0].end = m->plan.tokens;
@@ -84,9 +128,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         QLORA__TRY(qlora__head_logits(&one, 0, 1));
         QLORA__TRY(m->decode.planned ? qlora__decode_enqueue(ctx, m) : QLORA_OK);
     }
-    QLORA__TRY(qlora__sync(ctx));
-    qlora__cache_set_sealed(ctx, true);
-    return QLORA_OK;
+    return qlora__sync(ctx);
 }
 
 // What does not change after the weights have been loaded: the cached copies of a stack, and its

@@ -246,7 +246,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
     if (!qlora__on_cpu(ctx)) {
         bool nf4 = m->desc.base == QLORA_BASE_NF4 || m->head_is_nf4;
         bool fp8 = m->desc.base == QLORA_BASE_FP8;
-        // The kernels that only decoding uses are loaded by the dry run.
+        // What depends on rare settings is compiled when the dry run needs it.
         const qlora_model_config* c = &m->plan.config;
         for (int64_t i = 0; i < c->layers * m->arch->layout->count; i++) {
             int64_t n = m->arch->layout->count;
@@ -254,7 +254,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
             fp8 = fp8 || m->layers[i / n].projections[i % n].is_fp8;
         }
         uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
-                                              nf4, true, m->dir == NULL);
+                                              nf4, true);
         need |= m->desc.generate_tokens > 0 // later pieces of a prompt
                     ? qlora__attention_need(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
                                             true)
@@ -263,7 +263,10 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         need |= qlora__decode_has_room(m) ? QLORA__NEED_LAYERS : 0;
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
         need |= qlora__has_gated(m) ? QLORA__NEED_GATED : 0;
-        return qlora__cache_warm(ctx, need | (qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0));
+        need |= c->logits_cap > 0.0 ? QLORA__NEED_CAP : 0;
+        need |= m->head_is_nf4 ? QLORA__NEED_HEAD_NF4 : 0;
+        need |= qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0;
+        return qlora__cache_warm(ctx, need, false);
     }
 #else
     (void)m;

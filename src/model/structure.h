@@ -76,6 +76,7 @@ typedef struct qlora__layer {
     bool keeps_heads;     // and q, k and v
     bool sliding;
     bool no_rope;
+    bool like_another; // an earlier one, beside layers alike, runs the same kernels and products
     qlora_tensor qkv_bias;              // [1, q + 2 kv]; the rope kernel adds it
     qlora_tensor norms[QLORA__NORMS];   // [1, width] f32; without data if the layer lacks the norm
     qlora_tensor d_norms[QLORA__NORMS]; // gradients, if norms are trained

@@ -268,9 +268,10 @@ static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entro
                     &gradient,
                     &flag,
                     &cap};
-    QLORA__TRY(qlora__launch(ctx,
-                             x->dtype == QLORA_F32 ? QLORA__K_loss_cross_entropy_f32
-                                                   : QLORA__K_loss_cross_entropy_bf16,
+    static const qlora__kernel_id kernels[2][2] = {
+        {QLORA__K_loss_cross_entropy_f32, QLORA__K_loss_cross_entropy_bf16},
+        {QLORA__K_loss_capped_f32, QLORA__K_loss_capped_bf16}};
+    QLORA__TRY(qlora__launch(ctx, kernels[cap > 0.0f ? 1 : 0][x->dtype == QLORA_F32 ? 0 : 1],
                              x->rows, 1, 1, threads, 0, args));
     if (a->total == NULL) {
         return QLORA_OK;

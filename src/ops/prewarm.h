@@ -319,15 +319,13 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
     return r;
 }
 
-// Returns the conditions of the kernel registry that hold for a model. random: its weights are
-// generated.
+// Returns the conditions of the kernel registry that hold for a model.
 static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute, int64_t head_dim,
-                                      bool capped, bool nf4, bool lora, bool random) {
+                                      bool capped, bool nf4, bool lora) {
     return (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
            (qlora__has_warpgroups(ctx) ? QLORA__NEED_WARPGROUP : 0) |
            (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
            (nf4 ? QLORA__NEED_NF4 : 0) | (lora ? QLORA__NEED_LORA : 0) |
-           (random ? QLORA__NEED_RANDOM : 0) |
            qlora__attention_need(ctx, compute, head_dim, capped, false);
 }
 
@@ -335,15 +333,16 @@ static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc*
     double start = qlora__clock_ms();
     // Without 4-bit or FP8 weights, the base itself can be trained, and mixed products also need
     // the 16-bit kernels.
-    uint32_t have =
-        qlora__kernels_needed(ctx, s->compute, s->head_dim, false, s->base == QLORA_BASE_NF4,
-                              s->rank > 0 || !qlora__warm_coded(s), true);
+    bool trains = s->rank > 0 || !qlora__warm_coded(s);
+    uint32_t have = qlora__kernels_needed(ctx, s->compute, s->head_dim, false,
+                                          s->base == QLORA_BASE_NF4, trains) |
+                    QLORA__NEED_ANY | (trains ? QLORA__NEED_ANY_TRAINER : 0);
     if (s->base == QLORA_BASE_16BIT && qlora__gpu_takes(ctx, 80)) {
         have |= QLORA__NEED_BF16;
     }
     have |= s->base == QLORA_BASE_FP8 ? QLORA__NEED_FP8_BASE : 0;
     bool was_sealed = qlora__cache_set_sealed(ctx, false);
-    qlora_result r = qlora__cache_warm(ctx, have);
+    qlora_result r = qlora__cache_warm(ctx, have, true); // for any operator
     if (r == QLORA_OK && qlora__has_cublas(ctx)) {
         r = qlora__prewarm_cublas(ctx, s);
     }

@@ -113,6 +113,26 @@ static void qlora__trainer_free(qlora_trainer* t) {
     qlora__free(ctx, t, sizeof *t);
 }
 
+// Compiles the kernels that only some trainers need.
+static qlora_result qlora__trainer_warm(qlora_ctx* ctx, const qlora_model* m,
+                                        const qlora_train_desc* d) {
+#ifndef QLORA_NO_CUDA
+    uint32_t need = (d->neftune > 0.0 ? QLORA__NEED_NOISE : 0) |
+                    (d->method != QLORA_METHOD_SFT ? QLORA__NEED_PAIRS : 0);
+    if (need != 0 && !qlora__on_cpu(ctx)) {
+        need |= m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32;
+        bool was_sealed = qlora__cache_set_sealed(ctx, false);
+        qlora_result r = qlora__cache_warm(ctx, need, false);
+        qlora__cache_set_sealed(ctx, was_sealed);
+        return r;
+    }
+#endif
+    (void)ctx;
+    (void)m;
+    (void)d;
+    return QLORA_OK;
+}
+
 static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_trainer* t) {
     t->ctx = ctx;
     t->m = m;
@@ -195,6 +215,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
     }
     t->ctx = ctx;
     qlora_result r = qlora__train_desc_resolve(ctx, desc, &t->desc);
+    r = r == QLORA_OK ? qlora__trainer_warm(ctx, m, &t->desc) : r;
     r = r == QLORA_OK ? qlora__trainer_build(ctx, m, t) : r;
     r = r == QLORA_OK ? qlora__comm_start(t) : r;
     if (r != QLORA_OK) {

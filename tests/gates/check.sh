@@ -814,6 +814,12 @@ gate_embed() {
     printf '.visible .entry q() { \303\244 }\n' >$d/bad.sm_80.ptx
     build/embed --write $d/x.h --nvcc 1 $d/plain.cu $d/bad.sm_80.ptx 2>/dev/null &&
         fault "PTX that is not ASCII passes"
+    for n in '.func q()\n{\nret;\n}\n' '.global .b8 q[4];\n' '{ }\n'; do
+        printf ".visible .entry qlora_one()\n{\nret;\n}\n$n" >$d/bad.sm_80.ptx
+        printf ".visible .entry qlora_two()\n{\nret;\n}\n" >>$d/bad.sm_80.ptx
+        build/embed --write $d/x.h --nvcc 1 $d/plain.cu $d/bad.sm_80.ptx 2>/dev/null &&
+            fault "a text passes that cannot be cut: $n"
+    done
     return 0
 }
 
@@ -915,7 +921,10 @@ registry_groups() {
             of["NF4"] = "nf4"; of["NF4_BF16"] = "bf16 nf4"; of["LORA_BF16"] = "bf16"
             of["FP8"] = "bf16 fp8"; of["FP8_BASE"] = "fp8"; of["FP8_BASE_BF16"] = "bf16 fp8"
             of["STEP"] = "bf16"; of["STEP_NF4"] = "bf16 nf4"
-            of["GATED"] = "bf16"
+            of["GATED"] = "bf16"; of["CALL_F32"] = "f32"; of["CALL_BF16"] = "bf16"
+            of["CALL_NF4"] = "nf4"; of["CALL_NF4_BF16"] = "bf16 nf4"; of["CALL_LORA_BF16"] = "bf16"
+            of["NOISE_BF16"] = "bf16"; of["PAIRS_BF16"] = "bf16"
+            of["CAP_F32"] = "f32"; of["CAP_BF16"] = "bf16"; of["HEAD_NF4_BF16"] = "bf16 nf4"
             of["STEP_WG"] = "bf16 nf4"; of["STEP_LAYERS"] = "bf16 nf4"; of["STEP_HEAD"] = "bf16"
             of["HEADANY"] = "headany"; of["HEAD128CAP"] = "bf16 head128cap"
             count = split("32 64 80 96 128 192 256", sizes, " ")

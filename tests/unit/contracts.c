@@ -32,8 +32,8 @@ static void with_log(qlora_ctx_desc* desc) {
     desc->log_user = &book;
 }
 
-// One entry per compilation, with the module's name and bytes, and none for a hit. Failures are
-// logged as well.
+// One entry per compilation, with the module's name, kernels and bytes, and none for a hit.
+// Failures are logged as well.
 TEST log_one_item_per_compile(const test_machine* machine) {
     memset(&book, 0, sizeof book);
     qlora_ctx* ctx = test_open(machine, with_log);
@@ -47,7 +47,7 @@ TEST log_one_item_per_compile(const test_machine* machine) {
         ASSERT_EQ(QLORA_OK, qlora_cache_compile(ctx, "clip_squares", &kernel));
         ASSERT_EQ(1, book.count[QLORA_LOG_ITEM_KERNEL_COMPILE]);
     }
-    ASSERT(strstr(book.last[QLORA_LOG_ITEM_KERNEL_COMPILE], "clip") != NULL);
+    ASSERT(strstr(book.last[QLORA_LOG_ITEM_KERNEL_COMPILE], "clip: 1 kernel, ") != NULL);
     ASSERT(strstr(book.last[QLORA_LOG_ITEM_KERNEL_COMPILE], "bytes") != NULL);
     ASSERT(strstr(book.last[QLORA_LOG_ITEM_KERNEL_COMPILE], qlora_ctx_target(ctx)) != NULL);
     qlora_cache_info info;
@@ -262,6 +262,28 @@ TEST prewarm_fails_and_goes_on(const test_machine* machine) {
     ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_prewarm(ctx, &shape));
     ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
     ASSERT(info.sealed);
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// A kernel that fails leaves those of its module that are ready.
+TEST failed_kernel_leaves_others(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx)
+        SKIPm(test_open_reason());
+    qlora_cache_info info;
+    const qlora_kernel* kernel = NULL;
+    ASSERT_EQ(QLORA_OK, qlora_cache_compile(ctx, "clip_squares", &kernel));
+    test_fake()->fail_at("cuModuleGetFunction", 1, 500, false);
+    ASSERT_EQ(QLORA_ERR_KERNEL, qlora_cache_compile(ctx, "clip_scale", NULL));
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
+    ASSERT_EQ(1u, info.modules);
+    ASSERT_EQ(1u, info.kernels);
+    ASSERT_EQ(QLORA_OK, qlora_cache_get(ctx, "clip_squares", &kernel));
+    ASSERT_EQ(QLORA_OK, qlora_cache_compile(ctx, "clip_scale", NULL));
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
+    ASSERT_EQ(2u, info.modules);
+    ASSERT_EQ(2u, info.kernels);
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }
@@ -518,6 +540,7 @@ SUITE(contracts_suite) {
     RUN_ON(TEST_ONE_FAKE, operators_neither_wait_nor_allocate);
     RUN_ON(TEST_ONE_FAKE, cublas_is_bound_again);
     RUN_ON(TEST_ONE_FAKE, prewarm_fails_and_goes_on);
+    RUN_ON(TEST_ONE_FAKE, failed_kernel_leaves_others);
     RUN_ON(TEST_FAKES, prewarm_covers_the_products);
     RUN_ON(TEST_EVERYWHERE, prewarm_lists_are_checked);
 }

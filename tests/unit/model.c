@@ -1039,6 +1039,92 @@ static void with_log(qlora_ctx_desc* desc) {
     graph_warnings = 0;
 }
 
+// Which of these kernels is ready, one character for each.
+static void which_ready(qlora_ctx* ctx, const char* const* names, char* out) {
+    const qlora_kernel* kernel = NULL;
+    for (; *names != NULL; names++) {
+        *out++ = qlora_cache_get(ctx, *names, &kernel) == QLORA_OK ? 'x' : '-';
+    }
+    *out = '\0';
+}
+
+// A model compiles what it runs; trainers add what only they need. Other operators are refused by
+// name until the cache is unsealed.
+TEST model_compiles_what_it_runs(const test_machine* machine) {
+    static const char* const names[] = {"norm_rms_fwd_bf16",   "nf4_place_bf16",
+                                        "elementwise_add_bf16", "softmax_fwd_f32",
+                                        "nf4_gemm_16",          "dropout_bf16",
+                                        "norm_rms_dw_bf16",     "methods_row_norms_bf16",
+                                        "optim_adamw8_bf16",    "norm_rms_fwd_f32",
+                                        "linear_collect",       "dropout_noise_bf16",
+                                        "preference_factors",   NULL};
+    setup s = setup_make(machine);
+    s.model.mode = QLORA_MODE_BF16;
+    s.model.dropout = 0.0f;
+    s.model.train_norms = false;
+    s.model.cache = QLORA_CHOICE_OFF;
+    rig r;
+    data d;
+    char ready[16];
+    data_make(&d, "what it runs", run_lengths[0], 3);
+    ASSERT(rig_open(&r, &s));
+    which_ready(r.ctx, names, ready);
+    ASSERT_STR_EQ("xxx----------", ready);
+    qlora_tensor t;
+    ASSERT_OK(r, qlora_tensor_create(r.ctx, QLORA_F32, 2, 4, &t));
+    ASSERT_EQ(QLORA_ERR_SEALED, qlora_softmax_forward(r.ctx, &t, &t));
+    ASSERT(strstr(qlora_last_error(r.ctx), "softmax_fwd_f32") != NULL);
+    double labels = qlora_batch_labels(&d.batch);
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
+    ASSERT_OK(r, qlora_train_update(r.trainer));
+    ASSERT_OK(r, qlora_trainer_destroy(r.trainer));
+    s.train.neftune = 5.0;
+    ASSERT_OK(r, qlora_trainer_create(r.model, &s.train, &r.trainer));
+    which_ready(r.ctx, names, ready);
+    ASSERT_STR_EQ("xxx--------x-", ready);
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
+    ASSERT_OK(r, qlora_trainer_destroy(r.trainer));
+    s.train.method = QLORA_METHOD_DPO;
+    ASSERT_OK(r, qlora_trainer_create(r.model, &s.train, &r.trainer));
+    which_ready(r.ctx, names, ready);
+    ASSERT_STR_EQ("xxx--------xx", ready);
+    qlora_cache_info info;
+    ASSERT_OK(r, qlora_cache_query(r.ctx, &info));
+    ASSERT(info.sealed);
+    ASSERT_EQ_FMT(0, (int)info.jit_after_seal, "%d");
+    ASSERT_OK(r, qlora_cache_unseal(r.ctx));
+    ASSERT_OK(r, qlora_softmax_forward(r.ctx, &t, &t));
+    ASSERT_OK(r, qlora_tensor_destroy(r.ctx, &t));
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// Evaluation runs what no step does: the cap of logits, and few rows with a 4-bit head. Models that
+// do not generate have these kernels too.
+TEST logits_after_sealing(const test_machine* machine) {
+    static const int32_t lengths[] = {5, 18, 48};
+    static float logits[48 * VOCAB];
+    for (int i = 0; i < 2; i++) {
+        setup s = setup_make(machine);
+        rig r;
+        data d;
+        s.model.mode = QLORA_MODE_BF16;
+        s.model.tokens = 48;
+        s.model.head_chunk = 48;
+        s.config.logits_cap = i == 0 ? 2.0 : 0.0;
+        s.model.head = i == 0 ? QLORA_HEAD_FULL : QLORA_HEAD_NF4;
+        ASSERT(rig_open(&r, &s));
+        for (int k = 0; k < 3; k++) {
+            double sums[MAX_SEQUENCES];
+            data_make(&d, "logits", &lengths[k], 1);
+            ASSERT_OK(r, qlora_eval_logits(r.model, &d.batch, logits));
+            ASSERT_OK(r, qlora_eval_sequences(r.model, &d.batch, sums));
+        }
+        ASSERT(rig_close(&r, &s));
+    }
+    PASS();
+}
+
 // Nothing is compiled after sealing, every product was planned, and a step does not wait.
 TEST step_stays_on_the_device(const test_machine* machine) {
     const fake_api* fake = test_fake();
@@ -2158,6 +2244,60 @@ TEST ranks_come_from_the_adapter(const test_machine* machine) {
     PASS();
 }
 
+// The dry run of a model leaves out layers that are like others, but not those with other ranks or
+// without adapters: later, nothing is compiled, and every product is known.
+TEST layers_that_differ_are_planned(const test_machine* machine) {
+    static const char config[] =
+        "{\"peft_type\":\"LORA\",\"task_type\":\"CAUSAL_LM\",\"r\":4,\"lora_alpha\":8,"
+        "\"target_modules\":[\"q_proj\",\"down_proj\"],\"layers_to_transform\":[0,1,2,3,4,6,7,8],"
+        "\"rank_pattern\":{\"layers.3.self_attn.q_proj\":20},\"lora_dropout\":0.0,"
+        "\"bias\":\"none\",\"use_rslora\":false,\"fan_in_fan_out\":false}";
+    static st_file st;
+    static float values[64 * 20];
+    char name[128];
+    setup s = setup_make(machine);
+    memory_clear();
+    st_begin(&st);
+    for (int i = 0; i < 9 * 4; i++) {
+        bool b = i % 2 != 0;
+        bool down = i / 2 % 2 != 0;
+        int64_t rank = i / 4 == 3 && !down ? 20 : 4;
+        int64_t rows = b ? (down ? s.config.hidden : s.config.heads * s.config.head_dim) : rank;
+        int64_t cols = b ? rank : down ? s.config.intermediate : s.config.hidden;
+        snprintf(name, sizeof name, "base_model.model.model.layers.%d.%s.lora_%c.weight", i / 4,
+                 down ? "mlp.down_proj" : "self_attn.q_proj", b ? 'B' : 'A');
+        few_bits(name, values, (size_t)(rows * cols));
+        if (i / 4 != 5) {
+            st_add(&st, name, "F32", values, rows, cols);
+        }
+    }
+    st_save(&st, "a/adapter_model.safetensors");
+    memory_add("a/adapter_config.json", config, sizeof config - 1);
+    s.config.layers = 9;
+    s.model.adapter = "a";
+    s.model.targets = 0;
+    s.model.rank = 0;
+    s.model.alpha = 0.0f;
+    s.model.dropout = 0.0f;
+    s.model.train_norms = false;
+    rig r;
+    data d;
+    memset(&r, 0, sizeof r);
+    r.ctx = test_open(machine, with_files);
+    ASSERTm(test_open_reason(), r.ctx != NULL);
+    ASSERT(rig_start(&r, &s));
+    data_make(&d, "planned", run_lengths[0], 3);
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, qlora_batch_labels(&d.batch)));
+    ASSERT_OK(r, qlora_train_update(r.trainer));
+    qlora_cache_info info;
+    ASSERT_OK(r, qlora_cache_query(r.ctx, &info));
+    ASSERT_EQ_FMT(0, (int)info.jit_after_seal, "%d");
+    ASSERT_EQ_FMT(0, (int)info.cublas_unplanned, "%d");
+    ASSERT(rig_close(&r, &s));
+    memory_clear();
+    PASS();
+}
+
 // ---- failures along the way
 
 static setup small_setup(const test_machine* machine) {
@@ -2337,6 +2477,8 @@ SUITE(model_suite) {
     RUN_ON(TEST_CPU, budget_decides);
     RUN_ON(TEST_CPU, foreign_plan_is_refused);
     RUN_ON(TEST_ONE_FAKE, failed_open_keeps_the_seal);
+    RUN_ON(TEST_ONE_GPU, model_compiles_what_it_runs);
+    RUN_ON(TEST_ONE_EACH, logits_after_sealing);
     RUN_ON(TEST_ONE_FAKE, step_stays_on_the_device);
     RUN_ON(TEST_ONE_FAKE, failed_capture_falls_back);
     RUN_ON(TEST_ONE_EACH, not_finite_is_skipped);
@@ -2350,6 +2492,7 @@ SUITE(model_suite) {
     RUN_ON(TEST_ONE_EACH, bad_folders_are_refused);
     RUN_ON(TEST_ONE_EACH, promised_layers_cost_nothing);
     RUN_ON(TEST_CPU, ranks_come_from_the_adapter);
+    RUN_ON(TEST_ONE_GPU, layers_that_differ_are_planned);
     RUN_ON(TEST_CPU, every_allocation_may_fail);
     RUN_ON(TEST_ONE_FAKE, driver_calls_may_fail);
 }

@@ -787,6 +787,42 @@ TEST cache_prewarm_and_seal(const test_machine* machine) {
     PASS();
 }
 
+// A kernel is compiled without the others of its module, and never twice; pre-warm adds the rest.
+TEST cache_compiles_what_is_wanted(const test_machine* machine) {
+    static const char* const names[] = {"softmax_fwd_f32", "softmax_bwd_f32"};
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx)
+        SKIPm(test_open_reason());
+    qlora_cache_info info;
+    const qlora_kernel* kernel = NULL;
+    for (uint32_t i = 0; i < 2; i++) {
+        REFUSED(QLORA_ERR_KERNEL, "is not compiled", qlora_cache_get(ctx, names[i], &kernel));
+        for (int again = 0; again < 2; again++) {
+            ASSERT_EQ(QLORA_OK, qlora_cache_compile(ctx, names[i], &kernel));
+            ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
+            ASSERT_EQ(i + 1, info.modules);
+            ASSERT_EQ(i + 1, info.kernels);
+            ASSERT_EQ(i + 1, (uint32_t)info.misses);
+        }
+    }
+    ASSERT_EQ(QLORA_OK, qlora_prewarm(ctx, &SMALL_SHAPE));
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
+    ASSERT_EQ(info.modules, (uint32_t)info.misses);
+    ASSERT_EQ(QLORA_OK, qlora_cache_get(ctx, "softmax_scores_f32", &kernel));
+    uint32_t ready = 0;
+    for (size_t i = 0; qlora_kernel_name(i) != NULL; i++) {
+        ready += qlora_cache_get(ctx, qlora_kernel_name(i), &kernel) == QLORA_OK ? 1 : 0;
+    }
+    ASSERT_EQ(ready, info.kernels);
+    // Those of any operator.
+    ASSERT_EQ(QLORA_OK, qlora_cache_get(ctx, "elementwise_silu_bwd_f32", &kernel));
+    ASSERT_EQ(QLORA_OK, qlora_cache_get(ctx, "preference_factors", &kernel));
+    ASSERT_EQ(QLORA_OK, qlora_cache_get(ctx, "methods_dot_columns_f32", &kernel));
+    ASSERT_EQ(QLORA_OK, qlora_cache_get(ctx, "cast_f16_bf16", &kernel));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 TEST cache_prewarm_bad_shapes(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx)
@@ -1487,6 +1523,7 @@ SUITE(runtime_suite) {
     RUN_ON(TEST_EVERYWHERE, cache_users_kernel);
     RUN_ON(TEST_GPUS, cache_text_is_refused_when_it_goes_backward);
     RUN_ON(TEST_EVERYWHERE, cache_prewarm_and_seal);
+    RUN_ON(TEST_GPUS, cache_compiles_what_is_wanted);
     RUN_ON(TEST_ONE_EACH, cache_prewarm_bad_shapes);
     RUN_ON(TEST_ONE_FAKE, cache_fewer_modules_with_cublas);
     RUN_ON(TEST_GPUS, cache_every_kernel_loads);
