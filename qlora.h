@@ -21748,6 +21748,9 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(nf4_gemm_32, nf4_gemm, 66560, NF4_BF16)                                                      \
     X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                      \
     X(fp8_quantise, fp8, 0, FP8)                                                                   \
+    X(fp8_quantise_u, fp8_tails, 0, FP8)                                                           \
+    X(fp8_u_sum, fp8_tails, 0, FP8)                                                                \
+    X(fp8_gated, fp8_tails, 232320, FP8)                                                           \
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
     X(fp8_widen_turned, fp8, 0, FP8)                                                               \
@@ -25431,6 +25434,7 @@ struct qlora_fp8_operand {
     // shared by all stacks
     qlora_tensor codes;  // U8, one row: the rows of x or dy in e4m3
     qlora_tensor scales; // f32 [1, rows]: sx sw
+    qlora_tensor most;   // f32 [1, rows]: largest magnitudes, where they come before the codes
     qlora_tensor ones;   // f32 [1, most columns of a result]
 };
 
@@ -25748,10 +25752,11 @@ static QLORA__UNUSED qlora_result qlora__fp8_place(qlora_ctx* ctx, const qlora_l
     return QLORA_OK;
 }
 
-// y (+)= x W^T, or, turned, y (+)= x W.
+// y (+)= x W^T, or, turned, y (+)= x W. coded: the codes and scales of x are there, on a GPU.
 static QLORA__UNUSED qlora_result qlora__fp8_product(qlora_ctx* ctx, const qlora__fp8* f,
-                                                     bool turned, const qlora_tensor* x,
-                                                     const qlora_tensor* y, bool adds) {
+                                                     bool turned, bool coded,
+                                                     const qlora_tensor* x, const qlora_tensor* y,
+                                                     bool adds) {
     const qlora_tensor* weights = turned ? &f->turned : &f->weights;
     QLORA__TRY(qlora__capture_note(ctx, weights->data));
     QLORA__TRY(qlora__capture_note(ctx, f->codes.data));
@@ -25759,7 +25764,7 @@ static QLORA__UNUSED qlora_result qlora__fp8_product(qlora_ctx* ctx, const qlora
         return QLORA_OK;
     }
     if (!qlora__on_cpu(ctx)) {
-        QLORA__TRY(qlora__fp8_quantise_gpu(ctx, f, x));
+        QLORA__TRY(coded ? QLORA_OK : qlora__fp8_quantise_gpu(ctx, f, x));
         return qlora__fp8_product_gpu(ctx, f, weights, y, adds);
     }
     qlora__fp8_job job;
@@ -30190,10 +30195,14 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
     return QLORA_OK;
 }
 
+// What of a stack's input is there.
+#define QLORA__THERE_Z 1u
+#define QLORA__THERE_CODES 2u // its codes and scales for FP8 products, but not the input itself
+
 // y (+)= z (sB)^T in the type of x, and the base in FP8 on top of it.
 static qlora_result qlora__linear_forward_fp8(qlora_ctx* ctx, qlora_math math,
                                               const qlora_linear_desc* l, const qlora_tensor* x,
-                                              const qlora_tensor* y, bool biased) {
+                                              const qlora_tensor* y, bool biased, bool coded) {
     qlora_tensor inner;
     qlora_tensor z;
     qlora_tensor a;
@@ -30205,12 +30214,12 @@ static qlora_result qlora__linear_forward_fp8(qlora_ctx* ctx, qlora_math math,
         QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, biased ? 1.0f : 0.0f, &z,
                                       &sb, y));
     }
-    return qlora__fp8_product(ctx, l->fp8, false, &inner, y, biased || pad > 0);
+    return qlora__fp8_product(ctx, l->fp8, false, coded, &inner, y, biased || pad > 0);
 }
 
 static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, qlora_math math,
                                                  const qlora_linear_desc* l, const qlora_tensor* x,
-                                                 const qlora_tensor* y) {
+                                                 const qlora_tensor* y, bool coded) {
     int64_t out = qlora_linear_out(l);
     bool biased = false;
     for (int32_t i = 0; i < l->count; i++) {
@@ -30226,7 +30235,7 @@ static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, qlora_math math
         col += p->out;
     }
     if (l->fp8 != NULL) {
-        return qlora__linear_forward_fp8(ctx, math, l, x, y, biased);
+        return qlora__linear_forward_fp8(ctx, math, l, x, y, biased, coded);
     }
     qlora_tensor upper; // [W sB]
     QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, 0, l->operand->cols, &upper));
@@ -30259,9 +30268,9 @@ static qlora_result qlora__linear_forward_shared(qlora_ctx* ctx, qlora_math math
     return QLORA_OK;
 }
 
-// has_z: z is there.
+// there: z, and codes with it.
 static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
-                                          const qlora_linear_desc* l, bool has_z,
+                                          const qlora_linear_desc* l, unsigned there,
                                           const qlora_tensor* x, const qlora_tensor* y) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
@@ -30276,16 +30285,19 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     if (qlora__linear_in_panels(ctx, l, x, qlora__linear_forward_steps(ctx, l, bf16), bf16)) {
         return qlora__linear_forward_shared(ctx, math, l, x, &inner, y);
     }
+    bool has_z = (there & QLORA__THERE_Z) != 0;
+    bool coded = (there & QLORA__THERE_CODES) != 0;
+    QLORA_ASSERT(!coded || (has_z && l->fp8 != NULL));
     QLORA__TRY(has_z ? QLORA_OK : qlora__linear_z(ctx, math, l, x, &inner));
     return l->operand != NULL || l->fp8 != NULL
-               ? qlora__linear_forward_joined(ctx, math, l, x, y)
+               ? qlora__linear_forward_joined(ctx, math, l, x, y, coded)
                : qlora__linear_forward_plain(ctx, math, l, x, &inner, y);
 }
 
 qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                   const qlora_tensor* x, const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_linear_forward");
-    return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, false, x, y));
+    return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, 0u, x, y));
 }
 
 // ---- backward -----------------------------------------------------------------------------------
@@ -30357,7 +30369,8 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
 // dx = u A in the type of dy, unless there is dropout, and the base in FP8 on top of it.
 static qlora_result qlora__linear_dx_fp8(qlora_ctx* ctx, qlora_math math,
                                          const qlora_linear_desc* l, const qlora_tensor* dy,
-                                         const qlora_tensor* inner, const qlora_tensor* dx) {
+                                         const qlora_tensor* inner, bool coded,
+                                         const qlora_tensor* dx) {
     int64_t pad = dy->cols - inner->cols;
     bool adds = pad > 0 && l->dropout == 0.0f;
     qlora_tensor u;
@@ -30367,15 +30380,16 @@ static qlora_result qlora__linear_dx_fp8(qlora_ctx* ctx, qlora_math math,
     if (adds && qlora__linear_joined(l, pad, &a, &sb)) {
         QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &u, &a, dx));
     }
-    return qlora__fp8_product(ctx, l->fp8, true, inner, dx, adds);
+    return qlora__fp8_product(ctx, l->fp8, true, coded, inner, dx, adds);
 }
 
-// dx = sum of dy_i W_i, plus u_i A_i unless there is dropout.
+// dx = sum of dy_i W_i, plus u_i A_i unless there is dropout. coded: the codes of dy for FP8
+// products are there.
 static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
-                                     const qlora_tensor* dy, const qlora_tensor* inner,
+                                     const qlora_tensor* dy, const qlora_tensor* inner, bool coded,
                                      const qlora_tensor* dx) {
     if (l->fp8 != NULL) {
-        return qlora__linear_dx_fp8(ctx, math, l, dy, inner, dx);
+        return qlora__linear_dx_fp8(ctx, math, l, dy, inner, coded, dx);
     }
     if (l->operand != NULL) {
         const qlora_tensor* left = l->dropout > 0.0f ? inner : dy;
@@ -30424,7 +30438,7 @@ static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const ql
     if (dy->cols > inner->cols) {
         QLORA__TRY(qlora__linear_u(ctx, math, l, dy, inner));
     }
-    return dx != NULL ? qlora__linear_dx(ctx, math, l, dy, inner, dx) : QLORA_OK;
+    return dx != NULL ? qlora__linear_dx(ctx, math, l, dy, inner, false, dx) : QLORA_OK;
 }
 
 //@@ src/ops/skinny.h
@@ -30822,6 +30836,8 @@ typedef struct qlora__gated {
     const qlora_tensor* up;         // the same; in the same rows as gate, after it
     qlora__gated_factor factors[3]; // gate, up, down; without columns if there is no adapter
     const qlora_tensor* parts;      // f32, qlora__gated_room elements
+    const qlora_tensor* most;       // f32 [1, rows], or NULL: raised to the largest magnitudes of
+                                    // the rows of both gradients
     bool gelu;
 } qlora__gated;
 
@@ -30895,6 +30911,7 @@ static qlora_result qlora__gated_tiles(qlora_ctx* ctx, const qlora__gated* g) {
     int32_t each = qlora__gated_each(rows, cols);
     int32_t gelu = g->gelu;
     void* parts = g->parts->data;
+    void* most = g->most != NULL ? g->most->data : NULL;
     void* dh = g->dh->data;
     void* gate = g->gate->data;
     int32_t ldd = (int32_t)g->dh->ld;
@@ -30902,7 +30919,7 @@ static qlora_result qlora__gated_tiles(qlora_ctx* ctx, const qlora__gated* g) {
     int32_t up = (int32_t)(((char*)g->up->data - (char*)gate) / 2);
     void* args[] = {&dh,   &ldd,    &gate,    &ld,      &up,   &rows,   &cols,
                     &each, &z[0],   &ldz[0],  &rank[0], &z[1], &ldz[1], &rank[1],
-                    &z[2], &ldz[2], &rank[2], &parts,   &gelu};
+                    &z[2], &ldz[2], &rank[2], &parts,   &gelu, &most};
     return qlora__launch(ctx, QLORA__K_gated_backward, qlora__ceil_div(cols, QLORA__GATED_STRIP),
                          qlora__ceil_div(rows, each), 1, 256, QLORA__GATED_SHARED, args);
 }
@@ -31037,6 +31054,95 @@ static qlora_result qlora__tails_backward(qlora_ctx* ctx, bool gelu, const qlora
                     &ldu,     &rows,    &cols,    &joined, &kind};
     return qlora__launch(ctx, QLORA__K_tails_gated_bwd, qlora__ceil_div(rows, QLORA__TAILS_ROWS), 1,
                          1, 512, QLORA__TAILS_BACKWARD, args);
+}
+
+//@@ src/ops/fp8_tails.h
+
+// ---- operands of FP8 products with what adapters make of them -----------------------------------
+//
+// The activation of an MLP in e4m3, with z of the adapter after it, and the gradients of gate and
+// up in e4m3, with u of the adapters before them (kernels/fp8_tails.cu): computed apart, each of
+// these reads the largest matrices of a layer once more, and the activation would be stored in bf16
+// as well, which nothing else reads. Codes, scales and z are those of qlora__fp8_quantise_gpu and
+// qlora__tails_forward to the bit; u has an order of sums of its own, which the shapes alone decide.
+
+#define QLORA__FP8_GATED_ROWS 8 // of a block
+#define QLORA__FP8_GATED_MOST 232320
+#define QLORA__FP8_U_ROWS 128
+#define QLORA__FP8_U_WIDTH 1024 // columns of a piece
+#define QLORA__FP8_U_RANK 16    // of the sums of a piece
+
+// Bytes of shared memory for 8 rows of an activation.
+static int64_t qlora__fp8_gated_room(int64_t cols) {
+    int64_t pitch = qlora__ceil_div(cols, 64) * 128 + 64;
+    return qlora__max(QLORA__FP8_GATED_ROWS * pitch, 8192);
+}
+
+// The codes and scales of s = act(gate) up for the products of f, and z = s A^T.
+static QLORA__UNUSED qlora_result qlora__fp8_gated(qlora_ctx* ctx, bool gelu, const qlora__fp8* f,
+                                                   const qlora_tensor* gate, const qlora_tensor* up,
+                                                   const qlora_tensor* a, const qlora_tensor* z) {
+    void* data[] = {gate->data, f->factors.data, f->codes.data, f->scales.data, a->data, z->data};
+    int32_t ld = (int32_t)gate->ld;
+    int32_t lda = (int32_t)a->ld;
+    int64_t ldz = z->ld;
+    int64_t rows = gate->rows;
+    int32_t cols = (int32_t)gate->cols;
+    int64_t pitch = qlora__fp8_pitch(cols);
+    int32_t rank = (int32_t)a->rows;
+    int32_t kind = gelu;
+    int32_t after = (int32_t)(((char*)up->data - (char*)gate->data) / 2);
+    int64_t room = qlora__fp8_gated_room(cols);
+    QLORA_ASSERT(qlora__tails_aligned(gate) && qlora__tails_aligned(up) && gate->ld == up->ld &&
+                 qlora__tails_aligned(a) && rank % 8 == 0 && rank <= QLORA__TAILS_RANK &&
+                 room <= QLORA__FP8_GATED_MOST);
+    void* args[] = {&data[0], &ld,  &after,   &data[1], &data[2], &pitch, &data[3], &data[4],
+                    &lda,     &data[5], &ldz, &rows,    &cols,    &rank,  &kind};
+    int64_t groups = qlora__ceil_div(rows, QLORA__FP8_GATED_ROWS);
+    return qlora__launch(ctx, QLORA__K_fp8_gated, qlora__min(groups, QLORA__TAILS_BLOCKS), 1, 1,
+                         512, (uint32_t)room, args);
+}
+
+// Pieces of a part of the columns.
+static int64_t qlora__fp8_u_pieces(int64_t part) {
+    return qlora__ceil_div(part, QLORA__FP8_U_WIDTH);
+}
+
+// f32 elements of the sums of all pieces.
+static int64_t qlora__fp8_u_room(int64_t rows, int64_t part, int64_t parts) {
+    return parts * qlora__fp8_u_pieces(part) * rows * QLORA__FP8_U_RANK;
+}
+
+// The codes and scales of d, whose largest magnitudes f->most has, for the products of f, and
+// u = d sB. d has as many parts side by side as there are ranks, one or two of the same width, and
+// sB [columns of d, all ranks] has theirs along the diagonal. sums: qlora__fp8_u_room elements.
+static QLORA__UNUSED qlora_result qlora__fp8_u(qlora_ctx* ctx, const qlora__fp8* f,
+                                               const qlora_tensor* d, const qlora_tensor* sb,
+                                               const int64_t* ranks, int64_t parts,
+                                               const qlora_tensor* u, void* sums) {
+    void* data[] = {d->data,         f->most.data, f->factors.data, f->codes.data,
+                    f->scales.data, sb->data,     u->data,         sums};
+    int32_t ldd = (int32_t)d->ld;
+    int32_t ldb = (int32_t)sb->ld;
+    int64_t ldu = u->ld;
+    int64_t rows = d->rows;
+    int32_t cols = (int32_t)d->cols;
+    int32_t part = (int32_t)(d->cols / parts);
+    int32_t pieces = (int32_t)qlora__fp8_u_pieces(part);
+    int32_t width = QLORA__FP8_U_WIDTH;
+    int64_t pitch = qlora__fp8_pitch(cols);
+    int32_t rank[2] = {(int32_t)ranks[0], parts > 1 ? (int32_t)ranks[1] : 0};
+    QLORA_ASSERT(qlora__tails_aligned(d) && qlora__tails_aligned(sb) && part % 8 == 0 &&
+                 rank[0] % 8 == 0 && rank[1] % 8 == 0 && rank[0] <= QLORA__FP8_U_RANK &&
+                 rank[1] <= QLORA__FP8_U_RANK);
+    void* args[] = {&data[0], &ldd,     &rows,    &cols,     &part,    &pieces,
+                    &width,   &data[1], &data[2], &data[3],  &pitch,   &data[4],
+                    &data[5], &ldb,     &rank[0], &rank[1], &data[7]};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_fp8_quantise_u, qlora__ceil_div(rows, QLORA__FP8_U_ROWS),
+                             (uint32_t)(parts * pieces), 1, 256, 0, args));
+    void* more[] = {&data[7], &rows, &pieces, &rank[0], &rank[1], &data[6], &ldu};
+    return qlora__launch(ctx, QLORA__K_fp8_u_sum,
+                         qlora__ceil_div(rows * (rank[0] + rank[1]), 256), 1, 1, 256, 0, more);
 }
 
 //@@ src/qlora.h
@@ -33979,6 +34085,7 @@ struct qlora_model {
     qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
     qlora_tensor fp8_codes;   // U8: rows of x or dy
     qlora_tensor fp8_scales;  // f32 [1, T]
+    qlora_tensor fp8_most;    // f32 [1, T]
     qlora_tensor fp8_ones;    // f32 [1, widest result]
     // head
     size_t head_place;    // of rows_x and logits in the arena, see qlora__layout_turns
@@ -35134,6 +35241,8 @@ static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
     int64_t pitch = qlora__fp8_pitch(widest); // not less than the width of a result
     qlora__arena_tensor(arena, QLORA_U8, 1, qlora__tile_rows(m) * pitch, &m->fp8_codes);
     qlora__arena_tensor(arena, QLORA_F32, 1, qlora__tile_rows(m), &m->fp8_scales);
+    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__has_gated(m) ? qlora__tile_rows(m) : 0,
+                        &m->fp8_most);
     qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->fp8_ones);
     qlora__arena_tensor(arena, QLORA_F32, m->plan.config.layers * QLORA__GROUPS, 2,
                         &m->fp8_factors);
@@ -39743,6 +39852,16 @@ static qlora_result qlora__operand_wait(const qlora__pass* pass) {
     return qlora__beside_wait(pass->ctx, readers);
 }
 
+// Whether products read the codes of the base. For a single row, dequantising the weights does not
+// pay. On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
+// Rows of a pass that are few because of their labels are not computed in another way.
+static bool qlora__pass_reads_codes(const qlora__pass* pass, const qlora__layer* layer) {
+    bool fp8 = qlora__is_fp8(pass->m);
+    bool few = qlora__on_cpu(pass->ctx) && !fp8;
+    bool codes = few ? pass->rows <= 8 : pass->rows == 1 && (!layer->cached || fp8);
+    return codes && !pass->training && !pass->gathered;
+}
+
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
@@ -39765,12 +39884,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
     }
-    // For a single row, dequantising the weights does not pay: the product reads the 4-bit codes.
-    // On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
-    // Rows of a pass that are few because of their labels are not computed in another way.
-    bool few = qlora__on_cpu(pass->ctx) && !qlora__is_fp8(m);
-    bool codes = few ? pass->rows <= 8 : pass->rows == 1 && (!layer->cached || qlora__is_fp8(m));
-    if (codes && !pass->training && !pass->gathered) {
+    if (qlora__pass_reads_codes(pass, layer)) {
         out->linear.operand = NULL;
         out->linear.fp8 = NULL;
     }
@@ -39819,6 +39933,14 @@ static bool qlora__z_comes(const qlora__pass* pass, const qlora__layer* layer) {
     return qlora__tails_come(pass, layer, QLORA__DOWN);
 }
 
+// Whether it computes the codes of down's input for FP8 products as well, and leaves s out: see
+// ops/fp8_tails.h.
+static bool qlora__codes_come(const qlora__pass* pass, const qlora__layer* layer) {
+    return qlora__is_fp8(pass->m) && qlora__z_comes(pass, layer) &&
+           !qlora__pass_reads_codes(pass, layer) &&
+           qlora__fp8_gated_room(pass->m->plan.config.intermediate) <= QLORA__FP8_GATED_MOST;
+}
+
 // Not if it computes other gradients from its tiles (ops/gated.h).
 static bool qlora__u_comes(const qlora__pass* pass, const qlora__layer* layer) {
     return qlora__tails_come(pass, layer, QLORA__GATE_UP) &&
@@ -39833,6 +39955,11 @@ static qlora_result qlora__layer_tail(const qlora__pass* pass, const qlora__laye
     qlora_tensor z = *s;
     z.data = (uint16_t*)s->data + s->cols;
     z.cols = layer->pads[QLORA__DOWN];
+    if (gate != NULL && qlora__codes_come(pass, layer)) {
+        return qlora__fp8_gated(pass->ctx, (m->arch->has & QLORA__HAS_GELU) != 0,
+                                &layer->fp8[QLORA__DOWN], gate, up,
+                                layer->linears[QLORA__DOWN].parts[0].a, &z);
+    }
     return qlora__tails_forward(pass->ctx, (m->arch->has & QLORA__HAS_GELU) != 0, gate, up, s,
                                 layer->linears[QLORA__DOWN].parts[0].a, &z);
 }
@@ -39845,11 +39972,14 @@ static qlora_result qlora__stack_forward_run(const qlora__pass* pass, qlora__lay
     QLORA__TRY(qlora__stack_ready(pass, layer, group, false, &stack));
     qlora_tensor in = qlora__local(pass, x, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__local(pass, y, 0, stack.out);
+    unsigned there = 0;
+    if (group == QLORA__DOWN) {
+        there |= qlora__z_comes(pass, layer) ? QLORA__THERE_Z : 0u;
+        there |= qlora__codes_come(pass, layer) ? QLORA__THERE_CODES : 0u;
+    }
     QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
-    QLORA__TRY(qlora__leave(
-        pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear,
-                                         group == QLORA__DOWN && qlora__z_comes(pass, layer), &in,
-                                         &out)));
+    QLORA__TRY(qlora__leave(pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear,
+                                                             there, &in, &out)));
     return pass->m->use_adapters && qlora__stack_is_dora(pass->m, layer, group)
                ? qlora__scale_columns(pass->ctx, &layer->gains[group], &out)
                : QLORA_OK;
@@ -40700,14 +40830,36 @@ static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const 
         pass->ctx, qlora__linear_backward(pass->ctx, pass->math, &stack->linear, x, dy, dx, 0));
 }
 
-// Computes u of a stack in the last columns of dy, unless it came with the activation.
+// Whether u of gate and up comes with the codes of their gradients for FP8 products, whose largest
+// magnitudes the activation found: see ops/fp8_tails.h. The sums of the pieces are in the memory of
+// ds, which the activation has read.
+static bool qlora__u_is_coded(const qlora_model* m, const qlora__layer* layer) {
+    const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
+    int64_t part = qlora_linear_out(l) / l->count;
+    int64_t room = qlora__fp8_u_room(qlora__tile_rows(m), part, l->count);
+    return qlora__is_fp8(m) && qlora__gated_ranks(m, layer, NULL) && layer->pads[QLORA__GATE_UP] > 0 &&
+           room * (int64_t)sizeof(float) <= (int64_t)m->ds.bytes;
+}
+
+// Computes u of a stack in the last columns of dy, unless it came with the activation. *coded:
+// whether the codes of dy came with it.
 static qlora_result qlora__stack_u(const qlora__pass* pass, const qlora__stack* stack, int group,
-                                   const qlora_tensor* dy, const qlora_tensor* inner) {
-    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
+                                   const qlora_tensor* dy, const qlora_tensor* inner, bool* coded) {
+    const qlora_model* m = pass->m;
+    const qlora__layer* layer = &m->layers[stack->linear.layer];
+    const qlora_linear_desc* l = &stack->linear;
+    qlora_tensor a;
+    qlora_tensor sb;
+    *coded = group == QLORA__GATE_UP && qlora__u_is_coded(m, layer) &&
+             qlora__linear_joined(l, stack->pad, &a, &sb);
+    if (*coded) {
+        int64_t ranks[2] = {l->parts[0].rank, l->parts[l->count - 1].rank};
+        qlora_tensor u = qlora__window(dy, pass->rows, stack->out, stack->pad);
+        return qlora__fp8_u(pass->ctx, l->fp8, inner, &sb, ranks, l->count, &u, m->ds.data);
+    }
     bool there = group == QLORA__GATE_UP && qlora__u_comes(pass, layer);
-    return stack->pad > 0 && !there
-               ? qlora__linear_u(pass->ctx, pass->math, &stack->linear, dy, inner)
-               : QLORA_OK;
+    return stack->pad > 0 && !there ? qlora__linear_u(pass->ctx, pass->math, l, dy, inner)
+                                    : QLORA_OK;
 }
 
 // dy (with space for u) and x (with z) -> dx (may be NULL), dA and dB. With dropout, the adapters
@@ -40724,9 +40876,10 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
         QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, dx));
         return qlora__stack_gradients(pass, stack, group, x, dy, false);
     }
-    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner));
+    bool coded = false;
+    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner, &coded));
     QLORA__TRY(qlora__stack_gradients(pass, stack, group, x, dy, false));
-    return dx != NULL ? qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, dx)
+    return dx != NULL ? qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, dx)
                       : QLORA_OK;
 }
 
@@ -40742,7 +40895,7 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
     QLORA__ENTER(ctx, "qlora_linear_forward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(
-        ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, false, x, &raw)));
+        ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, 0u, x, &raw)));
     int64_t at = 0;
     for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
         qlora__projection* p = &layer->projections[m->arch->layout->groups[group].first + i];
@@ -40832,6 +40985,11 @@ static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora_
     if (ranks[2] > 0) {
         g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
         g.factors[2].d = down->linear.parts[0].da;
+    }
+    qlora_tensor most = qlora__window(&m->fp8_most, 1, 0, pass->rows);
+    if (qlora__u_is_coded(m, layer)) {
+        QLORA__TRY(qlora__tensor_zero(pass->ctx, &most));
+        g.most = &most;
     }
     QLORA__TRY(qlora__gated_tiles(pass->ctx, &g));
     QLORA__TRY(qlora__beside_begin(pass->ctx));
@@ -40949,8 +41107,9 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
     job.eps = (float)c->rms_eps;
     job.rstd_out = &rstd;
-    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner));
-    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, &dx));
+    bool coded = false;
+    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner, &coded));
+    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, &dx));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << above | 1u << group));
     QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));
@@ -42742,6 +42901,7 @@ static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
     }
     f->codes = m->fp8_codes;
     f->scales = m->fp8_scales;
+    f->most = m->fp8_most;
     f->ones = m->fp8_ones;
     qlora__arena_window(&m->fp8_factors, (l * QLORA__GROUPS + group) * 2, 1, 2, &f->factors);
     layer->linears[group].operand = NULL;
@@ -52013,4 +52173,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end c40c78e7a3111d1f
+//@@ end fe8296d0aed5a73f

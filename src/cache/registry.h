@@ -84,6 +84,9 @@
     X(nf4_gemm_32, nf4_gemm, 66560, NF4_BF16)                                                      \
     X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                      \
     X(fp8_quantise, fp8, 0, FP8)                                                                   \
+    X(fp8_quantise_u, fp8_tails, 0, FP8)                                                           \
+    X(fp8_u_sum, fp8_tails, 0, FP8)                                                                \
+    X(fp8_gated, fp8_tails, 232320, FP8)                                                           \
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
     X(fp8_widen_turned, fp8, 0, FP8)                                                               \

@@ -108,14 +108,36 @@ static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const 
         pass->ctx, qlora__linear_backward(pass->ctx, pass->math, &stack->linear, x, dy, dx, 0));
 }
 
-// Computes u of a stack in the last columns of dy, unless it came with the activation.
+// Whether u of gate and up comes with the codes of their gradients for FP8 products, whose largest
+// magnitudes the activation found: see ops/fp8_tails.h. The sums of the pieces are in the memory of
+// ds, which the activation has read.
+static bool qlora__u_is_coded(const qlora_model* m, const qlora__layer* layer) {
+    const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
+    int64_t part = qlora_linear_out(l) / l->count;
+    int64_t room = qlora__fp8_u_room(qlora__tile_rows(m), part, l->count);
+    return qlora__is_fp8(m) && qlora__gated_ranks(m, layer, NULL) && layer->pads[QLORA__GATE_UP] > 0 &&
+           room * (int64_t)sizeof(float) <= (int64_t)m->ds.bytes;
+}
+
+// Computes u of a stack in the last columns of dy, unless it came with the activation. *coded:
+// whether the codes of dy came with it.
 static qlora_result qlora__stack_u(const qlora__pass* pass, const qlora__stack* stack, int group,
-                                   const qlora_tensor* dy, const qlora_tensor* inner) {
-    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
+                                   const qlora_tensor* dy, const qlora_tensor* inner, bool* coded) {
+    const qlora_model* m = pass->m;
+    const qlora__layer* layer = &m->layers[stack->linear.layer];
+    const qlora_linear_desc* l = &stack->linear;
+    qlora_tensor a;
+    qlora_tensor sb;
+    *coded = group == QLORA__GATE_UP && qlora__u_is_coded(m, layer) &&
+             qlora__linear_joined(l, stack->pad, &a, &sb);
+    if (*coded) {
+        int64_t ranks[2] = {l->parts[0].rank, l->parts[l->count - 1].rank};
+        qlora_tensor u = qlora__window(dy, pass->rows, stack->out, stack->pad);
+        return qlora__fp8_u(pass->ctx, l->fp8, inner, &sb, ranks, l->count, &u, m->ds.data);
+    }
     bool there = group == QLORA__GATE_UP && qlora__u_comes(pass, layer);
-    return stack->pad > 0 && !there
-               ? qlora__linear_u(pass->ctx, pass->math, &stack->linear, dy, inner)
-               : QLORA_OK;
+    return stack->pad > 0 && !there ? qlora__linear_u(pass->ctx, pass->math, l, dy, inner)
+                                    : QLORA_OK;
 }
 
 // dy (with space for u) and x (with z) -> dx (may be NULL), dA and dB. With dropout, the adapters
@@ -132,9 +154,10 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
         QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, dx));
         return qlora__stack_gradients(pass, stack, group, x, dy, false);
     }
-    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner));
+    bool coded = false;
+    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner, &coded));
     QLORA__TRY(qlora__stack_gradients(pass, stack, group, x, dy, false));
-    return dx != NULL ? qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, dx)
+    return dx != NULL ? qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, dx)
                       : QLORA_OK;
 }
 
@@ -150,7 +173,7 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
     QLORA__ENTER(ctx, "qlora_linear_forward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(
-        ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, false, x, &raw)));
+        ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, 0u, x, &raw)));
     int64_t at = 0;
     for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
         qlora__projection* p = &layer->projections[m->arch->layout->groups[group].first + i];
@@ -240,6 +263,11 @@ static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora_
     if (ranks[2] > 0) {
         g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
         g.factors[2].d = down->linear.parts[0].da;
+    }
+    qlora_tensor most = qlora__window(&m->fp8_most, 1, 0, pass->rows);
+    if (qlora__u_is_coded(m, layer)) {
+        QLORA__TRY(qlora__tensor_zero(pass->ctx, &most));
+        g.most = &most;
     }
     QLORA__TRY(qlora__gated_tiles(pass->ctx, &g));
     QLORA__TRY(qlora__beside_begin(pass->ctx));
@@ -357,8 +385,9 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
     job.eps = (float)c->rms_eps;
     job.rstd_out = &rstd;
-    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner));
-    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, &dx));
+    bool coded = false;
+    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner, &coded));
+    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, &dx));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << above | 1u << group));
     QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));

@@ -202,6 +202,16 @@ static qlora_result qlora__operand_wait(const qlora__pass* pass) {
     return qlora__beside_wait(pass->ctx, readers);
 }
 
+// Whether products read the codes of the base. For a single row, dequantising the weights does not
+// pay. On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
+// Rows of a pass that are few because of their labels are not computed in another way.
+static bool qlora__pass_reads_codes(const qlora__pass* pass, const qlora__layer* layer) {
+    bool fp8 = qlora__is_fp8(pass->m);
+    bool few = qlora__on_cpu(pass->ctx) && !fp8;
+    bool codes = few ? pass->rows <= 8 : pass->rows == 1 && (!layer->cached || fp8);
+    return codes && !pass->training && !pass->gathered;
+}
+
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
@@ -224,12 +234,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
     }
-    // For a single row, dequantising the weights does not pay: the product reads the 4-bit codes.
-    // On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
-    // Rows of a pass that are few because of their labels are not computed in another way.
-    bool few = qlora__on_cpu(pass->ctx) && !qlora__is_fp8(m);
-    bool codes = few ? pass->rows <= 8 : pass->rows == 1 && (!layer->cached || qlora__is_fp8(m));
-    if (codes && !pass->training && !pass->gathered) {
+    if (qlora__pass_reads_codes(pass, layer)) {
         out->linear.operand = NULL;
         out->linear.fp8 = NULL;
     }
@@ -278,6 +283,14 @@ static bool qlora__z_comes(const qlora__pass* pass, const qlora__layer* layer) {
     return qlora__tails_come(pass, layer, QLORA__DOWN);
 }
 
+// Whether it computes the codes of down's input for FP8 products as well, and leaves s out: see
+// ops/fp8_tails.h.
+static bool qlora__codes_come(const qlora__pass* pass, const qlora__layer* layer) {
+    return qlora__is_fp8(pass->m) && qlora__z_comes(pass, layer) &&
+           !qlora__pass_reads_codes(pass, layer) &&
+           qlora__fp8_gated_room(pass->m->plan.config.intermediate) <= QLORA__FP8_GATED_MOST;
+}
+
 // Not if it computes other gradients from its tiles (ops/gated.h).
 static bool qlora__u_comes(const qlora__pass* pass, const qlora__layer* layer) {
     return qlora__tails_come(pass, layer, QLORA__GATE_UP) &&
@@ -292,6 +305,11 @@ static qlora_result qlora__layer_tail(const qlora__pass* pass, const qlora__laye
     qlora_tensor z = *s;
     z.data = (uint16_t*)s->data + s->cols;
     z.cols = layer->pads[QLORA__DOWN];
+    if (gate != NULL && qlora__codes_come(pass, layer)) {
+        return qlora__fp8_gated(pass->ctx, (m->arch->has & QLORA__HAS_GELU) != 0,
+                                &layer->fp8[QLORA__DOWN], gate, up,
+                                layer->linears[QLORA__DOWN].parts[0].a, &z);
+    }
     return qlora__tails_forward(pass->ctx, (m->arch->has & QLORA__HAS_GELU) != 0, gate, up, s,
                                 layer->linears[QLORA__DOWN].parts[0].a, &z);
 }
@@ -304,11 +322,14 @@ static qlora_result qlora__stack_forward_run(const qlora__pass* pass, qlora__lay
     QLORA__TRY(qlora__stack_ready(pass, layer, group, false, &stack));
     qlora_tensor in = qlora__local(pass, x, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__local(pass, y, 0, stack.out);
+    unsigned there = 0;
+    if (group == QLORA__DOWN) {
+        there |= qlora__z_comes(pass, layer) ? QLORA__THERE_Z : 0u;
+        there |= qlora__codes_come(pass, layer) ? QLORA__THERE_CODES : 0u;
+    }
     QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
-    QLORA__TRY(qlora__leave(
-        pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear,
-                                         group == QLORA__DOWN && qlora__z_comes(pass, layer), &in,
-                                         &out)));
+    QLORA__TRY(qlora__leave(pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear,
+                                                             there, &in, &out)));
     return pass->m->use_adapters && qlora__stack_is_dora(pass->m, layer, group)
                ? qlora__scale_columns(pass->ctx, &layer->gains[group], &out)
                : QLORA_OK;

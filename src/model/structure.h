@@ -383,6 +383,7 @@ struct qlora_model {
     qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
     qlora_tensor fp8_codes;   // U8: rows of x or dy
     qlora_tensor fp8_scales;  // f32 [1, T]
+    qlora_tensor fp8_most;    // f32 [1, T]
     qlora_tensor fp8_ones;    // f32 [1, widest result]
     // head
     size_t head_place;    // of rows_x and logits in the arena, see qlora__layout_turns

@@ -1,0 +1,206 @@
+// fp8_tails.c - operands of FP8 products with what adapters make of them: codes, scales and z are
+// compared bit for bit, u with sums in double precision.
+
+SUITE_EXTERN(fp8_tails_suite);
+
+enum { CODED_MOST = 40000, CODED_ROWS = 1100 };
+
+typedef struct coded_case {
+    int64_t rows;
+    int64_t cols;     // of gate, and of up
+    int64_t ranks[3]; // gate, up, down
+    bool joined;      // gate and up are one projection
+} coded_case;
+
+// More rows than a block has, and than all blocks have at once; more columns than a step, and than
+// a piece; codes that are filled up.
+static const coded_case coded_cases[] = {{17, 136, {16, 16, 16}, false},
+                                         {9, 1064, {16, 8, 8}, false},
+                                         {3, 1544, {8, 8, 16}, true},
+                                         {1100, 24, {0, 8, 16}, false},
+                                         {150, 40, {16, 16, 8}, true},
+                                         {1, 8, {8, 0, 16}, false}};
+
+typedef struct coded_data {
+    float gu[2 * CODED_MOST];
+    float s[CODED_MOST];
+    float a[16 * 1600];
+    float b[2 * 16 * 3200]; // as the kernel reads it
+    float z[2][16 * CODED_ROWS];
+    float u[32 * CODED_ROWS];
+    float most[CODED_ROWS];
+    float scales[2][CODED_ROWS];
+    uint8_t codes[2][2 * CODED_MOST + 16 * CODED_ROWS];
+} coded_data;
+
+static coded_data coded_room;
+
+static const float coded_factor = 3.0f;
+
+// What the specification makes of rows: codes and scales, and the largest magnitudes.
+static void coded_expect(const float* x, int64_t rows, int64_t cols, coded_data* d) {
+    for (int64_t r = 0; r < rows; r++) {
+        uint8_t* to = d->codes[0] + r * qlora__fp8_pitch(cols);
+        float most = 0.0f;
+        for (int64_t c = 0; c < cols; c++) {
+            most = fmaxf(most, fabsf(x[r * cols + c]));
+        }
+        float scale = qlora__fp8_scale(most);
+        memset(to, 0, (size_t)qlora__fp8_pitch(cols));
+        for (int64_t c = 0; c < cols; c++) {
+            to[c] = qlora__e4m3_from(x[r * cols + c] * (1.0f / scale));
+        }
+        d->most[r] = most;
+        d->scales[0][r] = scale * coded_factor;
+    }
+}
+
+static bool coded_open(qlora_ctx* ctx, int64_t rows, int64_t cols, qlora__fp8* f) {
+    memset(f, 0, sizeof *f);
+    return qlora_tensor_create(ctx, QLORA_U8, 1, rows * qlora__fp8_pitch(cols), &f->codes) ==
+               QLORA_OK &&
+           qlora_tensor_create(ctx, QLORA_F32, 1, rows, &f->scales) == QLORA_OK &&
+           qlora_tensor_create(ctx, QLORA_F32, 1, 2, &f->factors) == QLORA_OK &&
+           qlora_fill(ctx, coded_factor, &f->factors) == QLORA_OK;
+}
+
+// Whether the codes and scales are the expected ones.
+static bool coded_same(qlora_ctx* ctx, int64_t rows, qlora__fp8* f, coded_data* d) {
+    bool ok = qlora_tensor_read(ctx, &f->codes, d->codes[1], f->codes.bytes) == QLORA_OK &&
+              test_read(ctx, &f->scales, d->scales[1]) &&
+              memcmp(d->codes[0], d->codes[1], f->codes.bytes) == 0 &&
+              memcmp(d->scales[0], d->scales[1], (size_t)rows * sizeof(float)) == 0;
+    qlora_tensor_destroy(ctx, &f->codes);
+    qlora_tensor_destroy(ctx, &f->scales);
+    qlora_tensor_destroy(ctx, &f->factors);
+    return ok;
+}
+
+static qlora_result coded_gated(qlora_ctx* ctx, bool gelu, const qlora__fp8* f,
+                                const qlora_tensor* gate, const qlora_tensor* up,
+                                const qlora_tensor* a, const qlora_tensor* z) {
+    QLORA__ENTER(ctx, "fp8_tails");
+    return qlora__leave(ctx, qlora__fp8_gated(ctx, gelu, f, gate, up, a, z));
+}
+
+// The activation's codes and scales, and z, are those of the kernels that compute them apart.
+TEST coded_activation_is_right(qlora_ctx* ctx, const coded_case* c, bool gelu, coded_data* d,
+                               const qlora_tensor* gu) {
+    qlora_tensor a;
+    qlora_tensor s;
+    qlora_tensor z[2];
+    qlora__fp8 f;
+    qlora_tensor gate = qlora__window(gu, c->rows, 0, c->cols);
+    qlora_tensor up = qlora__window(gu, c->rows, c->cols, c->cols);
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_BF16, c->ranks[2], c->cols, d->a, &a));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_BF16, c->rows, c->cols, &s));
+    for (int i = 0; i < 2; i++) {
+        ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_BF16, c->rows, c->ranks[2], &z[i]));
+    }
+    ASSERT(coded_open(ctx, c->rows, c->cols, &f));
+    ASSERT_EQ(QLORA_OK, tails_forward(ctx, gelu, &gate, &up, &s, &a, &z[0]));
+    ASSERT(test_read(ctx, &s, d->s));
+    coded_expect(d->s, c->rows, c->cols, d);
+    ASSERT_EQ(QLORA_OK, coded_gated(ctx, gelu, &f, &gate, &up, &a, &z[1]));
+    ASSERT(test_read(ctx, &z[0], d->z[0]) && test_read(ctx, &z[1], d->z[1]));
+    ASSERT(coded_same(ctx, c->rows, &f, d));
+    ASSERT(memcmp(d->z[0], d->z[1], (size_t)(c->rows * c->ranks[2]) * sizeof(float)) == 0);
+    qlora_tensor_destroy(ctx, &a);
+    qlora_tensor_destroy(ctx, &s);
+    qlora_tensor_destroy(ctx, &z[0]);
+    qlora_tensor_destroy(ctx, &z[1]);
+    PASS();
+}
+
+static qlora_result coded_u(qlora_ctx* ctx, const qlora__fp8* f, const qlora_tensor* x,
+                            const qlora_tensor* sb, const coded_case* c, const qlora_tensor* u,
+                            void* sums) {
+    QLORA__ENTER(ctx, "fp8_tails");
+    return qlora__leave(
+        ctx, qlora__fp8_u(ctx, f, x, sb, c->ranks, c->joined ? 1 : 2, u, sums));
+}
+
+// The codes and scales of the gradients of gate and up, and u.
+TEST coded_gradients_are_right(qlora_ctx* ctx, const coded_case* c, coded_data* d,
+                               const qlora_tensor* gu) {
+    int64_t cols = 2 * c->cols;
+    int64_t ranks = c->joined ? c->ranks[0] : c->ranks[0] + c->ranks[1];
+    int64_t room = qlora__fp8_u_room(c->rows, c->joined ? cols : c->cols, c->joined ? 1 : 2);
+    qlora_tensor sb;
+    qlora_tensor u;
+    qlora_tensor sums;
+    qlora__fp8 f;
+    for (int64_t k = 0; k < cols * ranks && !c->joined; k++) { // along the diagonal
+        d->b[k] = (k / ranks < c->cols) == (k % ranks < c->ranks[0]) ? d->b[k] : 0.0f;
+    }
+    coded_expect(d->gu, c->rows, cols, d);
+    ASSERT(coded_open(ctx, c->rows, cols, &f));
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 1, c->rows, d->most, &f.most));
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_BF16, cols, ranks, d->b, &sb));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_BF16, c->rows, ranks, &u));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 1, room, &sums));
+    ASSERT_EQ(QLORA_OK, coded_u(ctx, &f, gu, &sb, c, &u, sums.data));
+    ASSERT(coded_same(ctx, c->rows, &f, d));
+    ASSERT(test_read(ctx, &u, d->u));
+    for (int64_t k = 0; k < c->rows * ranks; k++) {
+        double sum = 0.0;
+        double size = 0.0;
+        for (int64_t i = 0; i < cols; i++) {
+            double term =
+                (double)d->gu[k / ranks * cols + i] * (double)d->b[i * ranks + k % ranks];
+            sum += term;
+            size += fabs(term);
+        }
+        ASSERT(tails_near(sum, size, d->u[k]));
+    }
+    qlora_tensor_destroy(ctx, &f.most);
+    qlora_tensor_destroy(ctx, &sb);
+    qlora_tensor_destroy(ctx, &u);
+    qlora_tensor_destroy(ctx, &sums);
+    PASS();
+}
+
+TEST coded_tails_are_right(const test_machine* machine) {
+    coded_data* d = &coded_room;
+    if (!fp8_here(machine)) {
+        SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
+    }
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (ctx == NULL) {
+        SKIPm(test_open_reason());
+    }
+    for (size_t i = 0; i < 2 * sizeof coded_cases / sizeof coded_cases[0]; i++) {
+        const coded_case* c = &coded_cases[i / 2];
+        test_random random = test_random_start("fp8 tails");
+        qlora_tensor gu;
+        gated_fill(d->gu, c->rows * 2 * c->cols, 2.0, &random);
+        gated_fill(d->a, 16 * c->cols, 1.0, &random);
+        gated_fill(d->b, 2 * 16 * 2 * c->cols, 1.0, &random);
+        for (int64_t r = 1; r < c->rows; r++) { // every column has the largest number of a row
+            d->gu[r * 2 * c->cols + r % (2 * c->cols)] *= 16.0f;
+        }
+        ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_BF16, c->rows, 2 * c->cols, d->gu, &gu));
+        CHECK_CALL(coded_activation_is_right(ctx, c, i % 2 == 1, d, &gu));
+        if (i % 2 == 0) {
+            CHECK_CALL(coded_gradients_are_right(ctx, c, d, &gu));
+        }
+        qlora_tensor_destroy(ctx, &gu);
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// How much of a multiprocessor's memory rows of an activation take, and how columns are divided.
+TEST coded_shapes_are_chosen(void) {
+    ASSERT_EQ(8 * (16384 + 64), qlora__fp8_gated_room(8192));
+    ASSERT_EQ(8192, qlora__fp8_gated_room(8));
+    ASSERT(qlora__fp8_gated_room(14336) <= QLORA__FP8_GATED_MOST);
+    ASSERT(qlora__fp8_gated_room(14592) > QLORA__FP8_GATED_MOST);
+    ASSERT_EQ(2 * 9 * 100 * 16, qlora__fp8_u_room(100, 8960, 2));
+    PASS();
+}
+
+SUITE(fp8_tails_suite) {
+    RUN_ON(TEST_ONE_GPU, coded_tails_are_right);
+    RUN_TEST(coded_shapes_are_chosen);
+}
