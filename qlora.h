@@ -21750,6 +21750,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(fp8_quantise, fp8, 0, FP8)                                                                   \
     X(fp8_quantise_u, fp8_tails, 0, FP8)                                                           \
     X(fp8_u_sum, fp8_tails, 0, FP8)                                                                \
+    X(fp8_share, fp8_tails, 0, FP8)                                                                \
     X(fp8_gated, fp8_tails, 232320, FP8)                                                           \
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
@@ -25711,6 +25712,38 @@ static qlora_result qlora__fp8_product_gpu(qlora_ctx* ctx, const qlora__fp8* f,
 #endif // QLORA_NO_CUDA
 
 // ---- the operators ----
+
+#define QLORA__FP8_SHARE_RANKS 48 // at most, of all parts together
+
+// Whether there is a kernel for the share of adapters in a product (kernels/fp8_tails.cu), which
+// takes as long as writing y: b is [columns of y, columns of z], or, turned, [columns of z, columns
+// of y].
+static QLORA__UNUSED bool qlora__fp8_shares(qlora_ctx* ctx, const qlora_tensor* z,
+                                            const qlora_tensor* b, const qlora_tensor* y) {
+    return !qlora__on_cpu(ctx) && z->dtype == QLORA_BF16 && b->dtype == QLORA_BF16 &&
+           y->dtype == QLORA_BF16 && z->cols % 8 == 0 && z->cols <= QLORA__FP8_SHARE_RANKS &&
+           y->cols % 8 == 0 && y->cols < (1 << 30) && z->ld < (1 << 24) && b->ld < (1 << 30) &&
+           ((uintptr_t)z->data | (uintptr_t)b->data | (size_t)(z->ld | b->ld) * 2) % 4 == 0 &&
+           ((uintptr_t)y->data | (size_t)y->ld * 2) % 16 == 0;
+}
+
+// y = z b^T, or, turned, y = z b.
+static QLORA__UNUSED qlora_result qlora__fp8_share(qlora_ctx* ctx, const qlora_tensor* z,
+                                                   const qlora_tensor* b, bool turned,
+                                                   const qlora_tensor* y) {
+    void* data[] = {z->data, b->data, y->data};
+    int32_t ldz = (int32_t)z->ld;
+    int32_t ldb = (int32_t)b->ld;
+    int32_t kind = turned;
+    int64_t ldy = y->ld;
+    int64_t rows = y->rows;
+    int32_t cols = (int32_t)y->cols;
+    int32_t depth = (int32_t)z->cols;
+    void* args[] = {&data[0], &ldz, &data[1], &ldb,  &kind,
+                    &data[2], &ldy, &rows,    &cols, &depth};
+    return qlora__launch(ctx, QLORA__K_fp8_share, qlora__ceil_div(cols, 256),
+                         (uint32_t)qlora__ceil_div(rows, 128), 1, 256, 0, args);
+}
 
 // Computes the factors of a stack of weights.
 static QLORA__UNUSED qlora_result qlora__fp8_measure(qlora_ctx* ctx, const qlora_linear_desc* l) {
@@ -30211,8 +30244,10 @@ static qlora_result qlora__linear_forward_fp8(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &z));
     if (pad > 0 && qlora__linear_joined(l, pad, &a, &sb)) {
-        QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, biased ? 1.0f : 0.0f, &z,
-                                      &sb, y));
+        QLORA__TRY(!biased && qlora__fp8_shares(ctx, &z, &sb, y)
+                       ? qlora__fp8_share(ctx, &z, &sb, false, y)
+                       : qlora__linear_gemm(ctx, math, false, false, true, 1.0f,
+                                            biased ? 1.0f : 0.0f, &z, &sb, y));
     }
     return qlora__fp8_product(ctx, l->fp8, false, coded, &inner, y, biased || pad > 0);
 }
@@ -30378,7 +30413,9 @@ static qlora_result qlora__linear_dx_fp8(qlora_ctx* ctx, qlora_math math,
     qlora_tensor sb;
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, inner->cols, pad, &u));
     if (adds && qlora__linear_joined(l, pad, &a, &sb)) {
-        QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &u, &a, dx));
+        QLORA__TRY(qlora__fp8_shares(ctx, &u, &a, dx)
+                       ? qlora__fp8_share(ctx, &u, &a, true, dx)
+                       : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &u, &a, dx));
     }
     return qlora__fp8_product(ctx, l->fp8, true, coded, inner, dx, adds);
 }
@@ -52173,4 +52210,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end fe8296d0aed5a73f
+//@@ end 5e0804e6b3de32e0

@@ -11,7 +11,9 @@
 // All matrices are bf16; s and d are rounded to it. cols, ranks and leading dimensions are multiples
 // of 8, and all rows begin at multiples of 16 bytes. Ranks are at most 16.
 //
-// Both multiply columns in the order in which a thread has them, as in tails.cu: 8 neighbouring
+//   before:    y = z B^T, or y = u A: what the product of the base is added to
+//
+// The first two multiply columns in the order in which a thread has them, as in tails.cu: 8 neighbouring
 // ones, which are those of two m16n8k16 products.
 #include "elementwise.cuh"
 #include "fp8.cuh"
@@ -309,5 +311,84 @@ QLORA_KERNEL __launch_bounds__(512, 1)
             store(z + (group * GROUP + r) * ldz + n, v);
         }
         __syncthreads();
+    }
+}
+
+enum {
+    SHARE_ROWS = 128, // of a block
+    SHARE_COLS = 256, // 32 for each warp
+    SHARE_DEPTH = 3   // most steps of 16 ranks
+};
+
+// Two neighbouring ranks of a row of z, zero from `depth` on.
+__device__ __forceinline__ uint32_t two_ranks(const bf16* z, int32_t k, int32_t depth) {
+    return k < depth ? *(const uint32_t*)(z + k) : 0;
+}
+
+// y[r,c] = sum over k of z[r,k] b[c,k], or, turned, of z[r,k] b[k,c], rounded. z has `depth` columns,
+// at most 48. Launch: grid (ceil(cols / 256), ceil(rows / 128)), 256 threads. A warp has 32 columns
+// and keeps their b; the columns of its four products are in such an order that a thread has 8
+// neighbouring ones. One writer per output; sums in the order of m16n8k16 products.
+QLORA_KERNEL __launch_bounds__(256)
+    qlora_fp8_share(const bf16* z, int32_t ldz, const bf16* b, int32_t ldb, int32_t turned, bf16* y,
+                    int64_t ldy, int64_t rows, int32_t cols, int32_t depth) {
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    int32_t col0 = (int32_t)blockIdx.x * SHARE_COLS + (int32_t)threadIdx.x / 32 * 32;
+    int32_t k0 = lane % 4 * 2;
+    uint32_t f[SHARE_DEPTH][4][2];
+    if (col0 >= cols) {
+        return;
+    }
+#pragma unroll
+    for (int s = 0; s < SHARE_DEPTH; s++) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            int32_t c = col0 + lane / 8 * 8 + i / 2 * 2 + lane / 4 % 2;
+            int32_t k = s * 16 + i % 2 * 8 + k0;
+            f[s][i / 2][i % 2] = 0;
+            if (k < depth && c < cols) {
+                f[s][i / 2][i % 2] =
+                    turned != 0 ? b[(int64_t)k * ldb + c].bits |
+                                      (uint32_t)b[(int64_t)(k + 1) * ldb + c].bits << 16
+                                : *(const uint32_t*)(b + (int64_t)c * ldb + k);
+            }
+        }
+    }
+    int64_t row = (int64_t)blockIdx.y * SHARE_ROWS + lane / 4;
+    int64_t end = min(rows, (int64_t)(blockIdx.y + 1) * SHARE_ROWS);
+    const bf16* from = z + row * ldz + k0;
+    bf16* to = y + row * ldy + col0 + lane % 4 * 8;
+    bool inside = col0 + lane % 4 * 8 < cols;
+#pragma unroll 1
+    for (; row - lane / 4 < end; row += 16) {
+        bool has[2] = {row < end, row + 8 < end};
+        float sums[4][4] = {};
+#pragma unroll
+        for (int s = 0; s < SHARE_DEPTH; s++) {
+            if (s * 16 < depth) {
+                uint32_t a[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) { // the row 8 below is second
+                    int32_t k = s * 16 + i / 2 * 8;
+                    a[i] = has[i % 2] ? two_ranks(from + i % 2 * 8 * ldz, k, depth - k0) : 0;
+                }
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    multiply(sums[n], a, f[s][n][0], f[s][n][1]);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (has[i] && inside) {
+                *(uint4*)(to + i * 8 * ldy) =
+                    make_uint4(pack_bf16(sums[0][2 * i], sums[0][2 * i + 1]),
+                               pack_bf16(sums[1][2 * i], sums[1][2 * i + 1]),
+                               pack_bf16(sums[2][2 * i], sums[2][2 * i + 1]),
+                               pack_bf16(sums[3][2 * i], sums[3][2 * i + 1]));
+            }
+        }
+        from += 16 * ldz;
+        to += 16 * ldy;
     }
 }

@@ -86,6 +86,7 @@
     X(fp8_quantise, fp8, 0, FP8)                                                                   \
     X(fp8_quantise_u, fp8_tails, 0, FP8)                                                           \
     X(fp8_u_sum, fp8_tails, 0, FP8)                                                                \
+    X(fp8_share, fp8_tails, 0, FP8)                                                                \
     X(fp8_gated, fp8_tails, 232320, FP8)                                                           \
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \

@@ -160,6 +160,67 @@ TEST coded_gradients_are_right(qlora_ctx* ctx, const coded_case* c, coded_data* 
     PASS();
 }
 
+static qlora_result coded_share(qlora_ctx* ctx, const qlora_tensor* z, const qlora_tensor* b,
+                                bool turned, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "fp8_tails");
+    return qlora__leave(ctx, qlora__fp8_share(ctx, z, b, turned, y));
+}
+
+// The share of adapters that a product is added to, in rows with other columns beside them.
+TEST coded_shares_are_right(const test_machine* machine) {
+    static const struct {
+        int64_t rows;
+        int64_t cols;
+        int64_t depth;
+    } cases[] = {{130, 264, 48}, {17, 512, 8}, {16, 40, 32}, {1, 8, 24}, {7, 296, 16}};
+    coded_data* d = &coded_room;
+    if (!fp8_here(machine)) {
+        SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
+    }
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (ctx == NULL) {
+        SKIPm(test_open_reason());
+    }
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
+        int64_t rows = cases[i / 2].rows;
+        int64_t cols = cases[i / 2].cols;
+        int64_t depth = cases[i / 2].depth;
+        bool turned = i % 2 == 1;
+        test_random random = test_random_start("fp8 shares");
+        qlora_tensor t[3];
+        gated_fill(d->z[0], rows * (depth + 2), 1.0, &random);
+        gated_fill(d->b, cols * depth, 1.0, &random);
+        ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_BF16, rows, depth + 2, d->z[0], &t[0]));
+        ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_BF16, turned ? depth : cols,
+                                        turned ? cols : depth, d->b, &t[1]));
+        ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_BF16, rows, cols + 8, &t[2]));
+        ASSERT_EQ(QLORA_OK, qlora_fill(ctx, 5.0f, &t[2]));
+        qlora_tensor z = qlora__window(&t[0], rows, 2, depth);
+        qlora_tensor y = qlora__window(&t[2], rows, 0, cols);
+        ASSERT(qlora__fp8_shares(ctx, &z, &t[1], &y));
+        ASSERT_EQ(QLORA_OK, coded_share(ctx, &z, &t[1], turned, &y));
+        ASSERT(test_read(ctx, &t[2], d->gu));
+        for (int64_t k = 0; k < rows * (cols + 8); k++) {
+            int64_t row = k / (cols + 8);
+            int64_t col = k % (cols + 8);
+            double sum = col < cols ? 0.0 : 5.0;
+            double size = 0.0;
+            for (int64_t j = 0; j < depth && col < cols; j++) {
+                double term = (double)d->z[0][row * (depth + 2) + 2 + j] *
+                              (double)d->b[turned ? j * cols + col : col * depth + j];
+                sum += term;
+                size += fabs(term);
+            }
+            ASSERT(tails_near(sum, size, d->gu[k]));
+        }
+        for (int n = 0; n < 3; n++) {
+            qlora_tensor_destroy(ctx, &t[n]);
+        }
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 TEST coded_tails_are_right(const test_machine* machine) {
     coded_data* d = &coded_room;
     if (!fp8_here(machine)) {
@@ -202,5 +263,6 @@ TEST coded_shapes_are_chosen(void) {
 
 SUITE(fp8_tails_suite) {
     RUN_ON(TEST_ONE_GPU, coded_tails_are_right);
+    RUN_ON(TEST_ONE_GPU, coded_shares_are_right);
     RUN_TEST(coded_shapes_are_chosen);
 }
