@@ -21752,6 +21752,8 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(fp8_u_sum, fp8_tails, 0, FP8)                                                                \
     X(fp8_share, fp8_tails, 0, FP8)                                                                \
     X(fp8_gated, fp8_tails, 232320, FP8)                                                           \
+    X(fp8_norm_fwd, fp8_norm, 0, FP8)                                                              \
+    X(fp8_norm_bwd, fp8_norm, 0, FP8)                                                              \
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
     X(fp8_widen_turned, fp8, 0, FP8)                                                               \
@@ -26715,6 +26717,7 @@ typedef struct qlora__norm_job {
     float eps;
     QLORA__REAL* rstd; // [rows * heads], scratch for the gradient of w
     const qlora_tensor* rstd_out; // f32 [1, rows * heads] on a GPU: receives r; or NULL
+    const qlora__fp8* fp8; // on a GPU, where the codes and scales of y or dx go as well; or NULL
 } qlora__norm_job;
 
 // Returns 1 / sqrt(mean(x^2) + eps) over n columns from `first` on.
@@ -26865,6 +26868,31 @@ static qlora__row_shape qlora__norm_shape(const qlora_tensor* w, qlora_dtype dty
     return qlora__row_shape_of(w->cols, 2 * qlora__piece(dtype), 512);
 }
 
+#define QLORA__NORM_CODED 8192 // columns, at most, of a row whose codes are written
+
+// Sets the last four parameters of the kernels that write codes; their memory is `to` and pitch.
+static void qlora__norm_codes(const qlora__fp8* f, qlora__fp8* to, int64_t* pitch, void** args) {
+    *to = *f;
+    args[0] = &to->factors.data;
+    args[1] = &to->codes.data;
+    args[2] = pitch;
+    args[3] = &to->scales.data;
+}
+
+static bool qlora__norm_aligned(const qlora_tensor* t) {
+    return t == NULL || ((uintptr_t)t->data % 16 == 0 && t->ld % 8 == 0);
+}
+
+// Whether the kernels that write codes take a row of the job.
+static bool qlora__norm_takes_codes(const qlora__norm_job* job) {
+    const qlora_tensor* x = job->x;
+    return x->dtype == QLORA_BF16 && x->cols == job->w->cols && x->cols % 8 == 0 &&
+           x->cols <= QLORA__NORM_CODED && qlora__norm_aligned(x) && qlora__norm_aligned(job->w) &&
+           qlora__norm_aligned(job->delta) && qlora__norm_aligned(job->sum) &&
+           qlora__norm_aligned(job->y) && qlora__norm_aligned(job->dy) &&
+           qlora__norm_aligned(job->dres) && qlora__norm_aligned(job->dx);
+}
+
 static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
     const qlora_tensor* x = job->x;
     QLORA__TRY(qlora__need(ctx, x, job->delta != NULL ? "h" : "x", QLORA__IS_F32_BF16, -1, -1));
@@ -26906,11 +26934,22 @@ static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
                     (void*)&x->rows,
                     &cols,
                     &job->eps,
-                    &shape.width};
-    return qlora__launch(
-        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_fwd_f32 : QLORA__K_norm_rms_fwd_bf16,
-        (uint32_t)qlora__ceil_div(x->rows, shape.rows), cols > 0 ? (uint32_t)(x->cols / cols) : 0,
-        1, shape.threads, 0, args);
+                    &shape.width,
+                    NULL,
+                    NULL,
+                    NULL,
+                    NULL};
+    qlora__kernel_id kernel =
+        x->dtype == QLORA_F32 ? QLORA__K_norm_rms_fwd_f32 : QLORA__K_norm_rms_fwd_bf16;
+    qlora__fp8 to;
+    int64_t pitch = qlora__fp8_pitch(x->cols);
+    if (job->fp8 != NULL) {
+        QLORA_ASSERT(qlora__norm_takes_codes(job));
+        kernel = QLORA__K_fp8_norm_fwd;
+        qlora__norm_codes(job->fp8, &to, &pitch, args + 14);
+    }
+    return qlora__launch(ctx, kernel, (uint32_t)qlora__ceil_div(x->rows, shape.rows),
+                         cols > 0 ? (uint32_t)(x->cols / cols) : 0, 1, shape.threads, 0, args);
 }
 
 // Runs the two stages of dw on the device, with the rstd from the first launch.
@@ -27005,11 +27044,22 @@ static qlora_result qlora__norm_backward(qlora_ctx* ctx, qlora__norm_job* job) {
                     (void*)&x->rows,
                     &cols,
                     &job->eps,
-                    &shape.width};
-    QLORA__TRY(qlora__launch(
-        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_bwd_f32 : QLORA__K_norm_rms_bwd_bf16,
-        (uint32_t)qlora__ceil_div(x->rows, shape.rows), (uint32_t)(x->cols / cols), 1,
-        shape.threads, 0, args));
+                    &shape.width,
+                    NULL,
+                    NULL,
+                    NULL,
+                    NULL};
+    qlora__kernel_id kernel =
+        x->dtype == QLORA_F32 ? QLORA__K_norm_rms_bwd_f32 : QLORA__K_norm_rms_bwd_bf16;
+    qlora__fp8 to;
+    int64_t pitch = qlora__fp8_pitch(x->cols);
+    if (job->fp8 != NULL) {
+        QLORA_ASSERT(qlora__norm_takes_codes(job));
+        kernel = QLORA__K_fp8_norm_bwd;
+        qlora__norm_codes(job->fp8, &to, &pitch, args + 15);
+    }
+    QLORA__TRY(qlora__launch(ctx, kernel, (uint32_t)qlora__ceil_div(x->rows, shape.rows),
+                             (uint32_t)(x->cols / cols), 1, shape.threads, 0, args));
     return job->dw != NULL ? qlora__norm_weight_launch(ctx, job, rstd) : QLORA_OK;
 }
 
@@ -30230,7 +30280,7 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
 
 // What of a stack's input is there.
 #define QLORA__THERE_Z 1u
-#define QLORA__THERE_CODES 2u // its codes and scales for FP8 products, but not the input itself
+#define QLORA__THERE_CODES 2u // its codes and scales for FP8 products
 
 // y (+)= z (sB)^T in the type of x, and the base in FP8 on top of it.
 static qlora_result qlora__linear_forward_fp8(qlora_ctx* ctx, qlora_math math,
@@ -30322,7 +30372,7 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     }
     bool has_z = (there & QLORA__THERE_Z) != 0;
     bool coded = (there & QLORA__THERE_CODES) != 0;
-    QLORA_ASSERT(!coded || (has_z && l->fp8 != NULL));
+    QLORA_ASSERT(!coded || l->fp8 != NULL);
     QLORA__TRY(has_z ? QLORA_OK : qlora__linear_z(ctx, math, l, x, &inner));
     return l->operand != NULL || l->fp8 != NULL
                ? qlora__linear_forward_joined(ctx, math, l, x, y, coded)
@@ -30459,10 +30509,10 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
     return QLORA_OK;
 }
 
-// Computes u, in the last columns of dy, and dx unless it is NULL.
+// Computes u, in the last columns of dy, and dx unless it is NULL. coded: as above.
 static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                        const qlora_tensor* dy, const qlora_tensor* inner,
-                                       const qlora_tensor* dx) {
+                                       bool coded, const qlora_tensor* dx) {
     bool bf16 = math == QLORA__MATH_BF16;
     if (dx != NULL && l->dropout == 0.0f &&
         qlora__linear_in_panels(ctx, l, dy, qlora__linear_backward_steps(ctx, l, bf16), bf16)) {
@@ -30475,7 +30525,7 @@ static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const ql
     if (dy->cols > inner->cols) {
         QLORA__TRY(qlora__linear_u(ctx, math, l, dy, inner));
     }
-    return dx != NULL ? qlora__linear_dx(ctx, math, l, dy, inner, false, dx) : QLORA_OK;
+    return dx != NULL ? qlora__linear_dx(ctx, math, l, dy, inner, coded, dx) : QLORA_OK;
 }
 
 //@@ src/ops/skinny.h
@@ -30832,7 +30882,7 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
-    QLORA__TRY(qlora__linear_u_dx(ctx, math, l, dy, &inner, dx));
+    QLORA__TRY(qlora__linear_u_dx(ctx, math, l, dy, &inner, false, dx));
     float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
     return qlora__linear_gradients(ctx, math, l, x, NULL, dy, dx, beta,
                                    QLORA__GRADIENT_A | QLORA__GRADIENT_B, NULL);
@@ -31105,8 +31155,9 @@ static qlora_result qlora__tails_backward(qlora_ctx* ctx, bool gelu, const qlora
 
 #define QLORA__FP8_GATED_ROWS 8 // of a block
 #define QLORA__FP8_GATED_MOST 232320
-#define QLORA__FP8_U_ROWS 128
-#define QLORA__FP8_U_WIDTH 1024 // columns of a piece
+#define QLORA__FP8_U_ROWS 32    // of a block
+#define QLORA__FP8_U_STEP 512   // columns that it takes at a time
+#define QLORA__FP8_U_WIDTH 4096 // columns of a piece, at most
 #define QLORA__FP8_U_RANK 16    // of the sums of a piece
 
 // Bytes of shared memory for 8 rows of an activation.
@@ -31166,7 +31217,8 @@ static QLORA__UNUSED qlora_result qlora__fp8_u(qlora_ctx* ctx, const qlora__fp8*
     int32_t cols = (int32_t)d->cols;
     int32_t part = (int32_t)(d->cols / parts);
     int32_t pieces = (int32_t)qlora__fp8_u_pieces(part);
-    int32_t width = QLORA__FP8_U_WIDTH;
+    int64_t steps = qlora__ceil_div(part, (int64_t)pieces * QLORA__FP8_U_STEP);
+    int32_t width = (int32_t)(steps * QLORA__FP8_U_STEP);
     int64_t pitch = qlora__fp8_pitch(cols);
     int32_t rank[2] = {(int32_t)ranks[0], parts > 1 ? (int32_t)ranks[1] : 0};
     QLORA_ASSERT(qlora__tails_aligned(d) && qlora__tails_aligned(sb) && part % 8 == 0 &&
@@ -34124,6 +34176,10 @@ struct qlora_model {
     qlora_tensor fp8_scales;  // f32 [1, T]
     qlora_tensor fp8_most;    // f32 [1, T]
     qlora_tensor fp8_ones;    // f32 [1, widest result]
+    // The stack whose next product has its codes already, by the norm that wrote its operand, which
+    // is dy if `coded_turned`; or NULL.
+    const qlora__fp8* coded;
+    bool coded_turned;
     // head
     size_t head_place;    // of rows_x and logits in the arena, see qlora__layout_turns
     qlora_tensor rows_x;  // [chunk, H]
@@ -39850,6 +39906,7 @@ typedef struct qlora__stack {
     qlora__linear_owners owners;              // of adapters side by side
     qlora_tensor weights[QLORA_LINEAR_PARTS]; // in the operand, if one of those adapters is alone
     qlora_tensor z; // its z, if it was kept; otherwise without columns
+    bool coded;     // the codes of its operand are there
     int64_t out;
     int64_t pad;
 } qlora__stack;
@@ -39903,6 +39960,8 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
     bool wide = qlora__pass_is_wide(pass);
+    out->coded = m->coded == &layer->fp8[group] && m->coded_turned == backward;
+    m->coded = NULL; // the next product overwrites the codes
     out->linear = qlora__linear_of(m, layer, group, wide ? QLORA__ALL_ADAPTERS : pass->adapter);
     if (wide) {
         out->owners.rows = qlora__window(&m->batch.owners, 1, pass->row, pass->rows);
@@ -39924,6 +39983,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     if (qlora__pass_reads_codes(pass, layer)) {
         out->linear.operand = NULL;
         out->linear.fp8 = NULL;
+        out->coded = false;
     }
     if (m->wide != NULL && !wide && out->pad > 0) {
         qlora__stack_alone(layer, group, out);
@@ -40009,7 +40069,7 @@ static qlora_result qlora__stack_forward_run(const qlora__pass* pass, qlora__lay
     QLORA__TRY(qlora__stack_ready(pass, layer, group, false, &stack));
     qlora_tensor in = qlora__local(pass, x, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__local(pass, y, 0, stack.out);
-    unsigned there = 0;
+    unsigned there = stack.coded ? QLORA__THERE_CODES : 0u;
     if (group == QLORA__DOWN) {
         there |= qlora__z_comes(pass, layer) ? QLORA__THERE_Z : 0u;
         there |= qlora__codes_come(pass, layer) ? QLORA__THERE_CODES : 0u;
@@ -40176,6 +40236,35 @@ static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer*
                                   : qlora__slice(pass, &layer->kept.h2, 0, width);
 }
 
+// Whether the norm before or after a product of a stack writes the codes of its operand, the input
+// or, turned, dy. From here on they are there.
+static bool qlora__norm_writes_codes(const qlora__pass* pass, const qlora__layer* layer, int group,
+                                     bool turned) {
+    qlora_model* m = pass->m;
+    bool writes = m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
+                  !qlora__pass_has_runs(pass) && m->plan.config.hidden % 8 == 0 &&
+                  m->plan.config.hidden <= QLORA__NORM_CODED &&
+                  (turned || !qlora__pass_reads_codes(pass, layer));
+    m->coded = writes ? &layer->fp8[group] : NULL;
+    m->coded_turned = turned;
+    return writes;
+}
+
+// The norm of stream + delta in m->x, for the stack that follows: gate and up of the same layer, or
+// q, k and v of the next one, if there is one.
+static qlora_result qlora__layer_norm_add(const qlora__pass* pass, const qlora__layer* layer,
+                                          int part, qlora__norm_job* job) {
+    const qlora_model* m = pass->m;
+    const qlora__layer* next = part == 0 ? layer : layer + 1;
+    int group = part == 0 ? QLORA__GATE_UP : QLORA__QKV;
+    bool any = next < m->layers + m->plan.config.layers;
+    if (any && qlora__norm_writes_codes(pass, next, group, false)) {
+        job->fp8 = &next->fp8[group];
+    }
+    QLORA__ENTER(pass->ctx, "qlora_rmsnorm_residual_forward");
+    return qlora__leave(pass->ctx, qlora__norm_forward(pass->ctx, job));
+}
+
 // Adds the output of attention (0) or MLP (1), through its own norm and with the factor of the
 // family, to `stream`, giving `next`; then, unless that is left to the next loop over tiles,
 // prepares the input of the stack that follows, whose norm is `before` (NULL = none), in m->x.
@@ -40199,7 +40288,15 @@ static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* laye
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->residual_scale, &delta, &delta));
     }
     if (before != NULL && wants_x) {
-        return qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, before, eps, &sum, &x);
+        qlora__norm_job job;
+        memset(&job, 0, sizeof job);
+        job.x = &h;
+        job.delta = &delta;
+        job.sum = &sum;
+        job.w = before;
+        job.y = &x;
+        job.eps = eps;
+        return qlora__layer_norm_add(pass, layer, part, &job);
     }
     QLORA__TRY(qlora_add(pass->ctx, &h, &delta, &sum));
     return wants_x ? qlora__layer_input(pass, next, NULL) : QLORA_OK;
@@ -40416,6 +40513,7 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
     m->placed_layer = 0; // adapters may have changed
+    m->coded = NULL;
     QLORA__TRY(qlora__away_wait(pass->ctx, ~0u)); // copies of a step that was given up
     QLORA__TRY(qlora__tokens_place(pass->ctx, m));
     QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
@@ -40879,7 +40977,7 @@ static bool qlora__u_is_coded(const qlora_model* m, const qlora__layer* layer) {
 }
 
 // Computes u of a stack in the last columns of dy, unless it came with the activation. *coded:
-// whether the codes of dy came with it.
+// whether the codes of dy are there then.
 static qlora_result qlora__stack_u(const qlora__pass* pass, const qlora__stack* stack, int group,
                                    const qlora_tensor* dy, const qlora_tensor* inner, bool* coded) {
     const qlora_model* m = pass->m;
@@ -40887,9 +40985,10 @@ static qlora_result qlora__stack_u(const qlora__pass* pass, const qlora__stack* 
     const qlora_linear_desc* l = &stack->linear;
     qlora_tensor a;
     qlora_tensor sb;
-    *coded = group == QLORA__GATE_UP && qlora__u_is_coded(m, layer) &&
-             qlora__linear_joined(l, stack->pad, &a, &sb);
-    if (*coded) {
+    *coded = stack->coded;
+    if (group == QLORA__GATE_UP && qlora__u_is_coded(m, layer) &&
+        qlora__linear_joined(l, stack->pad, &a, &sb)) {
+        *coded = true;
         int64_t ranks[2] = {l->parts[0].rank, l->parts[l->count - 1].rank};
         qlora_tensor u = qlora__window(dy, pass->rows, stack->out, stack->pad);
         return qlora__fp8_u(pass->ctx, l->fp8, inner, &sb, ranks, l->count, &u, m->ds.data);
@@ -40910,7 +41009,7 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
     }
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
     if (qlora__on_cpu(ctx)) { // both at once
-        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, dx));
+        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, false, dx));
         return qlora__stack_gradients(pass, stack, group, x, dy, false);
     }
     bool coded = false;
@@ -41060,7 +41159,8 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
         return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
     // The activation is computed again, over its gradient, in the same pass over gate and up.
-    QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
+    QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded,
+                                  &ds));
     if (qlora__gated_ranks(m, layer, NULL)) {
         QLORA__TRY(qlora__layer_gated_gradients(pass, layer, &stack, &ds, &dy));
     } else if (qlora__u_comes(pass, layer)) {
@@ -41122,6 +41222,19 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     return qlora__linear_skinny(pass->ctx, &stack->linear, h, &z, dy, 1.0f, which, k, has);
 }
 
+// Where the norm of a stack writes the codes of its result, which is dy of the product after it: of
+// o of the same layer, or of down of the layer below, unless that is computed again before; NULL if
+// nowhere.
+static const qlora__fp8* qlora__dh_codes(const qlora__pass* pass, const qlora__layer* layer,
+                                         int group) {
+    const qlora_model* m = pass->m;
+    const qlora__layer* next = group == QLORA__GATE_UP ? layer : layer - 1;
+    int to = group == QLORA__GATE_UP ? QLORA__O : QLORA__DOWN;
+    bool any = next >= m->layers && !qlora__has_own_d_out(m) && m->desc.dropout == 0.0f &&
+               (group == QLORA__GATE_UP || (m->plan.tile == 0 && !next->recompute));
+    return any && qlora__norm_writes_codes(pass, next, to, true) ? &next->fp8[to] : NULL;
+}
+
 // The backward pass of such a stack.
 static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora__layer* layer,
                                                  int group, int above, const qlora__stack* stack,
@@ -41148,6 +41261,7 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner, &coded));
     QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, &dx));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << above | 1u << group));
+    job.fp8 = qlora__dh_codes(pass, layer, group);
     QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));
     qlora__skinny_norm(k, &rstd, job.w);
@@ -49747,6 +49861,7 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
     }
     qlora__piece_of piece;
     qlora__piece_at(t, s->piece, &piece);
+    t->m->coded = NULL; // something else may have run since the last piece
     QLORA__TRY(qlora__piece_run(t, &piece));
     QLORA__TRY(qlora__sync(t->ctx));
     qlora__slice_advance(t);
@@ -52210,4 +52325,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 5e0804e6b3de32e0
+//@@ end 3578a964fec0a78c

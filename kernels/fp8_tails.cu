@@ -22,10 +22,12 @@
 enum {
     SIDE = 2,              // groups of 8 ranks of an adapter
     LINE = SIDE * 16 + 16, // bytes of a row of B in shared memory: an odd number of 16
-    TALL = 128,            // rows of a block of the backward kernel, 16 for each warp
-    WIDE = 128,            // columns of its steps
+    TALL = 32,             // rows of a block of the backward kernel
+    WIDE = 512,            // columns of its steps, 128 for each warp
     GROUP = 8,             // rows of a block of the forward kernel, two warps for each
-    STEP = 512,            // columns of its steps
+    SPLIT = 1,             // pieces of 8 columns that a thread has of gate, and of up
+    STEP = 512 * SPLIT,    // columns of its steps
+    AHEAD = 2,             // steps that are on their way
     WARPS = 16             // that it has
 };
 
@@ -49,14 +51,45 @@ __device__ __forceinline__ uint32_t line_at(uint32_t col, uint32_t half) {
     return (col / 32 * 32 + line) * LINE + half * 16;
 }
 
+// Rows of B that a block multiplies in a step, from row `at` of its columns on, to shared memory;
+// zeros from `end` on, and for ranks that do not exist.
+__device__ __forceinline__ void request_lines(uint32_t to, const bf16* b, int32_t ldb, int32_t at,
+                                              int32_t end, int32_t rank) {
+#pragma unroll
+    for (int j = 0; j < WIDE * SIDE / 256; j++) {
+        int32_t own = at + (int32_t)threadIdx.x / 2 + j * 128;
+        int32_t half = (int32_t)threadIdx.x % 2;
+        bool used = own < end && half * 8 < rank;
+        copy16_or_zero(to + line_at(threadIdx.x / 2 + j * 128, (uint32_t)half),
+                       b + (used ? (int64_t)own * ldb + half * 8 : 0), used ? 16 : 0);
+    }
+    copy_commit();
+}
+
+// A thread's columns of a step: 8 of every 32 of its warp, of two rows.
+struct columns {
+    pair v[4];
+    __device__ __forceinline__ void load(const bf16* p, int32_t ld, int32_t left,
+                                         const bool (&has)[2]) {
+        const uint4 zero = make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            bool inside = left > 32 * i;
+            v[i].upper = has[0] && inside ? *(const uint4*)(p + 32 * i) : zero;
+            v[i].lower = has[1] && inside ? *(const uint4*)(p + 8 * (int64_t)ld + 32 * i) : zero;
+        }
+    }
+};
+
 // d [rows, cols] has parts of `part` columns, one after the other, each with its own rank; each has
-// `pieces` pieces of `width` columns, a multiple of 128. most [rows] has the largest magnitudes. B
+// `pieces` pieces of `width` columns, a multiple of 512. most [rows] has the largest magnitudes. B
 // is [cols, ranks], where the rows of the second part have their numbers rank0 columns later.
 // sums f32 [all pieces, rows, 16] gets what each piece adds to u.
-// Launch: grid (ceil(rows / 128), all pieces), 256 threads. A warp has 16 rows, and all of them
-// share B, whose next rows come while these are multiplied.
-// Determinism: the columns of a piece are added in their order; qlora_fp8_u_sum adds the pieces in
-// theirs.
+// Launch: grid (ceil(rows / 32), all pieces), 256 threads. A block takes 512 columns at a time: in
+// shorter pieces of rows, the memory is slower. Four warps side by side have 16 of its rows each;
+// the next columns, and rows of B, come while these are multiplied.
+// Determinism: a warp adds its columns in their order, the sums of the four are added in theirs, and
+// qlora_fp8_u_sum adds the pieces.
 QLORA_KERNEL __launch_bounds__(256, 2)
     qlora_fp8_quantise_u(const bf16* d, int32_t ldd, int64_t rows, int32_t cols, int32_t part,
                          int32_t pieces, int32_t width, const float* most, const float* factor,
@@ -64,88 +97,83 @@ QLORA_KERNEL __launch_bounds__(256, 2)
                          int32_t rank0, int32_t rank1, float* sums) {
     __shared__ __align__(128) uint8_t shared[2][WIDE * LINE];
     int32_t lane = (int32_t)threadIdx.x % 32;
+    int32_t warp = (int32_t)threadIdx.x / 32;
     int32_t side = (int32_t)blockIdx.y / pieces;
     int32_t first = side * part + (int32_t)blockIdx.y % pieces * width;
     int32_t end = min(first + width, (side + 1) * part);
     int32_t until = end == cols ? (int32_t)ldq : end; // codes up to there, then zeros
     int32_t rank = side == 0 ? rank0 : rank1;
-    int64_t row = (int64_t)blockIdx.x * TALL + (int32_t)threadIdx.x / 32 * 16 + lane / 4;
-    bool has[2] = {row < rows, row + 8 < rows};
+    int64_t row = (int64_t)blockIdx.x * TALL + warp / 4 * 16 + lane / 4;
+    const bool has[2] = {row < rows, row + 8 < rows};
     float inverse[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (has[i]) {
             float scale = fp8_scale(most[row + 8 * i]);
             inverse[i] = __frcp_rn(scale);
-            if (blockIdx.y == 0 && lane % 4 == 0) {
+            if (blockIdx.y == 0 && warp % 4 == 0 && lane % 4 == 0) {
                 scales[row + 8 * i] = __fmul_rn(scale, *factor);
             }
         }
     }
-    int32_t at = first + lane % 4 * 8;
+    int32_t at = first + warp % 4 * 128 + lane % 4 * 8;
     const bf16* from = d + row * ldd + at;
-    const uint4 zero = make_uint4(0, 0, 0, 0);
-    uint32_t own = threadIdx.x / 2; // row of B
-    uint32_t half = threadIdx.x % 2;
-    const bf16* line = b + (int64_t)(first + (int32_t)own) * ldb + (side == 0 ? 0 : rank0) + half * 8;
-    bool used = (int32_t)half * 8 < rank;
     uint8_t* to = q + row * ldq + at;
     float total[SIDE][4] = {};
-    pair next[4];
-    uint4 next_line = used && first + (int32_t)own < end ? *(const uint4*)line : zero;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        next[i].upper = has[0] && at + 32 * i < end ? *(const uint4*)(from + 32 * i) : zero;
-        next[i].lower =
-            has[1] && at + 32 * i < end ? *(const uint4*)(from + 8 * (int64_t)ldd + 32 * i) : zero;
-    }
-    uint32_t put = 0;
+    columns next;
+    uint32_t base = (uint32_t)__cvta_generic_to_shared(shared[0]);
+    uint32_t get = 0;
+    b += side == 0 ? 0 : rank0;
+    request_lines(base, b, ldb, first, end, rank);
+    next.load(from, ldd, end - at, has);
 #pragma unroll 1
     for (; first < until; first += WIDE) {
-        pair x[4];
-        *(uint4*)(shared[put] + line_at(own, half)) = next_line;
+        columns x = next;
+        copy_wait<0>();
+        __syncthreads(); // these rows of B are visible to all, and the ones before no longer needed
+        request_lines(base + (get ^ WIDE * LINE), b, ldb, first + WIDE, end, rank);
         from += WIDE;
-        line += (int64_t)WIDE * ldb;
-        next_line = used && first + WIDE + (int32_t)own < end ? *(const uint4*)line : zero;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            bool inside = at + WIDE + 32 * i < end;
-            x[i] = next[i];
-            next[i].upper = has[0] && inside ? *(const uint4*)(from + 32 * i) : zero;
-            next[i].lower =
-                has[1] && inside ? *(const uint4*)(from + 8 * (int64_t)ldd + 32 * i) : zero;
-        }
-        // The rows of B of the step before are no longer needed after the next barrier.
-        __syncthreads();
-        uint32_t base = (uint32_t)__cvta_generic_to_shared(shared[put]) + (uint32_t)(lane * LINE);
+        next.load(from, ldd, end - at - WIDE, has);
+        uint32_t lines = base + get + (uint32_t)((warp % 4 * 128 + lane) * LINE);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
 #pragma unroll
             for (int n = 0; n < SIDE; n++) {
                 uint32_t f[4];
-                load_transposed(f, base + (uint32_t)(i * 32 * LINE + n * 16));
-                add_product(total[n], x[i], make_uint4(f[0], f[1], f[2], f[3]));
+                load_transposed(f, lines + (uint32_t)(i * 32 * LINE + n * 16));
+                add_product(total[n], x.v[i], make_uint4(f[0], f[1], f[2], f[3]));
             }
             if (has[0] && at + 32 * i < until) {
-                *(uint2*)(to + 32 * i) = codes_of(x[i].upper, inverse[0]);
+                *(uint2*)(to + 32 * i) = codes_of(x.v[i].upper, inverse[0]);
             }
             if (has[1] && at + 32 * i < until) {
-                *(uint2*)(to + 8 * ldq + 32 * i) = codes_of(x[i].lower, inverse[1]);
+                *(uint2*)(to + 8 * ldq + 32 * i) = codes_of(x.v[i].lower, inverse[1]);
             }
         }
         to += WIDE;
         at += WIDE;
-        put ^= 1;
+        get ^= WIDE * LINE;
     }
-    float* sum = sums + ((int64_t)blockIdx.y * rows + row) * SIDE * 8 + lane % 4 * 2;
+    copy_wait<0>();
+    __syncthreads(); // no warp needs B any more
+    float* left = (float*)shared[0]; // [4, TALL, 16]
 #pragma unroll
-    for (int n = 0; n < SIDE; n++) {
+    for (int i = 0; i < 8; i++) {
+        int32_t r = warp / 4 * 16 + lane / 4 + i / 2 % 2 * 8;
+        left[(warp % 4 * TALL + r) * 16 + i / 4 * 8 + lane % 4 * 2 + i % 2] = total[i / 4][i % 4];
+    }
+    __syncthreads();
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            if (has[i]) {
-                *(float2*)(sum + i * 8 * SIDE * 8 + n * 8) =
-                    make_float2(total[n][2 * i], total[n][2 * i + 1]);
-            }
+    for (int j = 0; j < TALL * 16 / 256; j++) {
+        int32_t i = (int32_t)threadIdx.x + j * 256;
+        float v = 0.0f;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            v += left[k * TALL * 16 + i];
+        }
+        row = (int64_t)blockIdx.x * TALL + i / 16;
+        if (row < rows) {
+            sums[((int64_t)blockIdx.y * rows + row) * 16 + i % 16] = v;
         }
     }
 }
@@ -182,38 +210,71 @@ __device__ __forceinline__ float sigmoid(float x, const fast_number*) {
     return y;
 }
 
-// The activation of 8 columns.
-template <class OP> __device__ __forceinline__ uint4 gated_forward(uint4 raw_g, uint4 raw_u) {
+// The activation of 8 columns, as in elementwise.cuh.
+__device__ __forceinline__ uint4 gated_forward(uint4 raw_g, uint4 raw_u, bool gelu) {
     float gate[8];
     float up[8];
+    float at[8];
     unpack(raw_g, gate);
     unpack(raw_u, up);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        gate[i] = OP()(gate[i], up[i]);
+        at[i] = gate[i];
+    }
+    if (gelu) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float g = gate[i];
+            at[i] = 1.5957691216057308f * (g + 0.044715f * g * g * g);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        gate[i] = gate[i] * sigmoid(at[i], (const fast_number*)0) * up[i];
     }
     return pack(gate);
 }
 
-// A thread's 8 columns of gate and up.
+// A thread's columns of gate and up in a step: 8 of every 256 of its warp.
 struct both {
-    uint4 g;
-    uint4 u;
+    uint4 g[SPLIT];
+    uint4 u[SPLIT];
 };
 
 __device__ __forceinline__ both load_both(const bf16* p, int32_t up, int32_t left) {
     both x;
-    x.g = left > 0 ? *(const uint4*)p : make_uint4(0, 0, 0, 0);
-    x.u = left > 0 ? *(const uint4*)(p + up) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < SPLIT; i++) {
+        bool inside = left > i * 256;
+        x.g[i] = inside ? *(const uint4*)(p + i * 256) : make_uint4(0, 0, 0, 0);
+        x.u[i] = inside ? *(const uint4*)(p + i * 256 + up) : make_uint4(0, 0, 0, 0);
+    }
     return x;
 }
+
+// Eight columns of A of each of 16 ranks that a warp multiplies in a step, for every 512 of its
+// columns. p: those of a thread's first rank; left: columns from there to the end.
+struct factors {
+    uint4 v[SPLIT][SIDE];
+    __device__ __forceinline__ void load(const bf16* p, int32_t lda, int32_t left, int32_t rank) {
+#pragma unroll
+        for (int i = 0; i < SPLIT; i++) {
+#pragma unroll
+            for (int n = 0; n < SIDE; n++) {
+                v[i][n] = n * 8 < rank && left > i * 512 ? *(const uint4*)(p + n * 8 * lda + i * 512)
+                                                         : make_uint4(0, 0, 0, 0);
+            }
+        }
+    }
+};
 
 // u begins `up` columns after g; gelu: the activation is GELU in its tanh form, otherwise SiLU. s is
 // not stored.
 // Launch: 512 threads, grid.x any number of blocks, which take 8 rows in turn; dynamic shared
 // memory: 8 rows of s, each of cols * 2 bytes rounded up to 128, and 64, so that the rows that a
-// quarter of a warp reads are in different banks; at least 8192. Two warps make a row of s, 512 columns at a time;
-// each warp multiplies 32 of those columns of all rows, the ranks as rows of the first operand.
+// quarter of a warp reads are in different banks; at least 8192. Two warps make a row of s, STEP
+// columns at a time; each warp multiplies 32 of every 512 columns of all rows, the ranks as rows of
+// the first operand.
 // When s is there, its codes are written, and its sums added where it was.
 // Determinism: that of qlora_tails_gated, and the same z: a warp adds its columns of all steps in
 // their order; the sums of the 16 warps are added in theirs.
@@ -229,13 +290,18 @@ QLORA_KERNEL __launch_bounds__(512, 1)
     int32_t col = warp % 2 * (STEP / 2) + lane * 8; // of a step
     uint8_t* own = shared + warp / 2 * pitch + col * 2;
     const uint8_t* other = shared + lane / 4 * pitch + warp * 64 + lane % 4 * 16;
-    const bf16* factors = a + lane / 4 * lda + warp * 32 + lane % 4 * 8;
-    int32_t span = max((cols + STEP - 1) / STEP, 2) * STEP; // two steps are under way
+    const bf16* ranks = a + lane / 4 * lda + warp * 32 + lane % 4 * 8;
+    int32_t wide = cols - warp * 32 - lane % 4 * 8; // columns of A from there to the end
+    int32_t span = max((cols + STEP - 1) / STEP, AHEAD) * STEP; // so many steps are under way
     int64_t row = (int64_t)blockIdx.x * GROUP + warp / 2;
-    const bf16* in = g + row * ld + col;
-    int32_t left = row < rows ? cols - col : 0;
-    both next = load_both(in, up, left);
-    both later = load_both(in + STEP, up, left - STEP);
+    both next[AHEAD];
+    factors f;
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        next[i] = load_both(g + row * ld + col + i * STEP, up,
+                            row < rows ? cols - col - i * STEP : 0);
+    }
+    f.load(ranks, lda, wide, rank);
 #pragma unroll 1
     for (int64_t group = blockIdx.x; group * GROUP < rows; group += gridDim.x) {
         float sums[4] = {};
@@ -243,37 +309,41 @@ QLORA_KERNEL __launch_bounds__(512, 1)
         row = group * GROUP + warp / 2;
         // The rows of the next group follow the last columns of these.
         int64_t row_after = row + (int64_t)gridDim.x * GROUP;
+        const bf16* in = g + row * ld + col;
         const bf16* after = g + row_after * ld + col;
+        int32_t left = row < rows ? cols - col : 0;
         int32_t left_after = row_after < rows ? cols - col : 0;
-        left = row < rows ? cols - col : 0;
-        in = g + row * ld + col + 2 * STEP;
 #pragma unroll 1
         for (int32_t at = 0; at < span; at += STEP) {
-            both x = next;
-            uint4 f[SIDE];
-            next = later;
-            int32_t beyond = at + 2 * STEP - span;
-            later = beyond < 0 ? load_both(in, up, left - at - 2 * STEP)
-                               : load_both(after + beyond, up, left_after - beyond);
-            in += STEP;
+            both x = next[0];
+            int32_t later = at + AHEAD * STEP;
 #pragma unroll
-            for (int n = 0; n < SIDE; n++) {
-                bool inside = n * 8 + lane / 4 < rank && at + warp * 32 + lane % 4 * 8 < cols;
-                f[n] = inside ? *(const uint4*)(factors + n * 8 * lda + at) : make_uint4(0, 0, 0, 0);
+            for (int i = 1; i < AHEAD; i++) {
+                next[i - 1] = next[i];
             }
-            x.g = gelu != 0 ? gated_forward<geglu_op<fast_number>>(x.g, x.u)
-                            : gated_forward<swiglu_op<fast_number>>(x.g, x.u);
-            most = largest_of(x.g, most);
-            if (at + col < cols) {
-                *(uint4*)(own + at * 2) = x.g;
+            next[AHEAD - 1] = later < span
+                                  ? load_both(in + later, up, left - later)
+                                  : load_both(after + later - span, up, left_after - later + span);
+#pragma unroll
+            for (int i = 0; i < SPLIT; i++) {
+                uint4 s = gated_forward(x.g[i], x.u[i], gelu != 0);
+                most = largest_of(s, most);
+                if (left > at + i * 256) {
+                    *(uint4*)(own + (at + i * 256) * 2) = s;
+                }
             }
             __syncthreads();
-            uint4 s = at + warp * 32 + lane % 4 * 8 < cols ? *(const uint4*)(other + at * 2)
-                                                          : make_uint4(0, 0, 0, 0);
-            const uint32_t first[4] = {f[0].x, f[1].x, f[0].y, f[1].y};
-            const uint32_t second[4] = {f[0].z, f[1].z, f[0].w, f[1].w};
-            multiply(sums, first, s.x, s.y);
-            multiply(sums, second, s.z, s.w);
+#pragma unroll
+            for (int i = 0; i < SPLIT; i++) {
+                uint4 s = wide > at + i * 512 ? *(const uint4*)(other + (at + i * 512) * 2)
+                                              : make_uint4(0, 0, 0, 0);
+                const uint32_t first[4] = {f.v[i][0].x, f.v[i][1].x, f.v[i][0].y, f.v[i][1].y};
+                const uint32_t second[4] = {f.v[i][0].z, f.v[i][1].z, f.v[i][0].w, f.v[i][1].w};
+                multiply(sums, first, s.x, s.y);
+                multiply(sums, second, s.z, s.w);
+            }
+            int32_t then = at + STEP < span ? at + STEP : 0; // those of the next step
+            f.load(ranks + then, lda, wide - then, rank);
         }
         most = warp_max(most);
         if (lane == 0) {
@@ -286,10 +356,12 @@ QLORA_KERNEL __launch_bounds__(512, 1)
             if (lane == 0 && warp % 2 == 0) {
                 scales[row] = __fmul_rn(scale, *factor);
             }
-            uint8_t* to = q + row * ldq + col;
+            int32_t first = warp % 2 * 256 + lane * 8;
+            const uint8_t* from = shared + warp / 2 * pitch;
+            uint8_t* to = q + row * ldq;
 #pragma unroll 4
-            for (int32_t at = 0; at + col < ldq; at += STEP) {
-                uint4 s = at + col < cols ? *(const uint4*)(own + at * 2) : make_uint4(0, 0, 0, 0);
+            for (int32_t at = first; at < ldq; at += 512) {
+                uint4 s = at < cols ? *(const uint4*)(from + at * 2) : make_uint4(0, 0, 0, 0);
                 *(uint2*)(to + at) = codes_of(s, inverse);
             }
         }

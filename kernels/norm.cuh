@@ -70,10 +70,10 @@ __device__ __forceinline__ uint4 fwd_sum(const fwd_row<T>& r, uint4 raw, uint4 m
     return raw;
 }
 
-// y = h rstd w
+// y = h rstd w, rounded
 template <class T, bool VEC>
-__device__ __forceinline__ void fwd_scale(const fwd_row<T>& r, uint4 raw, int32_t c, int32_t left,
-                                          float rstd) {
+__device__ __forceinline__ uint4 fwd_scale(const fwd_row<T>& r, uint4 raw, int32_t c, int32_t left,
+                                           float rstd) {
     const int N = lanes<T>::N;
     float v[N];
     float g[N];
@@ -83,7 +83,9 @@ __device__ __forceinline__ void fwd_scale(const fwd_row<T>& r, uint4 raw, int32_
     for (int i = 0; i < N; i++) {
         v[i] = v[i] * rstd * g[i];
     }
-    put<T, VEC>(r.to + c, pack(v), left);
+    raw = pack(v);
+    put<T, VEC>(r.to + c, raw, left);
+    return raw;
 }
 
 template <class T, int KEPT, bool VEC>
@@ -186,11 +188,11 @@ __device__ __forceinline__ void bwd_add(const bwd_row<T>& r, uint4 raw_h, uint4 
     }
 }
 
-// One piece of dh = dres + rstd (w dy - h pull).
+// One piece of dh = dres + rstd (w dy - h pull), rounded.
 template <class T, bool VEC>
-__device__ __forceinline__ void bwd_piece(const bwd_row<T>& r, uint4 raw_h, uint4 raw_dy,
-                                          uint4 raw_res, int32_t c, int32_t left, float rstd,
-                                          float pull) {
+__device__ __forceinline__ uint4 bwd_piece(const bwd_row<T>& r, uint4 raw_h, uint4 raw_dy,
+                                           uint4 raw_res, int32_t c, int32_t left, float rstd,
+                                           float pull) {
     const int N = lanes<T>::N;
     float v[N];
     float d[N];
@@ -204,7 +206,9 @@ __device__ __forceinline__ void bwd_piece(const bwd_row<T>& r, uint4 raw_h, uint
     for (int i = 0; i < N; i++) {
         sum[i] += rstd * (d[i] * g[i] - v[i] * pull);
     }
-    put<T, VEC>(r.dh + c, pack(sum), left);
+    raw_h = pack(sum);
+    put<T, VEC>(r.dh + c, raw_h, left);
+    return raw_h;
 }
 
 // Returns 1 / sqrt(mean(h^2) + eps).

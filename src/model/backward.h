@@ -120,7 +120,7 @@ static bool qlora__u_is_coded(const qlora_model* m, const qlora__layer* layer) {
 }
 
 // Computes u of a stack in the last columns of dy, unless it came with the activation. *coded:
-// whether the codes of dy came with it.
+// whether the codes of dy are there then.
 static qlora_result qlora__stack_u(const qlora__pass* pass, const qlora__stack* stack, int group,
                                    const qlora_tensor* dy, const qlora_tensor* inner, bool* coded) {
     const qlora_model* m = pass->m;
@@ -128,9 +128,10 @@ static qlora_result qlora__stack_u(const qlora__pass* pass, const qlora__stack* 
     const qlora_linear_desc* l = &stack->linear;
     qlora_tensor a;
     qlora_tensor sb;
-    *coded = group == QLORA__GATE_UP && qlora__u_is_coded(m, layer) &&
-             qlora__linear_joined(l, stack->pad, &a, &sb);
-    if (*coded) {
+    *coded = stack->coded;
+    if (group == QLORA__GATE_UP && qlora__u_is_coded(m, layer) &&
+        qlora__linear_joined(l, stack->pad, &a, &sb)) {
+        *coded = true;
         int64_t ranks[2] = {l->parts[0].rank, l->parts[l->count - 1].rank};
         qlora_tensor u = qlora__window(dy, pass->rows, stack->out, stack->pad);
         return qlora__fp8_u(pass->ctx, l->fp8, inner, &sb, ranks, l->count, &u, m->ds.data);
@@ -151,7 +152,7 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
     }
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
     if (qlora__on_cpu(ctx)) { // both at once
-        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, dx));
+        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, false, dx));
         return qlora__stack_gradients(pass, stack, group, x, dy, false);
     }
     bool coded = false;
@@ -301,7 +302,8 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
         return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
     // The activation is computed again, over its gradient, in the same pass over gate and up.
-    QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
+    QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded,
+                                  &ds));
     if (qlora__gated_ranks(m, layer, NULL)) {
         QLORA__TRY(qlora__layer_gated_gradients(pass, layer, &stack, &ds, &dy));
     } else if (qlora__u_comes(pass, layer)) {
@@ -363,6 +365,19 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     return qlora__linear_skinny(pass->ctx, &stack->linear, h, &z, dy, 1.0f, which, k, has);
 }
 
+// Where the norm of a stack writes the codes of its result, which is dy of the product after it: of
+// o of the same layer, or of down of the layer below, unless that is computed again before; NULL if
+// nowhere.
+static const qlora__fp8* qlora__dh_codes(const qlora__pass* pass, const qlora__layer* layer,
+                                         int group) {
+    const qlora_model* m = pass->m;
+    const qlora__layer* next = group == QLORA__GATE_UP ? layer : layer - 1;
+    int to = group == QLORA__GATE_UP ? QLORA__O : QLORA__DOWN;
+    bool any = next >= m->layers && !qlora__has_own_d_out(m) && m->desc.dropout == 0.0f &&
+               (group == QLORA__GATE_UP || (m->plan.tile == 0 && !next->recompute));
+    return any && qlora__norm_writes_codes(pass, next, to, true) ? &next->fp8[to] : NULL;
+}
+
 // The backward pass of such a stack.
 static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora__layer* layer,
                                                  int group, int above, const qlora__stack* stack,
@@ -389,6 +404,7 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner, &coded));
     QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, &dx));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << above | 1u << group));
+    job.fp8 = qlora__dh_codes(pass, layer, group);
     QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));
     qlora__skinny_norm(k, &rstd, job.w);

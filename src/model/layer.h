@@ -163,6 +163,7 @@ typedef struct qlora__stack {
     qlora__linear_owners owners;              // of adapters side by side
     qlora_tensor weights[QLORA_LINEAR_PARTS]; // in the operand, if one of those adapters is alone
     qlora_tensor z; // its z, if it was kept; otherwise without columns
+    bool coded;     // the codes of its operand are there
     int64_t out;
     int64_t pad;
 } qlora__stack;
@@ -216,6 +217,8 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
     bool wide = qlora__pass_is_wide(pass);
+    out->coded = m->coded == &layer->fp8[group] && m->coded_turned == backward;
+    m->coded = NULL; // the next product overwrites the codes
     out->linear = qlora__linear_of(m, layer, group, wide ? QLORA__ALL_ADAPTERS : pass->adapter);
     if (wide) {
         out->owners.rows = qlora__window(&m->batch.owners, 1, pass->row, pass->rows);
@@ -237,6 +240,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     if (qlora__pass_reads_codes(pass, layer)) {
         out->linear.operand = NULL;
         out->linear.fp8 = NULL;
+        out->coded = false;
     }
     if (m->wide != NULL && !wide && out->pad > 0) {
         qlora__stack_alone(layer, group, out);
@@ -322,7 +326,7 @@ static qlora_result qlora__stack_forward_run(const qlora__pass* pass, qlora__lay
     QLORA__TRY(qlora__stack_ready(pass, layer, group, false, &stack));
     qlora_tensor in = qlora__local(pass, x, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__local(pass, y, 0, stack.out);
-    unsigned there = 0;
+    unsigned there = stack.coded ? QLORA__THERE_CODES : 0u;
     if (group == QLORA__DOWN) {
         there |= qlora__z_comes(pass, layer) ? QLORA__THERE_Z : 0u;
         there |= qlora__codes_come(pass, layer) ? QLORA__THERE_CODES : 0u;
@@ -489,6 +493,35 @@ static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer*
                                   : qlora__slice(pass, &layer->kept.h2, 0, width);
 }
 
+// Whether the norm before or after a product of a stack writes the codes of its operand, the input
+// or, turned, dy. From here on they are there.
+static bool qlora__norm_writes_codes(const qlora__pass* pass, const qlora__layer* layer, int group,
+                                     bool turned) {
+    qlora_model* m = pass->m;
+    bool writes = m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
+                  !qlora__pass_has_runs(pass) && m->plan.config.hidden % 8 == 0 &&
+                  m->plan.config.hidden <= QLORA__NORM_CODED &&
+                  (turned || !qlora__pass_reads_codes(pass, layer));
+    m->coded = writes ? &layer->fp8[group] : NULL;
+    m->coded_turned = turned;
+    return writes;
+}
+
+// The norm of stream + delta in m->x, for the stack that follows: gate and up of the same layer, or
+// q, k and v of the next one, if there is one.
+static qlora_result qlora__layer_norm_add(const qlora__pass* pass, const qlora__layer* layer,
+                                          int part, qlora__norm_job* job) {
+    const qlora_model* m = pass->m;
+    const qlora__layer* next = part == 0 ? layer : layer + 1;
+    int group = part == 0 ? QLORA__GATE_UP : QLORA__QKV;
+    bool any = next < m->layers + m->plan.config.layers;
+    if (any && qlora__norm_writes_codes(pass, next, group, false)) {
+        job->fp8 = &next->fp8[group];
+    }
+    QLORA__ENTER(pass->ctx, "qlora_rmsnorm_residual_forward");
+    return qlora__leave(pass->ctx, qlora__norm_forward(pass->ctx, job));
+}
+
 // Adds the output of attention (0) or MLP (1), through its own norm and with the factor of the
 // family, to `stream`, giving `next`; then, unless that is left to the next loop over tiles,
 // prepares the input of the stack that follows, whose norm is `before` (NULL = none), in m->x.
@@ -512,7 +545,15 @@ static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* laye
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->residual_scale, &delta, &delta));
     }
     if (before != NULL && wants_x) {
-        return qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, before, eps, &sum, &x);
+        qlora__norm_job job;
+        memset(&job, 0, sizeof job);
+        job.x = &h;
+        job.delta = &delta;
+        job.sum = &sum;
+        job.w = before;
+        job.y = &x;
+        job.eps = eps;
+        return qlora__layer_norm_add(pass, layer, part, &job);
     }
     QLORA__TRY(qlora_add(pass->ctx, &h, &delta, &sum));
     return wants_x ? qlora__layer_input(pass, next, NULL) : QLORA_OK;

@@ -8,8 +8,9 @@
 
 #define QLORA__FP8_GATED_ROWS 8 // of a block
 #define QLORA__FP8_GATED_MOST 232320
-#define QLORA__FP8_U_ROWS 128
-#define QLORA__FP8_U_WIDTH 1024 // columns of a piece
+#define QLORA__FP8_U_ROWS 32    // of a block
+#define QLORA__FP8_U_STEP 512   // columns that it takes at a time
+#define QLORA__FP8_U_WIDTH 4096 // columns of a piece, at most
 #define QLORA__FP8_U_RANK 16    // of the sums of a piece
 
 // Bytes of shared memory for 8 rows of an activation.
@@ -69,7 +70,8 @@ static QLORA__UNUSED qlora_result qlora__fp8_u(qlora_ctx* ctx, const qlora__fp8*
     int32_t cols = (int32_t)d->cols;
     int32_t part = (int32_t)(d->cols / parts);
     int32_t pieces = (int32_t)qlora__fp8_u_pieces(part);
-    int32_t width = QLORA__FP8_U_WIDTH;
+    int64_t steps = qlora__ceil_div(part, (int64_t)pieces * QLORA__FP8_U_STEP);
+    int32_t width = (int32_t)(steps * QLORA__FP8_U_STEP);
     int64_t pitch = qlora__fp8_pitch(cols);
     int32_t rank[2] = {(int32_t)ranks[0], parts > 1 ? (int32_t)ranks[1] : 0};
     QLORA_ASSERT(qlora__tails_aligned(d) && qlora__tails_aligned(sb) && part % 8 == 0 &&

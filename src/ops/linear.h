@@ -583,7 +583,7 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
 
 // What of a stack's input is there.
 #define QLORA__THERE_Z 1u
-#define QLORA__THERE_CODES 2u // its codes and scales for FP8 products, but not the input itself
+#define QLORA__THERE_CODES 2u // its codes and scales for FP8 products
 
 // y (+)= z (sB)^T in the type of x, and the base in FP8 on top of it.
 static qlora_result qlora__linear_forward_fp8(qlora_ctx* ctx, qlora_math math,
@@ -675,7 +675,7 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     }
     bool has_z = (there & QLORA__THERE_Z) != 0;
     bool coded = (there & QLORA__THERE_CODES) != 0;
-    QLORA_ASSERT(!coded || (has_z && l->fp8 != NULL));
+    QLORA_ASSERT(!coded || l->fp8 != NULL);
     QLORA__TRY(has_z ? QLORA_OK : qlora__linear_z(ctx, math, l, x, &inner));
     return l->operand != NULL || l->fp8 != NULL
                ? qlora__linear_forward_joined(ctx, math, l, x, y, coded)
@@ -812,10 +812,10 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
     return QLORA_OK;
 }
 
-// Computes u, in the last columns of dy, and dx unless it is NULL.
+// Computes u, in the last columns of dy, and dx unless it is NULL. coded: as above.
 static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                        const qlora_tensor* dy, const qlora_tensor* inner,
-                                       const qlora_tensor* dx) {
+                                       bool coded, const qlora_tensor* dx) {
     bool bf16 = math == QLORA__MATH_BF16;
     if (dx != NULL && l->dropout == 0.0f &&
         qlora__linear_in_panels(ctx, l, dy, qlora__linear_backward_steps(ctx, l, bf16), bf16)) {
@@ -828,5 +828,5 @@ static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const ql
     if (dy->cols > inner->cols) {
         QLORA__TRY(qlora__linear_u(ctx, math, l, dy, inner));
     }
-    return dx != NULL ? qlora__linear_dx(ctx, math, l, dy, inner, false, dx) : QLORA_OK;
+    return dx != NULL ? qlora__linear_dx(ctx, math, l, dy, inner, coded, dx) : QLORA_OK;
 }

@@ -247,16 +247,21 @@ static bool gated_places(qlora_model* m, gated_gradients* g) {
 }
 
 // Every parameter's gradient for itself: a wrong one among large ones would not be seen.
-static bool gated_close(const char* name, const gated_gradients* a, const gated_gradients* b) {
+static bool gated_within(const char* name, const gated_gradients* a, const gated_gradients* b,
+                         double limit) {
     bool same = a->count == b->count && a->parameters == b->parameters && a->parameters > 0;
     for (int64_t i = 0; i < a->parameters && same; i++) {
         size_t first = a->first[i];
-        same = test_rel_l2(a->values + first, b->values + first, a->first[i + 1] - first, 0.02);
+        same = test_rel_l2(a->values + first, b->values + first, a->first[i + 1] - first, limit);
         if (!same) {
             printf("%s: the gradient of parameter %d\n", name, (int)i);
         }
     }
     return same;
+}
+
+static bool gated_close(const char* name, const gated_gradients* a, const gated_gradients* b) {
+    return gated_within(name, a, b, 0.02);
 }
 
 // The gradients of a micro-batch; wants: whether they come with the activation.
