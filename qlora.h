@@ -21831,6 +21831,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(elementwise_add_bf16, elementwise_bf16, 0, BF16)                                             \
     X(elementwise_scale_f32, shared, 0, ALWAYS)                                                    \
     X(elementwise_scale_bf16, elementwise_bf16, 0, BF16)                                           \
+    X(elementwise_narrow_bf16, elementwise_bf16, 0, BF16)                                          \
     X(elementwise_fill_f32, shared, 0, ALWAYS)                                                     \
     X(elementwise_fill_bf16, elementwise_bf16, 0, BF16)                                            \
     X(elementwise_gather_f32_f32, elementwise, 0, F32)                                             \
@@ -26562,6 +26563,26 @@ qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
                          const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_scale");
     return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SCALE, x, NULL, alpha, y));
+}
+
+// Whether rows of bf16 on a GPU are whole pieces, aligned to 16 bytes.
+static bool qlora__is_narrow(const qlora_tensor* t) {
+    return t->dtype == QLORA_BF16 && t->cols % 8 == 0 && t->cols > 0 && t->ld % 8 == 0 &&
+           (uintptr_t)t->data % 16 == 0;
+}
+
+// y = x, for a few columns of long matrices.
+static QLORA__UNUSED qlora_result qlora__copy_narrow(qlora_ctx* ctx, const qlora_tensor* x,
+                                                     const qlora_tensor* y) {
+    if (qlora__on_cpu(ctx) || !qlora__is_narrow(x) || !qlora__is_narrow(y)) {
+        return qlora_scale(ctx, 1.0f, x, y);
+    }
+    qlora_tensor from = *x; // parameters are passed by address
+    qlora_tensor to = *y;
+    int32_t pieces = (int32_t)(x->cols / 8);
+    void* args[] = {&from.data, &from.ld, &to.data, &to.ld, &from.rows, &pieces};
+    return qlora__launch(ctx, QLORA__K_elementwise_narrow_bf16,
+                         qlora__ceil_div(x->rows * pieces, 256), 1, 1, 256, 0, args);
 }
 
 qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y) {
@@ -40103,7 +40124,7 @@ static qlora_result qlora__stack_keep_z(const qlora__pass* pass, const qlora__la
     qlora_tensor from = qlora__local(pass, x, layer->linears[group].in, pad);
     qlora_tensor to = qlora__slice(pass, kept, 0, pad);
     QLORA__TRY(qlora__beside_begin(pass->ctx));
-    return qlora__beside_end(pass->ctx, group, qlora_scale(pass->ctx, 1.0f, &from, &to));
+    return qlora__beside_end(pass->ctx, group, qlora__copy_narrow(pass->ctx, &from, &to));
 }
 
 // The inputs of attention.
@@ -52325,4 +52346,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 3578a964fec0a78c
+//@@ end 917bfdc7356c8ccb

@@ -167,6 +167,7 @@
     X(elementwise_add_bf16, elementwise_bf16, 0, BF16)                                             \
     X(elementwise_scale_f32, shared, 0, ALWAYS)                                                    \
     X(elementwise_scale_bf16, elementwise_bf16, 0, BF16)                                           \
+    X(elementwise_narrow_bf16, elementwise_bf16, 0, BF16)                                          \
     X(elementwise_fill_f32, shared, 0, ALWAYS)                                                     \
     X(elementwise_fill_bf16, elementwise_bf16, 0, BF16)                                            \
     X(elementwise_gather_f32_f32, elementwise, 0, F32)                                             \

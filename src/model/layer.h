@@ -360,7 +360,7 @@ static qlora_result qlora__stack_keep_z(const qlora__pass* pass, const qlora__la
     qlora_tensor from = qlora__local(pass, x, layer->linears[group].in, pad);
     qlora_tensor to = qlora__slice(pass, kept, 0, pad);
     QLORA__TRY(qlora__beside_begin(pass->ctx));
-    return qlora__beside_end(pass->ctx, group, qlora_scale(pass->ctx, 1.0f, &from, &to));
+    return qlora__beside_end(pass->ctx, group, qlora__copy_narrow(pass->ctx, &from, &to));
 }
 
 // The inputs of attention.
