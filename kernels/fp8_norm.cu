@@ -4,8 +4,8 @@
 //
 // Results, codes and scales are those of qlora_norm_rms_fwd_bf16, or _bwd_bf16, and
 // qlora_fp8_quantise after it. Rows have one head; cols is a multiple of 8 and at most 8192, and all
-// rows begin at multiples of 16 bytes, so that a thread keeps its two pieces of a row. Launch: that
-// of norm.cuh.
+// rows begin at multiples of 16 bytes, so that a thread keeps its two pieces of a row; the weights
+// are f32. Launch: that of norm.cuh.
 #include "fp8.cuh"
 #include "norm.cuh"
 
@@ -43,7 +43,7 @@ struct coder {
 
 QLORA_KERNEL __launch_bounds__(512, 2)
     qlora_fp8_norm_fwd(const bf16* h_in, int64_t ld_in, const bf16* delta, int64_t ld_delta,
-                       bf16* h_out, int64_t ld_out, const void* w, int32_t w_bf16, bf16* y,
+                       bf16* h_out, int64_t ld_out, const float* w, int32_t, bf16* y,
                        int64_t ld_y, int64_t rows, int32_t cols, float eps, int32_t width,
                        const float* factor, uint8_t* q, int64_t ldq, float* scales) {
     __shared__ float shared[32];
@@ -58,7 +58,7 @@ QLORA_KERNEL __launch_bounds__(512, 2)
     r.sum_to = h_out + row * ld_out;
     r.to = y + row * ld_y;
     r.w = w;
-    r.w_bf16 = w_bf16;
+    r.w_bf16 = 0;
     uint4 kept[KEPT];
     uint4 more[KEPT];
 #pragma unroll
@@ -88,8 +88,8 @@ QLORA_KERNEL __launch_bounds__(512, 2)
 }
 
 QLORA_KERNEL __launch_bounds__(512, 2)
-    qlora_fp8_norm_bwd(const bf16* dy, int64_t ld_dy, const bf16* h, int64_t ld_h, const void* w,
-                       int32_t w_bf16, const bf16* dres, int64_t ld_dres, bf16* dh, int64_t ld_dh,
+    qlora_fp8_norm_bwd(const bf16* dy, int64_t ld_dy, const bf16* h, int64_t ld_h, const float* w,
+                       int32_t, const bf16* dres, int64_t ld_dres, bf16* dh, int64_t ld_dh,
                        float* rstd_out, int64_t rows, int32_t cols, float eps, int32_t width,
                        const float* factor, uint8_t* q, int64_t ldq, float* scales) {
     __shared__ float shared[64];
@@ -104,7 +104,7 @@ QLORA_KERNEL __launch_bounds__(512, 2)
     r.dres = dres != 0 ? dres + row * ld_dres : 0;
     r.dh = dh + row * ld_dh;
     r.w = w;
-    r.w_bf16 = w_bf16;
+    r.w_bf16 = 0;
     const uint4 zero = make_uint4(0, 0, 0, 0);
     uint4 kept[KEPT];
     uint4 kept_dy[KEPT];

@@ -22,12 +22,14 @@
 enum {
     SIDE = 2,              // groups of 8 ranks of an adapter
     LINE = SIDE * 16 + 16, // bytes of a row of B in shared memory: an odd number of 16
-    TALL = 32,             // rows of a block of the backward kernel
-    WIDE = 512,            // columns of its steps, 128 for each warp
+    TALL = 128,            // rows of a block of the backward kernel, 16 for each warp
+    WIDE = 128,            // columns of its steps
+    PIECE = 1024,          // of a block
     GROUP = 8,             // rows of a block of the forward kernel, two warps for each
-    SPLIT = 1,             // pieces of 8 columns that a thread has of gate, and of up
-    STEP = 512 * SPLIT,    // columns of its steps
-    AHEAD = 2,             // steps that are on their way
+    STEP = 512,            // columns of its steps
+    STAGES = 4,            // steps that it has, or are on their way
+    SLOT = 512 * 32,       // bytes of a step of gate and up
+    RING = STAGES * SLOT,
     WARPS = 16             // that it has
 };
 
@@ -51,22 +53,7 @@ __device__ __forceinline__ uint32_t line_at(uint32_t col, uint32_t half) {
     return (col / 32 * 32 + line) * LINE + half * 16;
 }
 
-// Rows of B that a block multiplies in a step, from row `at` of its columns on, to shared memory;
-// zeros from `end` on, and for ranks that do not exist.
-__device__ __forceinline__ void request_lines(uint32_t to, const bf16* b, int32_t ldb, int32_t at,
-                                              int32_t end, int32_t rank) {
-#pragma unroll
-    for (int j = 0; j < WIDE * SIDE / 256; j++) {
-        int32_t own = at + (int32_t)threadIdx.x / 2 + j * 128;
-        int32_t half = (int32_t)threadIdx.x % 2;
-        bool used = own < end && half * 8 < rank;
-        copy16_or_zero(to + line_at(threadIdx.x / 2 + j * 128, (uint32_t)half),
-                       b + (used ? (int64_t)own * ldb + half * 8 : 0), used ? 16 : 0);
-    }
-    copy_commit();
-}
-
-// A thread's columns of a step: 8 of every 32 of its warp, of two rows.
+// A thread's columns of a step: 8 of every 32, of two rows.
 struct columns {
     pair v[4];
     __device__ __forceinline__ void load(const bf16* p, int32_t ld, int32_t left,
@@ -82,59 +69,63 @@ struct columns {
 };
 
 // d [rows, cols] has parts of `part` columns, one after the other, each with its own rank; each has
-// `pieces` pieces of `width` columns, a multiple of 512. most [rows] has the largest magnitudes. B
-// is [cols, ranks], where the rows of the second part have their numbers rank0 columns later.
-// sums f32 [all pieces, rows, 16] gets what each piece adds to u.
-// Launch: grid (ceil(rows / 32), all pieces), 256 threads. A block takes 512 columns at a time: in
-// shorter pieces of rows, the memory is slower. Four warps side by side have 16 of its rows each;
-// the next columns, and rows of B, come while these are multiplied.
-// Determinism: a warp adds its columns in their order, the sums of the four are added in theirs, and
-// qlora_fp8_u_sum adds the pieces.
+// `pieces` pieces of 1024 columns. most [rows] has the largest magnitudes. B is [cols, ranks], where
+// the rows of the second part have their numbers rank0 columns later. sums f32 [all pieces, rows,
+// 16] gets what each piece adds to u.
+// Launch: grid (ceil(rows / 128), all pieces), 256 threads. A warp has 16 rows; all of them share the
+// rows of B of their piece, and wait for each other only until those have come.
+// Determinism: the columns of a piece are added in their order; qlora_fp8_u_sum adds the pieces in
+// theirs.
 QLORA_KERNEL __launch_bounds__(256, 2)
     qlora_fp8_quantise_u(const bf16* d, int32_t ldd, int64_t rows, int32_t cols, int32_t part,
-                         int32_t pieces, int32_t width, const float* most, const float* factor,
-                         uint8_t* q, int64_t ldq, float* scales, const bf16* b, int32_t ldb,
-                         int32_t rank0, int32_t rank1, float* sums) {
-    __shared__ __align__(128) uint8_t shared[2][WIDE * LINE];
+                         int32_t pieces, const float* most, const float* factor, uint8_t* q,
+                         int64_t ldq, float* scales, const bf16* b, int32_t ldb, int32_t rank0,
+                         int32_t rank1, float* sums) {
+    __shared__ __align__(128) uint8_t shared[PIECE * LINE];
     int32_t lane = (int32_t)threadIdx.x % 32;
-    int32_t warp = (int32_t)threadIdx.x / 32;
     int32_t side = (int32_t)blockIdx.y / pieces;
-    int32_t first = side * part + (int32_t)blockIdx.y % pieces * width;
-    int32_t end = min(first + width, (side + 1) * part);
+    int32_t first = side * part + (int32_t)blockIdx.y % pieces * PIECE;
+    int32_t end = min(first + PIECE, (side + 1) * part);
     int32_t until = end == cols ? (int32_t)ldq : end; // codes up to there, then zeros
     int32_t rank = side == 0 ? rank0 : rank1;
-    int64_t row = (int64_t)blockIdx.x * TALL + warp / 4 * 16 + lane / 4;
+    int64_t row = (int64_t)blockIdx.x * TALL + (int32_t)threadIdx.x / 32 * 16 + lane / 4;
     const bool has[2] = {row < rows, row + 8 < rows};
+    uint32_t lines = (uint32_t)__cvta_generic_to_shared(shared);
+    b += side == 0 ? 0 : rank0;
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < PIECE * SIDE; i += 256) {
+        int32_t line = first + (int32_t)(i / SIDE);
+        int32_t at = (int32_t)(i % SIDE) * 8;
+        bool used = line < end && at < rank;
+        copy16_or_zero(lines + line_at(i / SIDE, i % SIDE),
+                       b + (used ? (int64_t)line * ldb + at : 0), used ? 16 : 0);
+    }
+    copy_commit();
+    int32_t at = first + lane % 4 * 8;
+    const bf16* from = d + row * ldd + at;
+    uint8_t* to = q + row * ldq + at;
+    columns next;
+    next.load(from, ldd, end - at, has);
     float inverse[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (has[i]) {
             float scale = fp8_scale(most[row + 8 * i]);
             inverse[i] = __frcp_rn(scale);
-            if (blockIdx.y == 0 && warp % 4 == 0 && lane % 4 == 0) {
+            if (blockIdx.y == 0 && lane % 4 == 0) {
                 scales[row + 8 * i] = __fmul_rn(scale, *factor);
             }
         }
     }
-    int32_t at = first + warp % 4 * 128 + lane % 4 * 8;
-    const bf16* from = d + row * ldd + at;
-    uint8_t* to = q + row * ldq + at;
     float total[SIDE][4] = {};
-    columns next;
-    uint32_t base = (uint32_t)__cvta_generic_to_shared(shared[0]);
-    uint32_t get = 0;
-    b += side == 0 ? 0 : rank0;
-    request_lines(base, b, ldb, first, end, rank);
-    next.load(from, ldd, end - at, has);
+    copy_wait<0>();
+    __syncthreads();
+    lines += (uint32_t)(lane * LINE);
 #pragma unroll 1
     for (; first < until; first += WIDE) {
         columns x = next;
-        copy_wait<0>();
-        __syncthreads(); // these rows of B are visible to all, and the ones before no longer needed
-        request_lines(base + (get ^ WIDE * LINE), b, ldb, first + WIDE, end, rank);
         from += WIDE;
         next.load(from, ldd, end - at - WIDE, has);
-        uint32_t lines = base + get + (uint32_t)((warp % 4 * 128 + lane) * LINE);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
 #pragma unroll
@@ -150,30 +141,19 @@ QLORA_KERNEL __launch_bounds__(256, 2)
                 *(uint2*)(to + 8 * ldq + 32 * i) = codes_of(x.v[i].lower, inverse[1]);
             }
         }
+        lines += WIDE * LINE;
         to += WIDE;
         at += WIDE;
-        get ^= WIDE * LINE;
     }
-    copy_wait<0>();
-    __syncthreads(); // no warp needs B any more
-    float* left = (float*)shared[0]; // [4, TALL, 16]
+    float* sum = sums + ((int64_t)blockIdx.y * rows + row) * SIDE * 8 + lane % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int32_t r = warp / 4 * 16 + lane / 4 + i / 2 % 2 * 8;
-        left[(warp % 4 * TALL + r) * 16 + i / 4 * 8 + lane % 4 * 2 + i % 2] = total[i / 4][i % 4];
-    }
-    __syncthreads();
+    for (int n = 0; n < SIDE; n++) {
 #pragma unroll
-    for (int j = 0; j < TALL * 16 / 256; j++) {
-        int32_t i = (int32_t)threadIdx.x + j * 256;
-        float v = 0.0f;
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            v += left[k * TALL * 16 + i];
-        }
-        row = (int64_t)blockIdx.x * TALL + i / 16;
-        if (row < rows) {
-            sums[((int64_t)blockIdx.y * rows + row) * 16 + i % 16] = v;
+        for (int i = 0; i < 2; i++) {
+            if (has[i]) {
+                *(float2*)(sum + i * 8 * SIDE * 8 + n * 8) =
+                    make_float2(total[n][2 * i], total[n][2 * i + 1]);
+            }
         }
     }
 }
@@ -235,46 +215,13 @@ __device__ __forceinline__ uint4 gated_forward(uint4 raw_g, uint4 raw_u, bool ge
     return pack(gate);
 }
 
-// A thread's columns of gate and up in a step: 8 of every 256 of its warp.
-struct both {
-    uint4 g[SPLIT];
-    uint4 u[SPLIT];
-};
-
-__device__ __forceinline__ both load_both(const bf16* p, int32_t up, int32_t left) {
-    both x;
-#pragma unroll
-    for (int i = 0; i < SPLIT; i++) {
-        bool inside = left > i * 256;
-        x.g[i] = inside ? *(const uint4*)(p + i * 256) : make_uint4(0, 0, 0, 0);
-        x.u[i] = inside ? *(const uint4*)(p + i * 256 + up) : make_uint4(0, 0, 0, 0);
-    }
-    return x;
-}
-
-// Eight columns of A of each of 16 ranks that a warp multiplies in a step, for every 512 of its
-// columns. p: those of a thread's first rank; left: columns from there to the end.
-struct factors {
-    uint4 v[SPLIT][SIDE];
-    __device__ __forceinline__ void load(const bf16* p, int32_t lda, int32_t left, int32_t rank) {
-#pragma unroll
-        for (int i = 0; i < SPLIT; i++) {
-#pragma unroll
-            for (int n = 0; n < SIDE; n++) {
-                v[i][n] = n * 8 < rank && left > i * 512 ? *(const uint4*)(p + n * 8 * lda + i * 512)
-                                                         : make_uint4(0, 0, 0, 0);
-            }
-        }
-    }
-};
-
 // u begins `up` columns after g; gelu: the activation is GELU in its tanh form, otherwise SiLU. s is
 // not stored.
 // Launch: 512 threads, grid.x any number of blocks, which take 8 rows in turn; dynamic shared
-// memory: 8 rows of s, each of cols * 2 bytes rounded up to 128, and 64, so that the rows that a
-// quarter of a warp reads are in different banks; at least 8192. Two warps make a row of s, STEP
-// columns at a time; each warp multiplies 32 of every 512 columns of all rows, the ranks as rows of
-// the first operand.
+// memory: RING, and 8 rows of s, each of cols * 2 bytes rounded up to 128, and 64, so that the rows
+// that a quarter of a warp reads are in different banks; at least 8192. Two warps make a row of s,
+// 512 columns at a time; each warp multiplies 32 of those of all rows, the ranks as rows of the first
+// operand.
 // When s is there, its codes are written, and its sums added where it was.
 // Determinism: that of qlora_tails_gated, and the same z: a warp adds its columns of all steps in
 // their order; the sums of the 16 warps are added in theirs.
@@ -288,62 +235,66 @@ QLORA_KERNEL __launch_bounds__(512, 1)
     int32_t warp = (int32_t)threadIdx.x / 32;
     int32_t pitch = (cols * 2 + 127) / 128 * 128 + 64;
     int32_t col = warp % 2 * (STEP / 2) + lane * 8; // of a step
-    uint8_t* own = shared + warp / 2 * pitch + col * 2;
-    const uint8_t* other = shared + lane / 4 * pitch + warp * 64 + lane % 4 * 16;
+    uint8_t* own = shared + RING + warp / 2 * pitch + col * 2;
+    const uint8_t* other = shared + RING + lane / 4 * pitch + warp * 64 + lane % 4 * 16;
     const bf16* ranks = a + lane / 4 * lda + warp * 32 + lane % 4 * 8;
     int32_t wide = cols - warp * 32 - lane % 4 * 8; // columns of A from there to the end
-    int32_t span = max((cols + STEP - 1) / STEP, AHEAD) * STEP; // so many steps are under way
     int64_t row = (int64_t)blockIdx.x * GROUP + warp / 2;
-    both next[AHEAD];
-    factors f;
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        next[i] = load_both(g + row * ld + col + i * STEP, up,
-                            row < rows ? cols - col - i * STEP : 0);
+    // What is requested next: the columns of a row, then those of the row of the next group.
+    uint32_t ring = (uint32_t)__cvta_generic_to_shared(shared) + threadIdx.x * 32;
+    uint32_t put = 0;
+    uint32_t get = 0;
+    int64_t ask_row = row;
+    int32_t ask = 0;
+    uint4 f[SIDE];
+#define REQUEST()                                                                                  \
+    {                                                                                              \
+        bool inside = ask_row < rows && ask + col < cols;                                          \
+        const bf16* from = g + (inside ? ask_row * ld + ask + col : 0);                            \
+        copy16_or_zero(ring + put, from, inside ? 16 : 0);                                         \
+        copy16_or_zero(ring + put + 16, from + (inside ? up : 0), inside ? 16 : 0);                \
+        copy_commit();                                                                             \
+        put = put == RING - SLOT ? 0 : put + SLOT;                                                 \
+        ask += STEP;                                                                               \
+        if (ask >= cols) {                                                                         \
+            ask = 0;                                                                               \
+            ask_row += (int64_t)gridDim.x * GROUP;                                                 \
+        }                                                                                          \
     }
-    f.load(ranks, lda, wide, rank);
+#define FACTORS(at)                                                                                \
+    _Pragma("unroll") for (int n = 0; n < SIDE; n++) {                                             \
+        f[n] = n * 8 < rank && wide > (at) ? *(const uint4*)(ranks + n * 8 * lda + (at))           \
+                                           : make_uint4(0, 0, 0, 0);                               \
+    }
+#pragma unroll 1
+    for (int i = 0; i < STAGES - 1; i++) {
+        REQUEST()
+    }
+    FACTORS(0)
 #pragma unroll 1
     for (int64_t group = blockIdx.x; group * GROUP < rows; group += gridDim.x) {
         float sums[4] = {};
         float most = 0.0f;
         row = group * GROUP + warp / 2;
-        // The rows of the next group follow the last columns of these.
-        int64_t row_after = row + (int64_t)gridDim.x * GROUP;
-        const bf16* in = g + row * ld + col;
-        const bf16* after = g + row_after * ld + col;
-        int32_t left = row < rows ? cols - col : 0;
-        int32_t left_after = row_after < rows ? cols - col : 0;
 #pragma unroll 1
-        for (int32_t at = 0; at < span; at += STEP) {
-            both x = next[0];
-            int32_t later = at + AHEAD * STEP;
-#pragma unroll
-            for (int i = 1; i < AHEAD; i++) {
-                next[i - 1] = next[i];
-            }
-            next[AHEAD - 1] = later < span
-                                  ? load_both(in + later, up, left - later)
-                                  : load_both(after + later - span, up, left_after - later + span);
-#pragma unroll
-            for (int i = 0; i < SPLIT; i++) {
-                uint4 s = gated_forward(x.g[i], x.u[i], gelu != 0);
-                most = largest_of(s, most);
-                if (left > at + i * 256) {
-                    *(uint4*)(own + (at + i * 256) * 2) = s;
-                }
+        for (int32_t at = 0; at < cols; at += STEP) {
+            copy_wait<STAGES - 2>(); // a thread reads what it has requested itself
+            const uint8_t* from = shared + get + threadIdx.x * 32;
+            uint4 s = gated_forward(*(const uint4*)from, *(const uint4*)(from + 16), gelu != 0);
+            get = get == RING - SLOT ? 0 : get + SLOT;
+            REQUEST()
+            most = largest_of(s, most);
+            if (at + col < cols) {
+                *(uint4*)(own + at * 2) = s;
             }
             __syncthreads();
-#pragma unroll
-            for (int i = 0; i < SPLIT; i++) {
-                uint4 s = wide > at + i * 512 ? *(const uint4*)(other + (at + i * 512) * 2)
-                                              : make_uint4(0, 0, 0, 0);
-                const uint32_t first[4] = {f.v[i][0].x, f.v[i][1].x, f.v[i][0].y, f.v[i][1].y};
-                const uint32_t second[4] = {f.v[i][0].z, f.v[i][1].z, f.v[i][0].w, f.v[i][1].w};
-                multiply(sums, first, s.x, s.y);
-                multiply(sums, second, s.z, s.w);
-            }
-            int32_t then = at + STEP < span ? at + STEP : 0; // those of the next step
-            f.load(ranks + then, lda, wide - then, rank);
+            s = wide > at ? *(const uint4*)(other + at * 2) : make_uint4(0, 0, 0, 0);
+            const uint32_t first[4] = {f[0].x, f[1].x, f[0].y, f[1].y};
+            const uint32_t second[4] = {f[0].z, f[1].z, f[0].w, f[1].w};
+            multiply(sums, first, s.x, s.y);
+            multiply(sums, second, s.z, s.w);
+            int32_t then = at + STEP < cols ? at + STEP : 0; // those of the next step
+            FACTORS(then)
         }
         most = warp_max(most);
         if (lane == 0) {
@@ -357,7 +308,7 @@ QLORA_KERNEL __launch_bounds__(512, 1)
                 scales[row] = __fmul_rn(scale, *factor);
             }
             int32_t first = warp % 2 * 256 + lane * 8;
-            const uint8_t* from = shared + warp / 2 * pitch;
+            const uint8_t* from = shared + RING + warp / 2 * pitch;
             uint8_t* to = q + row * ldq;
 #pragma unroll 4
             for (int32_t at = first; at < ldq; at += 512) {
@@ -366,7 +317,7 @@ QLORA_KERNEL __launch_bounds__(512, 1)
             }
         }
         __syncthreads(); // s is no longer needed
-        float* total = (float*)shared; // [warps, rank 16, rows]
+        float* total = (float*)(shared + RING); // [warps, rank 16, rows]
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             total[(warp * 16 + lane / 4 + e / 2 * 8) * GROUP + lane % 4 * 2 + e % 2] = sums[e];
@@ -392,11 +343,6 @@ enum {
     SHARE_DEPTH = 3   // most steps of 16 ranks
 };
 
-// Two neighbouring ranks of a row of z, zero from `depth` on.
-__device__ __forceinline__ uint32_t two_ranks(const bf16* z, int32_t k, int32_t depth) {
-    return k < depth ? *(const uint32_t*)(z + k) : 0;
-}
-
 // y[r,c] = sum over k of z[r,k] b[c,k], or, turned, of z[r,k] b[k,c], rounded. z has `depth` columns,
 // at most 48. Launch: grid (ceil(cols / 256), ceil(rows / 128)), 256 threads. A warp has 32 columns
 // and keeps their b; the columns of its four products are in such an order that a thread has 8
@@ -404,13 +350,23 @@ __device__ __forceinline__ uint32_t two_ranks(const bf16* z, int32_t k, int32_t 
 QLORA_KERNEL __launch_bounds__(256)
     qlora_fp8_share(const bf16* z, int32_t ldz, const bf16* b, int32_t ldb, int32_t turned, bf16* y,
                     int64_t ldy, int64_t rows, int32_t cols, int32_t depth) {
+    __shared__ __align__(128) uint8_t shared[SHARE_ROWS * (SHARE_DEPTH * 32 + 16)];
     int32_t lane = (int32_t)threadIdx.x % 32;
     int32_t col0 = (int32_t)blockIdx.x * SHARE_COLS + (int32_t)threadIdx.x / 32 * 32;
     int32_t k0 = lane % 4 * 2;
-    uint32_t f[SHARE_DEPTH][4][2];
-    if (col0 >= cols) {
-        return;
+    int32_t steps = (depth + 15) / 16;
+    int32_t pitch = steps * 32 + 16; // so that the rows that ldmatrix reads are in different banks
+    int64_t row0 = (int64_t)blockIdx.y * SHARE_ROWS;
+    int32_t left = (int32_t)min(rows - row0, (int64_t)SHARE_ROWS);
+    uint32_t tile = (uint32_t)__cvta_generic_to_shared(shared);
+#pragma unroll 1
+    for (int32_t i = (int32_t)threadIdx.x; i < SHARE_ROWS * steps * 8; i += 256) {
+        int32_t k = i % (steps * 8) * 2; // two ranks of a row
+        int32_t r = i / (steps * 8);
+        uint32_t two = r < left && k < depth ? *(const uint32_t*)(z + (row0 + r) * ldz + k) : 0;
+        *(uint32_t*)(shared + r * pitch + k * 2) = two;
     }
+    uint32_t f[SHARE_DEPTH][4][2];
 #pragma unroll
     for (int s = 0; s < SHARE_DEPTH; s++) {
 #pragma unroll
@@ -426,24 +382,22 @@ QLORA_KERNEL __launch_bounds__(256)
             }
         }
     }
-    int64_t row = (int64_t)blockIdx.y * SHARE_ROWS + lane / 4;
-    int64_t end = min(rows, (int64_t)(blockIdx.y + 1) * SHARE_ROWS);
-    const bf16* from = z + row * ldz + k0;
-    bf16* to = y + row * ldy + col0 + lane % 4 * 8;
+    __syncthreads();
+    bf16* to = y + (row0 + lane / 4) * ldy + col0 + lane % 4 * 8;
     bool inside = col0 + lane % 4 * 8 < cols;
+    uint32_t from = tile + (uint32_t)(lane % 16 * pitch + lane / 16 * 16);
+    left -= lane / 4;
 #pragma unroll 1
-    for (; row - lane / 4 < end; row += 16) {
-        bool has[2] = {row < end, row + 8 < end};
+    for (int32_t r = 0; r - lane / 4 < left; r += 16) {
         float sums[4][4] = {};
 #pragma unroll
         for (int s = 0; s < SHARE_DEPTH; s++) {
-            if (s * 16 < depth) {
+            if (s < steps) {
                 uint32_t a[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) { // the row 8 below is second
-                    int32_t k = s * 16 + i / 2 * 8;
-                    a[i] = has[i % 2] ? two_ranks(from + i % 2 * 8 * ldz, k, depth - k0) : 0;
-                }
+                asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                             : "r"(from + (uint32_t)(s * 32))
+                             : "memory");
 #pragma unroll
                 for (int n = 0; n < 4; n++) {
                     multiply(sums[n], a, f[s][n][0], f[s][n][1]);
@@ -452,7 +406,7 @@ QLORA_KERNEL __launch_bounds__(256)
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            if (has[i] && inside) {
+            if (r + i * 8 < left && inside) {
                 *(uint4*)(to + i * 8 * ldy) =
                     make_uint4(pack_bf16(sums[0][2 * i], sums[0][2 * i + 1]),
                                pack_bf16(sums[1][2 * i], sums[1][2 * i + 1]),
@@ -460,7 +414,7 @@ QLORA_KERNEL __launch_bounds__(256)
                                pack_bf16(sums[3][2 * i], sums[3][2 * i + 1]));
             }
         }
-        from += 16 * ldz;
+        from += (uint32_t)(16 * pitch);
         to += 16 * ldy;
     }
 }

@@ -8,15 +8,15 @@
 
 #define QLORA__FP8_GATED_ROWS 8 // of a block
 #define QLORA__FP8_GATED_MOST 232320
-#define QLORA__FP8_U_ROWS 32    // of a block
-#define QLORA__FP8_U_STEP 512   // columns that it takes at a time
-#define QLORA__FP8_U_WIDTH 4096 // columns of a piece, at most
+#define QLORA__FP8_GATED_RING 65536
+#define QLORA__FP8_U_ROWS 128   // of a block
+#define QLORA__FP8_U_WIDTH 1024 // columns of a piece
 #define QLORA__FP8_U_RANK 16    // of the sums of a piece
 
-// Bytes of shared memory for 8 rows of an activation.
+// Bytes of shared memory for 8 rows of an activation, and what is on its way.
 static int64_t qlora__fp8_gated_room(int64_t cols) {
     int64_t pitch = qlora__ceil_div(cols, 64) * 128 + 64;
-    return qlora__max(QLORA__FP8_GATED_ROWS * pitch, 8192);
+    return QLORA__FP8_GATED_RING + qlora__max(QLORA__FP8_GATED_ROWS * pitch, 8192);
 }
 
 // The codes and scales of s = act(gate) up for the products of f, and z = s A^T.
@@ -70,16 +70,14 @@ static QLORA__UNUSED qlora_result qlora__fp8_u(qlora_ctx* ctx, const qlora__fp8*
     int32_t cols = (int32_t)d->cols;
     int32_t part = (int32_t)(d->cols / parts);
     int32_t pieces = (int32_t)qlora__fp8_u_pieces(part);
-    int64_t steps = qlora__ceil_div(part, (int64_t)pieces * QLORA__FP8_U_STEP);
-    int32_t width = (int32_t)(steps * QLORA__FP8_U_STEP);
     int64_t pitch = qlora__fp8_pitch(cols);
     int32_t rank[2] = {(int32_t)ranks[0], parts > 1 ? (int32_t)ranks[1] : 0};
     QLORA_ASSERT(qlora__tails_aligned(d) && qlora__tails_aligned(sb) && part % 8 == 0 &&
                  rank[0] % 8 == 0 && rank[1] % 8 == 0 && rank[0] <= QLORA__FP8_U_RANK &&
                  rank[1] <= QLORA__FP8_U_RANK);
-    void* args[] = {&data[0], &ldd,     &rows,    &cols,     &part,    &pieces,
-                    &width,   &data[1], &data[2], &data[3],  &pitch,   &data[4],
-                    &data[5], &ldb,     &rank[0], &rank[1], &data[7]};
+    void* args[] = {&data[0], &ldd,     &rows, &cols,    &part,    &pieces,
+                    &data[1], &data[2], &data[3], &pitch, &data[4], &data[5],
+                    &ldb,     &rank[0], &rank[1], &data[7]};
     QLORA__TRY(qlora__launch(ctx, QLORA__K_fp8_quantise_u, qlora__ceil_div(rows, QLORA__FP8_U_ROWS),
                              (uint32_t)(parts * pieces), 1, 256, 0, args));
     void* more[] = {&data[7], &rows, &pieces, &rank[0], &rank[1], &data[6], &ldu};
