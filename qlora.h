@@ -21750,7 +21750,6 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(fp8_quantise, fp8, 0, FP8)                                                                   \
     X(fp8_quantise_u, fp8_tails, 0, FP8)                                                           \
     X(fp8_u_sum, fp8_tails, 0, FP8)                                                                \
-    X(fp8_share, fp8_tails, 0, FP8)                                                                \
     X(fp8_gated, fp8_tails, 232320, FP8)                                                           \
     X(fp8_norm_fwd, fp8_norm, 0, FP8)                                                              \
     X(fp8_norm_bwd, fp8_norm, 0, FP8)                                                              \
@@ -25715,38 +25714,6 @@ static qlora_result qlora__fp8_product_gpu(qlora_ctx* ctx, const qlora__fp8* f,
 #endif // QLORA_NO_CUDA
 
 // ---- the operators ----
-
-#define QLORA__FP8_SHARE_RANKS 48 // at most, of all parts together
-
-// Whether there is a kernel for the share of adapters in a product (kernels/fp8_tails.cu), which
-// takes as long as writing y: b is [columns of y, columns of z], or, turned, [columns of z, columns
-// of y].
-static QLORA__UNUSED bool qlora__fp8_shares(qlora_ctx* ctx, const qlora_tensor* z,
-                                            const qlora_tensor* b, const qlora_tensor* y) {
-    return !qlora__on_cpu(ctx) && z->dtype == QLORA_BF16 && b->dtype == QLORA_BF16 &&
-           y->dtype == QLORA_BF16 && z->cols % 8 == 0 && z->cols <= QLORA__FP8_SHARE_RANKS &&
-           y->cols % 8 == 0 && y->cols < (1 << 30) && z->ld < (1 << 24) && b->ld < (1 << 30) &&
-           ((uintptr_t)z->data | (uintptr_t)b->data | (size_t)(z->ld | b->ld) * 2) % 4 == 0 &&
-           ((uintptr_t)y->data | (size_t)y->ld * 2) % 16 == 0;
-}
-
-// y = z b^T, or, turned, y = z b.
-static QLORA__UNUSED qlora_result qlora__fp8_share(qlora_ctx* ctx, const qlora_tensor* z,
-                                                   const qlora_tensor* b, bool turned,
-                                                   const qlora_tensor* y) {
-    void* data[] = {z->data, b->data, y->data};
-    int32_t ldz = (int32_t)z->ld;
-    int32_t ldb = (int32_t)b->ld;
-    int32_t kind = turned;
-    int64_t ldy = y->ld;
-    int64_t rows = y->rows;
-    int32_t cols = (int32_t)y->cols;
-    int32_t depth = (int32_t)z->cols;
-    void* args[] = {&data[0], &ldz, &data[1], &ldb,  &kind,
-                    &data[2], &ldy, &rows,    &cols, &depth};
-    return qlora__launch(ctx, QLORA__K_fp8_share, qlora__ceil_div(cols, 256),
-                         (uint32_t)qlora__ceil_div(rows, 128), 1, 256, 0, args);
-}
 
 // Computes the factors of a stack of weights.
 static QLORA__UNUSED qlora_result qlora__fp8_measure(qlora_ctx* ctx, const qlora_linear_desc* l) {
@@ -30316,10 +30283,8 @@ static qlora_result qlora__linear_forward_fp8(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &z));
     if (pad > 0 && qlora__linear_joined(l, pad, &a, &sb)) {
-        QLORA__TRY(!biased && qlora__fp8_shares(ctx, &z, &sb, y)
-                       ? qlora__fp8_share(ctx, &z, &sb, false, y)
-                       : qlora__linear_gemm(ctx, math, false, false, true, 1.0f,
-                                            biased ? 1.0f : 0.0f, &z, &sb, y));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, biased ? 1.0f : 0.0f, &z,
+                                      &sb, y));
     }
     return qlora__fp8_product(ctx, l->fp8, false, coded, &inner, y, biased || pad > 0);
 }
@@ -30485,9 +30450,7 @@ static qlora_result qlora__linear_dx_fp8(qlora_ctx* ctx, qlora_math math,
     qlora_tensor sb;
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, inner->cols, pad, &u));
     if (adds && qlora__linear_joined(l, pad, &a, &sb)) {
-        QLORA__TRY(qlora__fp8_shares(ctx, &u, &a, dx)
-                       ? qlora__fp8_share(ctx, &u, &a, true, dx)
-                       : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &u, &a, dx));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &u, &a, dx));
     }
     return qlora__fp8_product(ctx, l->fp8, true, coded, inner, dx, adds);
 }
@@ -31173,19 +31136,19 @@ static qlora_result qlora__tails_backward(qlora_ctx* ctx, bool gelu, const qlora
 // up in e4m3, with u of the adapters before them (kernels/fp8_tails.cu): computed apart, each of
 // these reads the largest matrices of a layer once more, and the activation would be stored in bf16
 // as well, which nothing else reads. Codes, scales and z are those of qlora__fp8_quantise_gpu and
-// qlora__tails_forward to the bit; u has an order of sums of its own, which the shapes alone decide.
+// qlora__tails_forward to the bit; u has an order of sums of its own, which depends on the shapes
+// alone.
 
 #define QLORA__FP8_GATED_ROWS 8 // of a block
 #define QLORA__FP8_GATED_MOST 232320
-#define QLORA__FP8_GATED_RING 65536
 #define QLORA__FP8_U_ROWS 128   // of a block
 #define QLORA__FP8_U_WIDTH 1024 // columns of a piece
 #define QLORA__FP8_U_RANK 16    // of the sums of a piece
 
-// Bytes of shared memory for 8 rows of an activation, and what is on its way.
+// Bytes of shared memory for 8 rows of an activation.
 static int64_t qlora__fp8_gated_room(int64_t cols) {
     int64_t pitch = qlora__ceil_div(cols, 64) * 128 + 64;
-    return QLORA__FP8_GATED_RING + qlora__max(QLORA__FP8_GATED_ROWS * pitch, 8192);
+    return qlora__max(QLORA__FP8_GATED_ROWS * pitch, 8192);
 }
 
 // The codes and scales of s = act(gate) up for the products of f, and z = s A^T.
@@ -39966,8 +39929,8 @@ static qlora_result qlora__operand_wait(const qlora__pass* pass) {
     return qlora__beside_wait(pass->ctx, readers);
 }
 
-// Whether products read the codes of the base. For a single row, dequantising the weights does not
-// pay. On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
+// Whether products read the 4-bit codes: for a single row, dequantising the weights does not pay.
+// On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
 // Rows of a pass that are few because of their labels are not computed in another way.
 static bool qlora__pass_reads_codes(const qlora__pass* pass, const qlora__layer* layer) {
     bool fp8 = qlora__is_fp8(pass->m);
@@ -40992,8 +40955,8 @@ static bool qlora__u_is_coded(const qlora_model* m, const qlora__layer* layer) {
     const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
     int64_t part = qlora_linear_out(l) / l->count;
     int64_t room = qlora__fp8_u_room(qlora__tile_rows(m), part, l->count);
-    return qlora__is_fp8(m) && qlora__gated_ranks(m, layer, NULL) && layer->pads[QLORA__GATE_UP] > 0 &&
-           room * (int64_t)sizeof(float) <= (int64_t)m->ds.bytes;
+    return qlora__is_fp8(m) && qlora__gated_ranks(m, layer, NULL) &&
+           layer->pads[QLORA__GATE_UP] > 0 && (uint64_t)room * sizeof(float) <= m->ds.bytes;
 }
 
 // Computes u of a stack in the last columns of dy, unless it came with the activation. *coded:
@@ -41335,8 +41298,18 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     if (norm == NULL) {
         return qlora_add(ctx, &dh, &dx, &dh);
     }
-    return qlora_rmsnorm_backward(ctx, &dx, &in, norm, (float)c->rms_eps, &dh, &dh,
-                                  m->desc.train_norms ? &layer->d_norms[number] : NULL);
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = &in;
+    job.w = norm;
+    job.dy = &dx;
+    job.dres = &dh;
+    job.dx = &dh;
+    job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
+    job.eps = (float)c->rms_eps;
+    job.fp8 = qlora__dh_codes(pass, layer, group);
+    QLORA__ENTER(ctx, "qlora_rmsnorm_backward");
+    return qlora__leave(ctx, qlora__norm_backward(ctx, &job));
 }
 
 static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__layer* layer,
@@ -52345,4 +52318,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 2f9a8115b73fcbb5
+//@@ end 6598fcd5ede7eedb

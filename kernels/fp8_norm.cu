@@ -3,9 +3,9 @@
 // groups: bf16 fp8
 //
 // Results, codes and scales are those of qlora_norm_rms_fwd_bf16, or _bwd_bf16, and
-// qlora_fp8_quantise after it. Rows have one head; cols is a multiple of 8 and at most 8192, and all
-// rows begin at multiples of 16 bytes, so that a thread keeps its two pieces of a row; the weights
-// are f32. Launch: that of norm.cuh.
+// qlora_fp8_quantise after it. Rows have one head; cols is a multiple of 8 and at most 8192, and
+// all rows begin at multiples of 16 bytes, so that a thread keeps its two pieces of a row; the
+// weights are f32. Launch: that of norm.cuh.
 #include "fp8.cuh"
 #include "norm.cuh"
 

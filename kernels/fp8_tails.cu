@@ -8,12 +8,10 @@
 //
 // Codes and scales are those of qlora_fp8_quantise: scale = max(max |x[r,:]| / 448, 1e-30), codes
 // e4m3(x / scale), with a pitch of ldq bytes, a multiple of 16, and scales[r] = scale * factor[0].
-// All matrices are bf16; s and d are rounded to it. cols, ranks and leading dimensions are multiples
-// of 8, and all rows begin at multiples of 16 bytes. Ranks are at most 16.
+// All matrices are bf16; s and d are rounded to it. cols, ranks and leading dimensions are
+// multiples of 8, and all rows begin at multiples of 16 bytes. Ranks are at most 16.
 //
-//   before:    y = z B^T, or y = u A: what the product of the base is added to
-//
-// The first two multiply columns in the order in which a thread has them, as in tails.cu: 8 neighbouring
+// Both multiply columns in the order in which a thread has them, as in tails.cu: 8 neighbouring
 // ones, which are those of two m16n8k16 products.
 #include "elementwise.cuh"
 #include "fp8.cuh"
@@ -26,10 +24,8 @@ enum {
     WIDE = 128,            // columns of its steps
     PIECE = 1024,          // of a block
     GROUP = 8,             // rows of a block of the forward kernel, two warps for each
-    STEP = 512,            // columns of its steps
-    STAGES = 4,            // steps that it has, or are on their way
-    SLOT = 512 * 32,       // bytes of a step of gate and up
-    RING = STAGES * SLOT,
+    SPLIT = 2,             // pieces of 8 columns that a thread has of gate, and of up
+    STEP = 512 * SPLIT,    // columns of its steps
     WARPS = 16             // that it has
 };
 
@@ -68,12 +64,12 @@ struct columns {
     }
 };
 
-// d [rows, cols] has parts of `part` columns, one after the other, each with its own rank; each has
-// `pieces` pieces of 1024 columns. most [rows] has the largest magnitudes. B is [cols, ranks], where
-// the rows of the second part have their numbers rank0 columns later. sums f32 [all pieces, rows,
-// 16] gets what each piece adds to u.
-// Launch: grid (ceil(rows / 128), all pieces), 256 threads. A warp has 16 rows; all of them share the
-// rows of B of their piece, and wait for each other only until those have come.
+// d [rows, cols] has parts of `part` columns, one after the other, each with its own rank; each
+// has `pieces` pieces of 1024 columns. most [rows] has the largest magnitudes. B is [cols, ranks],
+// where the rows of the second part have their numbers rank0 columns later. What each piece adds
+// to u goes to sums f32 [all pieces, rows, 16].
+// Launch: grid (ceil(rows / 128), all pieces), 256 threads. A warp has 16 rows; all of them read
+// the rows of B of their piece, and wait for each other only until those have come.
 // Determinism: the columns of a piece are added in their order; qlora_fp8_u_sum adds the pieces in
 // theirs.
 QLORA_KERNEL __launch_bounds__(256, 2)
@@ -81,6 +77,7 @@ QLORA_KERNEL __launch_bounds__(256, 2)
                          int32_t pieces, const float* most, const float* factor, uint8_t* q,
                          int64_t ldq, float* scales, const bf16* b, int32_t ldb, int32_t rank0,
                          int32_t rank1, float* sums) {
+    // long because a thread's part of everything is set up before the loop
     __shared__ __align__(128) uint8_t shared[PIECE * LINE];
     int32_t lane = (int32_t)threadIdx.x % 32;
     int32_t side = (int32_t)blockIdx.y / pieces;
@@ -215,86 +212,104 @@ __device__ __forceinline__ uint4 gated_forward(uint4 raw_g, uint4 raw_u, bool ge
     return pack(gate);
 }
 
-// u begins `up` columns after g; gelu: the activation is GELU in its tanh form, otherwise SiLU. s is
-// not stored.
+// A thread's columns of gate and up in a step: 8 of every 256 of its warp.
+struct both {
+    uint4 g[SPLIT];
+    uint4 u[SPLIT];
+};
+
+__device__ __forceinline__ both load_both(const bf16* p, int32_t up, int32_t left) {
+    both x;
+#pragma unroll
+    for (int i = 0; i < SPLIT; i++) {
+        bool inside = left > i * 256;
+        x.g[i] = inside ? *(const uint4*)(p + i * 256) : make_uint4(0, 0, 0, 0);
+        x.u[i] = inside ? *(const uint4*)(p + i * 256 + up) : make_uint4(0, 0, 0, 0);
+    }
+    return x;
+}
+
+// Eight columns of A of each of 16 ranks that a warp multiplies in a step, for every 512 of its
+// columns. p: those of a thread's first rank; left: columns from there to the end.
+struct factors {
+    uint4 v[SPLIT][SIDE];
+    __device__ __forceinline__ void load(const bf16* p, int32_t lda, int32_t left, int32_t rank) {
+#pragma unroll
+        for (int i = 0; i < SPLIT; i++) {
+#pragma unroll
+            for (int n = 0; n < SIDE; n++) {
+                bool used = n * 8 < rank && left > i * 512;
+                v[i][n] = used ? *(const uint4*)(p + n * 8 * lda + i * 512)
+                               : make_uint4(0, 0, 0, 0);
+            }
+        }
+    }
+};
+
+// u begins `up` columns after g; gelu: the activation is GELU in its tanh form, otherwise SiLU. s
+// is not stored.
 // Launch: 512 threads, grid.x any number of blocks, which take 8 rows in turn; dynamic shared
-// memory: RING, and 8 rows of s, each of cols * 2 bytes rounded up to 128, and 64, so that the rows
-// that a quarter of a warp reads are in different banks; at least 8192. Two warps make a row of s,
-// 512 columns at a time; each warp multiplies 32 of those of all rows, the ranks as rows of the first
-// operand.
-// When s is there, its codes are written, and its sums added where it was.
+// memory: 8 rows of s, each of cols * 2 bytes rounded up to 128, and 64, so that the rows that a
+// quarter of a warp reads are in different banks; at least 8192. Two warps make a row of s, STEP
+// columns at a time; each warp multiplies 32 of every 512 columns of all rows, the ranks as rows
+// of the first operand. When s is there, its codes are written, and its sums added where it was.
 // Determinism: that of qlora_tails_gated, and the same z: a warp adds its columns of all steps in
 // their order; the sums of the 16 warps are added in theirs.
 QLORA_KERNEL __launch_bounds__(512, 1)
     qlora_fp8_gated(const bf16* g, int32_t ld, int32_t up, const float* factor, uint8_t* q,
                     int64_t ldq, float* scales, const bf16* a, int32_t lda, bf16* z, int64_t ldz,
                     int64_t rows, int32_t cols, int32_t rank, int32_t gelu) {
+    // long because all parts of the loop use what is set up before it
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float mosts[WARPS];
     int32_t lane = (int32_t)threadIdx.x % 32;
     int32_t warp = (int32_t)threadIdx.x / 32;
     int32_t pitch = (cols * 2 + 127) / 128 * 128 + 64;
     int32_t col = warp % 2 * (STEP / 2) + lane * 8; // of a step
-    uint8_t* own = shared + RING + warp / 2 * pitch + col * 2;
-    const uint8_t* other = shared + RING + lane / 4 * pitch + warp * 64 + lane % 4 * 16;
+    uint8_t* own = shared + warp / 2 * pitch + col * 2;
+    const uint8_t* other = shared + lane / 4 * pitch + warp * 64 + lane % 4 * 16;
     const bf16* ranks = a + lane / 4 * lda + warp * 32 + lane % 4 * 8;
     int32_t wide = cols - warp * 32 - lane % 4 * 8; // columns of A from there to the end
     int64_t row = (int64_t)blockIdx.x * GROUP + warp / 2;
-    // What is requested next: the columns of a row, then those of the row of the next group.
-    uint32_t ring = (uint32_t)__cvta_generic_to_shared(shared) + threadIdx.x * 32;
-    uint32_t put = 0;
-    uint32_t get = 0;
-    int64_t ask_row = row;
-    int32_t ask = 0;
-    uint4 f[SIDE];
-#define REQUEST()                                                                                  \
-    {                                                                                              \
-        bool inside = ask_row < rows && ask + col < cols;                                          \
-        const bf16* from = g + (inside ? ask_row * ld + ask + col : 0);                            \
-        copy16_or_zero(ring + put, from, inside ? 16 : 0);                                         \
-        copy16_or_zero(ring + put + 16, from + (inside ? up : 0), inside ? 16 : 0);                \
-        copy_commit();                                                                             \
-        put = put == RING - SLOT ? 0 : put + SLOT;                                                 \
-        ask += STEP;                                                                               \
-        if (ask >= cols) {                                                                         \
-            ask = 0;                                                                               \
-            ask_row += (int64_t)gridDim.x * GROUP;                                                 \
-        }                                                                                          \
-    }
-#define FACTORS(at)                                                                                \
-    _Pragma("unroll") for (int n = 0; n < SIDE; n++) {                                             \
-        f[n] = n * 8 < rank && wide > (at) ? *(const uint4*)(ranks + n * 8 * lda + (at))           \
-                                           : make_uint4(0, 0, 0, 0);                               \
-    }
-#pragma unroll 1
-    for (int i = 0; i < STAGES - 1; i++) {
-        REQUEST()
-    }
-    FACTORS(0)
+    both next = load_both(g + row * ld + col, up, row < rows ? cols - col : 0);
+    factors f;
+    f.load(ranks, lda, wide, rank);
 #pragma unroll 1
     for (int64_t group = blockIdx.x; group * GROUP < rows; group += gridDim.x) {
         float sums[4] = {};
         float most = 0.0f;
         row = group * GROUP + warp / 2;
+        // The rows of the next group follow the last columns of these.
+        int64_t row_after = row + (int64_t)gridDim.x * GROUP;
+        const bf16* in = g + row * ld + col;
+        const bf16* after = g + row_after * ld + col;
+        int32_t left = row < rows ? cols - col : 0;
+        int32_t left_after = row_after < rows ? cols - col : 0;
 #pragma unroll 1
         for (int32_t at = 0; at < cols; at += STEP) {
-            copy_wait<STAGES - 2>(); // a thread reads what it has requested itself
-            const uint8_t* from = shared + get + threadIdx.x * 32;
-            uint4 s = gated_forward(*(const uint4*)from, *(const uint4*)(from + 16), gelu != 0);
-            get = get == RING - SLOT ? 0 : get + SLOT;
-            REQUEST()
-            most = largest_of(s, most);
-            if (at + col < cols) {
-                *(uint4*)(own + at * 2) = s;
+            both x = next;
+            int32_t then = at + STEP < cols ? at + STEP : 0;
+            next = then > 0 ? load_both(in + then, up, left - then)
+                            : load_both(after, up, left_after);
+#pragma unroll
+            for (int i = 0; i < SPLIT; i++) {
+                uint4 s = gated_forward(x.g[i], x.u[i], gelu != 0);
+                most = largest_of(s, most);
+                if (left > at + i * 256) {
+                    *(uint4*)(own + (at + i * 256) * 2) = s;
+                }
             }
             __syncthreads();
-            s = wide > at ? *(const uint4*)(other + at * 2) : make_uint4(0, 0, 0, 0);
-            const uint32_t first[4] = {f[0].x, f[1].x, f[0].y, f[1].y};
-            const uint32_t second[4] = {f[0].z, f[1].z, f[0].w, f[1].w};
-            multiply(sums, first, s.x, s.y);
-            multiply(sums, second, s.z, s.w);
-            int32_t then = at + STEP < cols ? at + STEP : 0; // those of the next step
-            FACTORS(then)
+#pragma unroll
+            for (int i = 0; i < SPLIT; i++) {
+                uint4 s = wide > at + i * 512 ? *(const uint4*)(other + (at + i * 512) * 2)
+                                              : make_uint4(0, 0, 0, 0);
+                const uint32_t first[4] = {f.v[i][0].x, f.v[i][1].x, f.v[i][0].y, f.v[i][1].y};
+                const uint32_t second[4] = {f.v[i][0].z, f.v[i][1].z, f.v[i][0].w, f.v[i][1].w};
+                multiply(sums, first, s.x, s.y);
+                multiply(sums, second, s.z, s.w);
+            }
+            f.load(ranks + then, lda, wide - then, rank);
         }
         most = warp_max(most);
         if (lane == 0) {
@@ -308,7 +323,7 @@ QLORA_KERNEL __launch_bounds__(512, 1)
                 scales[row] = __fmul_rn(scale, *factor);
             }
             int32_t first = warp % 2 * 256 + lane * 8;
-            const uint8_t* from = shared + RING + warp / 2 * pitch;
+            const uint8_t* from = shared + warp / 2 * pitch;
             uint8_t* to = q + row * ldq;
 #pragma unroll 4
             for (int32_t at = first; at < ldq; at += 512) {
@@ -317,7 +332,7 @@ QLORA_KERNEL __launch_bounds__(512, 1)
             }
         }
         __syncthreads(); // s is no longer needed
-        float* total = (float*)(shared + RING); // [warps, rank 16, rows]
+        float* total = (float*)shared; // [warps, rank 16, rows]
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             total[(warp * 16 + lane / 4 + e / 2 * 8) * GROUP + lane % 4 * 2 + e % 2] = sums[e];
@@ -334,87 +349,5 @@ QLORA_KERNEL __launch_bounds__(512, 1)
             store(z + (group * GROUP + r) * ldz + n, v);
         }
         __syncthreads();
-    }
-}
-
-enum {
-    SHARE_ROWS = 128, // of a block
-    SHARE_COLS = 256, // 32 for each warp
-    SHARE_DEPTH = 3   // most steps of 16 ranks
-};
-
-// y[r,c] = sum over k of z[r,k] b[c,k], or, turned, of z[r,k] b[k,c], rounded. z has `depth` columns,
-// at most 48. Launch: grid (ceil(cols / 256), ceil(rows / 128)), 256 threads. A warp has 32 columns
-// and keeps their b; the columns of its four products are in such an order that a thread has 8
-// neighbouring ones. One writer per output; sums in the order of m16n8k16 products.
-QLORA_KERNEL __launch_bounds__(256)
-    qlora_fp8_share(const bf16* z, int32_t ldz, const bf16* b, int32_t ldb, int32_t turned, bf16* y,
-                    int64_t ldy, int64_t rows, int32_t cols, int32_t depth) {
-    __shared__ __align__(128) uint8_t shared[SHARE_ROWS * (SHARE_DEPTH * 32 + 16)];
-    int32_t lane = (int32_t)threadIdx.x % 32;
-    int32_t col0 = (int32_t)blockIdx.x * SHARE_COLS + (int32_t)threadIdx.x / 32 * 32;
-    int32_t k0 = lane % 4 * 2;
-    int32_t steps = (depth + 15) / 16;
-    int32_t pitch = steps * 32 + 16; // so that the rows that ldmatrix reads are in different banks
-    int64_t row0 = (int64_t)blockIdx.y * SHARE_ROWS;
-    int32_t left = (int32_t)min(rows - row0, (int64_t)SHARE_ROWS);
-    uint32_t tile = (uint32_t)__cvta_generic_to_shared(shared);
-#pragma unroll 1
-    for (int32_t i = (int32_t)threadIdx.x; i < SHARE_ROWS * steps * 8; i += 256) {
-        int32_t k = i % (steps * 8) * 2; // two ranks of a row
-        int32_t r = i / (steps * 8);
-        uint32_t two = r < left && k < depth ? *(const uint32_t*)(z + (row0 + r) * ldz + k) : 0;
-        *(uint32_t*)(shared + r * pitch + k * 2) = two;
-    }
-    uint32_t f[SHARE_DEPTH][4][2];
-#pragma unroll
-    for (int s = 0; s < SHARE_DEPTH; s++) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            int32_t c = col0 + lane / 8 * 8 + i / 2 * 2 + lane / 4 % 2;
-            int32_t k = s * 16 + i % 2 * 8 + k0;
-            f[s][i / 2][i % 2] = 0;
-            if (k < depth && c < cols) {
-                f[s][i / 2][i % 2] =
-                    turned != 0 ? b[(int64_t)k * ldb + c].bits |
-                                      (uint32_t)b[(int64_t)(k + 1) * ldb + c].bits << 16
-                                : *(const uint32_t*)(b + (int64_t)c * ldb + k);
-            }
-        }
-    }
-    __syncthreads();
-    bf16* to = y + (row0 + lane / 4) * ldy + col0 + lane % 4 * 8;
-    bool inside = col0 + lane % 4 * 8 < cols;
-    uint32_t from = tile + (uint32_t)(lane % 16 * pitch + lane / 16 * 16);
-    left -= lane / 4;
-#pragma unroll 1
-    for (int32_t r = 0; r - lane / 4 < left; r += 16) {
-        float sums[4][4] = {};
-#pragma unroll
-        for (int s = 0; s < SHARE_DEPTH; s++) {
-            if (s < steps) {
-                uint32_t a[4];
-                asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                             : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                             : "r"(from + (uint32_t)(s * 32))
-                             : "memory");
-#pragma unroll
-                for (int n = 0; n < 4; n++) {
-                    multiply(sums[n], a, f[s][n][0], f[s][n][1]);
-                }
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            if (r + i * 8 < left && inside) {
-                *(uint4*)(to + i * 8 * ldy) =
-                    make_uint4(pack_bf16(sums[0][2 * i], sums[0][2 * i + 1]),
-                               pack_bf16(sums[1][2 * i], sums[1][2 * i + 1]),
-                               pack_bf16(sums[2][2 * i], sums[2][2 * i + 1]),
-                               pack_bf16(sums[3][2 * i], sums[3][2 * i + 1]));
-            }
-        }
-        from += (uint32_t)(16 * pitch);
-        to += 16 * ldy;
     }
 }

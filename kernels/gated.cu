@@ -18,8 +18,8 @@
 // columns of a step, those that an m16n8k16 product wants as its second operand, so that dg, du
 // and s go from registers to the tensor cores.
 // Determinism: the sums of the upper and the lower warps are added in that order and stored in
-// parts [splits, 3, 16, cols]; qlora_linear_gated_sum adds the splits in their order. A maximum does
-// not depend on the order.
+// parts [splits, 3, 16, cols]; qlora_linear_gated_sum adds the splits in their order. A maximum
+// does not depend on the order.
 #include "elementwise.cuh"
 #include "tiles.cuh"
 
@@ -268,8 +268,9 @@ __device__ __forceinline__ void store_sums(float* shared, const float (&sums)[3]
 
 // gelu: the activation is GELU in its tanh form, otherwise SiLU. One text for both: the rest of the
 // kernel is most of it. Two blocks on a multiprocessor, which bounds the registers.
-QLORA_KERNEL __launch_bounds__(256, 2) qlora_gated_backward(GATED_PARAMETERS, int32_t gelu,
-                                                                float* most) {
+QLORA_KERNEL __launch_bounds__(256, 2)
+    qlora_gated_backward(GATED_PARAMETERS, int32_t gelu, float* most) {
+    // long because what a step needs is set up before the first
     extern __shared__ __align__(128) uint8_t shared[];
     int32_t lane = (int32_t)threadIdx.x % 32;
     int32_t warp = (int32_t)threadIdx.x / 32;
@@ -306,14 +307,12 @@ QLORA_KERNEL __launch_bounds__(256, 2) qlora_gated_backward(GATED_PARAMETERS, in
         from.request(ring + (uint32_t)put, at + STEP * (STAGES - 1));
         copy_commit();
         uint32_t b[3][C][2];
-        float upper[2];
-        float lower[2];
-        gated_rows(b, 0, shared + get + tile, out, ld, up, mine - at, gelu != 0, most != 0,
-                   upper);
-        gated_rows(b, 1, shared + get + tile, out, ld, up, mine - at, gelu != 0, most != 0,
-                   lower);
+        float size[2][2];
+        const bool kind[2] = {gelu != 0, most != 0};
+        gated_rows(b, 0, shared + get + tile, out, ld, up, mine - at, kind[0], kind[1], size[0]);
+        gated_rows(b, 1, shared + get + tile, out, ld, up, mine - at, kind[0], kind[1], size[1]);
         if (most != 0) {
-            raise_most(most + row - 2 * q + at, left - warp / 4 * 16 - at, upper, lower);
+            raise_most(most + row - 2 * q + at, left - warp / 4 * 16 - at, size[0], size[1]);
         }
 #pragma unroll
         for (int p = 0; p < 3; p++) {

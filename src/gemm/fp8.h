@@ -299,38 +299,6 @@ static qlora_result qlora__fp8_product_gpu(qlora_ctx* ctx, const qlora__fp8* f,
 
 // ---- the operators ----
 
-#define QLORA__FP8_SHARE_RANKS 48 // at most, of all parts together
-
-// Whether there is a kernel for the share of adapters in a product (kernels/fp8_tails.cu), which
-// takes as long as writing y: b is [columns of y, columns of z], or, turned, [columns of z, columns
-// of y].
-static QLORA__UNUSED bool qlora__fp8_shares(qlora_ctx* ctx, const qlora_tensor* z,
-                                            const qlora_tensor* b, const qlora_tensor* y) {
-    return !qlora__on_cpu(ctx) && z->dtype == QLORA_BF16 && b->dtype == QLORA_BF16 &&
-           y->dtype == QLORA_BF16 && z->cols % 8 == 0 && z->cols <= QLORA__FP8_SHARE_RANKS &&
-           y->cols % 8 == 0 && y->cols < (1 << 30) && z->ld < (1 << 24) && b->ld < (1 << 30) &&
-           ((uintptr_t)z->data | (uintptr_t)b->data | (size_t)(z->ld | b->ld) * 2) % 4 == 0 &&
-           ((uintptr_t)y->data | (size_t)y->ld * 2) % 16 == 0;
-}
-
-// y = z b^T, or, turned, y = z b.
-static QLORA__UNUSED qlora_result qlora__fp8_share(qlora_ctx* ctx, const qlora_tensor* z,
-                                                   const qlora_tensor* b, bool turned,
-                                                   const qlora_tensor* y) {
-    void* data[] = {z->data, b->data, y->data};
-    int32_t ldz = (int32_t)z->ld;
-    int32_t ldb = (int32_t)b->ld;
-    int32_t kind = turned;
-    int64_t ldy = y->ld;
-    int64_t rows = y->rows;
-    int32_t cols = (int32_t)y->cols;
-    int32_t depth = (int32_t)z->cols;
-    void* args[] = {&data[0], &ldz, &data[1], &ldb,  &kind,
-                    &data[2], &ldy, &rows,    &cols, &depth};
-    return qlora__launch(ctx, QLORA__K_fp8_share, qlora__ceil_div(cols, 256),
-                         (uint32_t)qlora__ceil_div(rows, 128), 1, 256, 0, args);
-}
-
 // Computes the factors of a stack of weights.
 static QLORA__UNUSED qlora_result qlora__fp8_measure(qlora_ctx* ctx, const qlora_linear_desc* l) {
     const qlora__fp8* f = l->fp8;

@@ -115,8 +115,8 @@ static bool qlora__u_is_coded(const qlora_model* m, const qlora__layer* layer) {
     const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
     int64_t part = qlora_linear_out(l) / l->count;
     int64_t room = qlora__fp8_u_room(qlora__tile_rows(m), part, l->count);
-    return qlora__is_fp8(m) && qlora__gated_ranks(m, layer, NULL) && layer->pads[QLORA__GATE_UP] > 0 &&
-           room * (int64_t)sizeof(float) <= (int64_t)m->ds.bytes;
+    return qlora__is_fp8(m) && qlora__gated_ranks(m, layer, NULL) &&
+           layer->pads[QLORA__GATE_UP] > 0 && (uint64_t)room * sizeof(float) <= m->ds.bytes;
 }
 
 // Computes u of a stack in the last columns of dy, unless it came with the activation. *coded:
@@ -458,8 +458,18 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     if (norm == NULL) {
         return qlora_add(ctx, &dh, &dx, &dh);
     }
-    return qlora_rmsnorm_backward(ctx, &dx, &in, norm, (float)c->rms_eps, &dh, &dh,
-                                  m->desc.train_norms ? &layer->d_norms[number] : NULL);
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = &in;
+    job.w = norm;
+    job.dy = &dx;
+    job.dres = &dh;
+    job.dx = &dh;
+    job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
+    job.eps = (float)c->rms_eps;
+    job.fp8 = qlora__dh_codes(pass, layer, group);
+    QLORA__ENTER(ctx, "qlora_rmsnorm_backward");
+    return qlora__leave(ctx, qlora__norm_backward(ctx, &job));
 }
 
 static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__layer* layer,

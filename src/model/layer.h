@@ -203,8 +203,8 @@ static qlora_result qlora__operand_wait(const qlora__pass* pass) {
     return qlora__beside_wait(pass->ctx, readers);
 }
 
-// Whether products read the codes of the base. For a single row, dequantising the weights does not
-// pay. On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
+// Whether products read the 4-bit codes: for a single row, dequantising the weights does not pay.
+// On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
 // Rows of a pass that are few because of their labels are not computed in another way.
 static bool qlora__pass_reads_codes(const qlora__pass* pass, const qlora__layer* layer) {
     bool fp8 = qlora__is_fp8(pass->m);

@@ -4,19 +4,19 @@
 // up in e4m3, with u of the adapters before them (kernels/fp8_tails.cu): computed apart, each of
 // these reads the largest matrices of a layer once more, and the activation would be stored in bf16
 // as well, which nothing else reads. Codes, scales and z are those of qlora__fp8_quantise_gpu and
-// qlora__tails_forward to the bit; u has an order of sums of its own, which the shapes alone decide.
+// qlora__tails_forward to the bit; u has an order of sums of its own, which depends on the shapes
+// alone.
 
 #define QLORA__FP8_GATED_ROWS 8 // of a block
 #define QLORA__FP8_GATED_MOST 232320
-#define QLORA__FP8_GATED_RING 65536
 #define QLORA__FP8_U_ROWS 128   // of a block
 #define QLORA__FP8_U_WIDTH 1024 // columns of a piece
 #define QLORA__FP8_U_RANK 16    // of the sums of a piece
 
-// Bytes of shared memory for 8 rows of an activation, and what is on its way.
+// Bytes of shared memory for 8 rows of an activation.
 static int64_t qlora__fp8_gated_room(int64_t cols) {
     int64_t pitch = qlora__ceil_div(cols, 64) * 128 + 64;
-    return QLORA__FP8_GATED_RING + qlora__max(QLORA__FP8_GATED_ROWS * pitch, 8192);
+    return qlora__max(QLORA__FP8_GATED_ROWS * pitch, 8192);
 }
 
 // The codes and scales of s = act(gate) up for the products of f, and z = s A^T.

@@ -597,10 +597,8 @@ static qlora_result qlora__linear_forward_fp8(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &z));
     if (pad > 0 && qlora__linear_joined(l, pad, &a, &sb)) {
-        QLORA__TRY(!biased && qlora__fp8_shares(ctx, &z, &sb, y)
-                       ? qlora__fp8_share(ctx, &z, &sb, false, y)
-                       : qlora__linear_gemm(ctx, math, false, false, true, 1.0f,
-                                            biased ? 1.0f : 0.0f, &z, &sb, y));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, biased ? 1.0f : 0.0f, &z,
+                                      &sb, y));
     }
     return qlora__fp8_product(ctx, l->fp8, false, coded, &inner, y, biased || pad > 0);
 }
@@ -766,9 +764,7 @@ static qlora_result qlora__linear_dx_fp8(qlora_ctx* ctx, qlora_math math,
     qlora_tensor sb;
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, inner->cols, pad, &u));
     if (adds && qlora__linear_joined(l, pad, &a, &sb)) {
-        QLORA__TRY(qlora__fp8_shares(ctx, &u, &a, dx)
-                       ? qlora__fp8_share(ctx, &u, &a, true, dx)
-                       : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &u, &a, dx));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &u, &a, dx));
     }
     return qlora__fp8_product(ctx, l->fp8, true, coded, inner, dx, adds);
 }
