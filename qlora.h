@@ -21772,6 +21772,11 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(nf4_gemm_32, nf4_gemm, 66560, HEAD_NF4_BF16)                                                 \
     X(nf4_gemm_reduce, nf4_gemm, 0, HEAD_NF4_BF16)                                                 \
     X(fp8_quantise, fp8, 0, FP8)                                                                   \
+    X(fp8_quantise_u, fp8_tails, 0, FP8)                                                           \
+    X(fp8_u_sum, fp8_tails, 0, FP8)                                                                \
+    X(fp8_gated, fp8_tails, 232320, FP8)                                                           \
+    X(fp8_norm_fwd, fp8_norm, 0, FP8)                                                              \
+    X(fp8_norm_bwd, fp8_norm, 0, FP8)                                                              \
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
     X(fp8_widen_turned, fp8, 0, FP8)                                                               \
@@ -21849,6 +21854,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(elementwise_add_bf16, elementwise_bf16, 0, BF16)                                             \
     X(elementwise_scale_f32, shared, 0, ALWAYS)                                                    \
     X(elementwise_scale_bf16, elementwise_bf16, 0, BF16)                                           \
+    X(elementwise_narrow_bf16, elementwise_bf16, 0, BF16)                                          \
     X(elementwise_fill_f32, shared, 0, ALWAYS)                                                     \
     X(elementwise_fill_bf16, elementwise_bf16, 0, BF16)                                            \
     X(elementwise_gather_f32_f32, elementwise, 0, F32)                                             \
@@ -25508,6 +25514,7 @@ struct qlora_fp8_operand {
     // shared by all stacks
     qlora_tensor codes;  // U8, one row: the rows of x or dy in e4m3
     qlora_tensor scales; // f32 [1, rows]: sx sw
+    qlora_tensor most;   // f32 [1, rows]: largest magnitudes, where they come before the codes
     qlora_tensor ones;   // f32 [1, most columns of a result]
 };
 
@@ -25825,10 +25832,11 @@ static QLORA__UNUSED qlora_result qlora__fp8_place(qlora_ctx* ctx, const qlora_l
     return QLORA_OK;
 }
 
-// y (+)= x W^T, or, turned, y (+)= x W.
+// y (+)= x W^T, or, turned, y (+)= x W. coded: the codes and scales of x are there, on a GPU.
 static QLORA__UNUSED qlora_result qlora__fp8_product(qlora_ctx* ctx, const qlora__fp8* f,
-                                                     bool turned, const qlora_tensor* x,
-                                                     const qlora_tensor* y, bool adds) {
+                                                     bool turned, bool coded,
+                                                     const qlora_tensor* x, const qlora_tensor* y,
+                                                     bool adds) {
     const qlora_tensor* weights = turned ? &f->turned : &f->weights;
     QLORA__TRY(qlora__capture_note(ctx, weights->data));
     QLORA__TRY(qlora__capture_note(ctx, f->codes.data));
@@ -25836,7 +25844,7 @@ static QLORA__UNUSED qlora_result qlora__fp8_product(qlora_ctx* ctx, const qlora
         return QLORA_OK;
     }
     if (!qlora__on_cpu(ctx)) {
-        QLORA__TRY(qlora__fp8_quantise_gpu(ctx, f, x));
+        QLORA__TRY(coded ? QLORA_OK : qlora__fp8_quantise_gpu(ctx, f, x));
         return qlora__fp8_product_gpu(ctx, f, weights, y, adds);
     }
     qlora__fp8_job job;
@@ -26601,6 +26609,26 @@ qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
     return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SCALE, x, NULL, alpha, y));
 }
 
+// Whether rows of bf16 on a GPU are whole pieces, aligned to 16 bytes.
+static bool qlora__is_narrow(const qlora_tensor* t) {
+    return t->dtype == QLORA_BF16 && t->cols % 8 == 0 && t->cols > 0 && t->ld % 8 == 0 &&
+           (uintptr_t)t->data % 16 == 0;
+}
+
+// y = x, for a few columns of long matrices.
+static QLORA__UNUSED qlora_result qlora__copy_narrow(qlora_ctx* ctx, const qlora_tensor* x,
+                                                     const qlora_tensor* y) {
+    if (qlora__on_cpu(ctx) || !qlora__is_narrow(x) || !qlora__is_narrow(y)) {
+        return qlora_scale(ctx, 1.0f, x, y);
+    }
+    qlora_tensor from = *x; // parameters are passed by address
+    qlora_tensor to = *y;
+    int32_t pieces = (int32_t)(x->cols / 8);
+    void* args[] = {&from.data, &from.ld, &to.data, &to.ld, &from.rows, &pieces};
+    return qlora__launch(ctx, QLORA__K_elementwise_narrow_bf16,
+                         qlora__ceil_div(x->rows * pieces, 256), 1, 1, 256, 0, args);
+}
+
 qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_fill");
     return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_FILL, NULL, NULL, value, y));
@@ -26754,6 +26782,7 @@ typedef struct qlora__norm_job {
     float eps;
     QLORA__REAL* rstd; // [rows * heads], scratch for the gradient of w
     const qlora_tensor* rstd_out; // f32 [1, rows * heads] on a GPU: receives r; or NULL
+    const qlora__fp8* fp8; // on a GPU, where the codes and scales of y or dx go as well; or NULL
 } qlora__norm_job;
 
 // Returns 1 / sqrt(mean(x^2) + eps) over n columns from `first` on.
@@ -26904,6 +26933,32 @@ static qlora__row_shape qlora__norm_shape(const qlora_tensor* w, qlora_dtype dty
     return qlora__row_shape_of(w->cols, 2 * qlora__piece(dtype), 512);
 }
 
+#define QLORA__NORM_CODED 8192 // columns, at most, of a row whose codes are written
+
+// Sets the last four parameters of the kernels that write codes; their memory is `to` and pitch.
+static void qlora__norm_codes(const qlora__fp8* f, qlora__fp8* to, int64_t* pitch, void** args) {
+    *to = *f;
+    args[0] = &to->factors.data;
+    args[1] = &to->codes.data;
+    args[2] = pitch;
+    args[3] = &to->scales.data;
+}
+
+static bool qlora__norm_aligned(const qlora_tensor* t) {
+    return t == NULL || ((uintptr_t)t->data % 16 == 0 && t->ld % 8 == 0);
+}
+
+// Whether the kernels that write codes take a row of the job.
+static bool qlora__norm_takes_codes(const qlora__norm_job* job) {
+    const qlora_tensor* x = job->x;
+    return x->dtype == QLORA_BF16 && job->w->dtype == QLORA_F32 && x->cols == job->w->cols &&
+           x->cols % 8 == 0 &&
+           x->cols <= QLORA__NORM_CODED && qlora__norm_aligned(x) && qlora__norm_aligned(job->w) &&
+           qlora__norm_aligned(job->delta) && qlora__norm_aligned(job->sum) &&
+           qlora__norm_aligned(job->y) && qlora__norm_aligned(job->dy) &&
+           qlora__norm_aligned(job->dres) && qlora__norm_aligned(job->dx);
+}
+
 static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
     const qlora_tensor* x = job->x;
     QLORA__TRY(qlora__need(ctx, x, job->delta != NULL ? "h" : "x", QLORA__IS_F32_BF16, -1, -1));
@@ -26945,11 +27000,22 @@ static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
                     (void*)&x->rows,
                     &cols,
                     &job->eps,
-                    &shape.width};
-    return qlora__launch(
-        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_fwd_f32 : QLORA__K_norm_rms_fwd_bf16,
-        (uint32_t)qlora__ceil_div(x->rows, shape.rows), cols > 0 ? (uint32_t)(x->cols / cols) : 0,
-        1, shape.threads, 0, args);
+                    &shape.width,
+                    NULL,
+                    NULL,
+                    NULL,
+                    NULL};
+    qlora__kernel_id kernel =
+        x->dtype == QLORA_F32 ? QLORA__K_norm_rms_fwd_f32 : QLORA__K_norm_rms_fwd_bf16;
+    qlora__fp8 to;
+    int64_t pitch = qlora__fp8_pitch(x->cols);
+    if (job->fp8 != NULL) {
+        QLORA_ASSERT(qlora__norm_takes_codes(job));
+        kernel = QLORA__K_fp8_norm_fwd;
+        qlora__norm_codes(job->fp8, &to, &pitch, args + 14);
+    }
+    return qlora__launch(ctx, kernel, (uint32_t)qlora__ceil_div(x->rows, shape.rows),
+                         cols > 0 ? (uint32_t)(x->cols / cols) : 0, 1, shape.threads, 0, args);
 }
 
 // Runs the two stages of dw on the device, with the rstd from the first launch.
@@ -27044,11 +27110,22 @@ static qlora_result qlora__norm_backward(qlora_ctx* ctx, qlora__norm_job* job) {
                     (void*)&x->rows,
                     &cols,
                     &job->eps,
-                    &shape.width};
-    QLORA__TRY(qlora__launch(
-        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_bwd_f32 : QLORA__K_norm_rms_bwd_bf16,
-        (uint32_t)qlora__ceil_div(x->rows, shape.rows), (uint32_t)(x->cols / cols), 1,
-        shape.threads, 0, args));
+                    &shape.width,
+                    NULL,
+                    NULL,
+                    NULL,
+                    NULL};
+    qlora__kernel_id kernel =
+        x->dtype == QLORA_F32 ? QLORA__K_norm_rms_bwd_f32 : QLORA__K_norm_rms_bwd_bf16;
+    qlora__fp8 to;
+    int64_t pitch = qlora__fp8_pitch(x->cols);
+    if (job->fp8 != NULL) {
+        QLORA_ASSERT(qlora__norm_takes_codes(job));
+        kernel = QLORA__K_fp8_norm_bwd;
+        qlora__norm_codes(job->fp8, &to, &pitch, args + 15);
+    }
+    QLORA__TRY(qlora__launch(ctx, kernel, (uint32_t)qlora__ceil_div(x->rows, shape.rows),
+                             (uint32_t)(x->cols / cols), 1, shape.threads, 0, args));
     return job->dw != NULL ? qlora__norm_weight_launch(ctx, job, rstd) : QLORA_OK;
 }
 
@@ -30268,10 +30345,14 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
     return QLORA_OK;
 }
 
+// What of a stack's input is there.
+#define QLORA__THERE_Z 1u
+#define QLORA__THERE_CODES 2u // its codes and scales for FP8 products
+
 // y (+)= z (sB)^T in the type of x, and the base in FP8 on top of it.
 static qlora_result qlora__linear_forward_fp8(qlora_ctx* ctx, qlora_math math,
                                               const qlora_linear_desc* l, const qlora_tensor* x,
-                                              const qlora_tensor* y, bool biased) {
+                                              const qlora_tensor* y, bool biased, bool coded) {
     qlora_tensor inner;
     qlora_tensor z;
     qlora_tensor a;
@@ -30283,12 +30364,12 @@ static qlora_result qlora__linear_forward_fp8(qlora_ctx* ctx, qlora_math math,
         QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, biased ? 1.0f : 0.0f, &z,
                                       &sb, y));
     }
-    return qlora__fp8_product(ctx, l->fp8, false, &inner, y, biased || pad > 0);
+    return qlora__fp8_product(ctx, l->fp8, false, coded, &inner, y, biased || pad > 0);
 }
 
 static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, qlora_math math,
                                                  const qlora_linear_desc* l, const qlora_tensor* x,
-                                                 const qlora_tensor* y) {
+                                                 const qlora_tensor* y, bool coded) {
     int64_t out = qlora_linear_out(l);
     bool biased = false;
     for (int32_t i = 0; i < l->count; i++) {
@@ -30304,7 +30385,7 @@ static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, qlora_math math
         col += p->out;
     }
     if (l->fp8 != NULL) {
-        return qlora__linear_forward_fp8(ctx, math, l, x, y, biased);
+        return qlora__linear_forward_fp8(ctx, math, l, x, y, biased, coded);
     }
     qlora_tensor upper; // [W sB]
     QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, 0, l->operand->cols, &upper));
@@ -30337,9 +30418,9 @@ static qlora_result qlora__linear_forward_shared(qlora_ctx* ctx, qlora_math math
     return QLORA_OK;
 }
 
-// has_z: z is there.
+// there: z, and codes with it.
 static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
-                                          const qlora_linear_desc* l, bool has_z,
+                                          const qlora_linear_desc* l, unsigned there,
                                           const qlora_tensor* x, const qlora_tensor* y) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
@@ -30354,16 +30435,19 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     if (qlora__linear_in_panels(ctx, l, x, qlora__linear_forward_steps(ctx, l, bf16), bf16)) {
         return qlora__linear_forward_shared(ctx, math, l, x, &inner, y);
     }
+    bool has_z = (there & QLORA__THERE_Z) != 0;
+    bool coded = (there & QLORA__THERE_CODES) != 0;
+    QLORA_ASSERT(!coded || l->fp8 != NULL);
     QLORA__TRY(has_z ? QLORA_OK : qlora__linear_z(ctx, math, l, x, &inner));
     return l->operand != NULL || l->fp8 != NULL
-               ? qlora__linear_forward_joined(ctx, math, l, x, y)
+               ? qlora__linear_forward_joined(ctx, math, l, x, y, coded)
                : qlora__linear_forward_plain(ctx, math, l, x, &inner, y);
 }
 
 qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                   const qlora_tensor* x, const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_linear_forward");
-    return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, false, x, y));
+    return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, 0u, x, y));
 }
 
 // ---- backward -----------------------------------------------------------------------------------
@@ -30435,7 +30519,8 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
 // dx = u A in the type of dy, unless there is dropout, and the base in FP8 on top of it.
 static qlora_result qlora__linear_dx_fp8(qlora_ctx* ctx, qlora_math math,
                                          const qlora_linear_desc* l, const qlora_tensor* dy,
-                                         const qlora_tensor* inner, const qlora_tensor* dx) {
+                                         const qlora_tensor* inner, bool coded,
+                                         const qlora_tensor* dx) {
     int64_t pad = dy->cols - inner->cols;
     bool adds = pad > 0 && l->dropout == 0.0f;
     qlora_tensor u;
@@ -30445,15 +30530,16 @@ static qlora_result qlora__linear_dx_fp8(qlora_ctx* ctx, qlora_math math,
     if (adds && qlora__linear_joined(l, pad, &a, &sb)) {
         QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &u, &a, dx));
     }
-    return qlora__fp8_product(ctx, l->fp8, true, inner, dx, adds);
+    return qlora__fp8_product(ctx, l->fp8, true, coded, inner, dx, adds);
 }
 
-// dx = sum of dy_i W_i, plus u_i A_i unless there is dropout.
+// dx = sum of dy_i W_i, plus u_i A_i unless there is dropout. coded: the codes of dy for FP8
+// products are there.
 static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
-                                     const qlora_tensor* dy, const qlora_tensor* inner,
+                                     const qlora_tensor* dy, const qlora_tensor* inner, bool coded,
                                      const qlora_tensor* dx) {
     if (l->fp8 != NULL) {
-        return qlora__linear_dx_fp8(ctx, math, l, dy, inner, dx);
+        return qlora__linear_dx_fp8(ctx, math, l, dy, inner, coded, dx);
     }
     if (l->operand != NULL) {
         const qlora_tensor* left = l->dropout > 0.0f ? inner : dy;
@@ -30486,10 +30572,10 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
     return QLORA_OK;
 }
 
-// Computes u, in the last columns of dy, and dx unless it is NULL.
+// Computes u, in the last columns of dy, and dx unless it is NULL. coded: as above.
 static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                        const qlora_tensor* dy, const qlora_tensor* inner,
-                                       const qlora_tensor* dx) {
+                                       bool coded, const qlora_tensor* dx) {
     bool bf16 = math == QLORA__MATH_BF16;
     if (dx != NULL && l->dropout == 0.0f &&
         qlora__linear_in_panels(ctx, l, dy, qlora__linear_backward_steps(ctx, l, bf16), bf16)) {
@@ -30502,7 +30588,7 @@ static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const ql
     if (dy->cols > inner->cols) {
         QLORA__TRY(qlora__linear_u(ctx, math, l, dy, inner));
     }
-    return dx != NULL ? qlora__linear_dx(ctx, math, l, dy, inner, dx) : QLORA_OK;
+    return dx != NULL ? qlora__linear_dx(ctx, math, l, dy, inner, coded, dx) : QLORA_OK;
 }
 
 //@@ src/ops/skinny.h
@@ -30859,7 +30945,7 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
-    QLORA__TRY(qlora__linear_u_dx(ctx, math, l, dy, &inner, dx));
+    QLORA__TRY(qlora__linear_u_dx(ctx, math, l, dy, &inner, false, dx));
     float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
     return qlora__linear_gradients(ctx, math, l, x, NULL, dy, dx, beta,
                                    QLORA__GRADIENT_A | QLORA__GRADIENT_B, NULL);
@@ -30900,6 +30986,8 @@ typedef struct qlora__gated {
     const qlora_tensor* up;         // the same; in the same rows as gate, after it
     qlora__gated_factor factors[3]; // gate, up, down; without columns if there is no adapter
     const qlora_tensor* parts;      // f32, qlora__gated_room elements
+    const qlora_tensor* most;       // f32 [1, rows], or NULL: raised to the largest magnitudes of
+                                    // the rows of both gradients
     bool gelu;
 } qlora__gated;
 
@@ -30973,6 +31061,7 @@ static qlora_result qlora__gated_tiles(qlora_ctx* ctx, const qlora__gated* g) {
     int32_t each = qlora__gated_each(rows, cols);
     int32_t gelu = g->gelu;
     void* parts = g->parts->data;
+    void* most = g->most != NULL ? g->most->data : NULL;
     void* dh = g->dh->data;
     void* gate = g->gate->data;
     int32_t ldd = (int32_t)g->dh->ld;
@@ -30980,7 +31069,7 @@ static qlora_result qlora__gated_tiles(qlora_ctx* ctx, const qlora__gated* g) {
     int32_t up = (int32_t)(((char*)g->up->data - (char*)gate) / 2);
     void* args[] = {&dh,   &ldd,    &gate,    &ld,      &up,   &rows,   &cols,
                     &each, &z[0],   &ldz[0],  &rank[0], &z[1], &ldz[1], &rank[1],
-                    &z[2], &ldz[2], &rank[2], &parts,   &gelu};
+                    &z[2], &ldz[2], &rank[2], &parts,   &gelu, &most};
     return qlora__launch(ctx, QLORA__K_gated_backward, qlora__ceil_div(cols, QLORA__GATED_STRIP),
                          qlora__ceil_div(rows, each), 1, 256, QLORA__GATED_SHARED, args);
 }
@@ -31115,6 +31204,95 @@ static qlora_result qlora__tails_backward(qlora_ctx* ctx, bool gelu, const qlora
                     &ldu,     &rows,    &cols,    &joined, &kind};
     return qlora__launch(ctx, QLORA__K_tails_gated_bwd, qlora__ceil_div(rows, QLORA__TAILS_ROWS), 1,
                          1, 512, QLORA__TAILS_BACKWARD, args);
+}
+
+//@@ src/ops/fp8_tails.h
+
+// ---- operands of FP8 products with what adapters make of them -----------------------------------
+//
+// The activation of an MLP in e4m3, with z of the adapter after it, and the gradients of gate and
+// up in e4m3, with u of the adapters before them (kernels/fp8_tails.cu): computed apart, each of
+// these reads the largest matrices of a layer once more, and the activation would be stored in bf16
+// as well, which nothing else reads. Codes, scales and z are those of qlora__fp8_quantise_gpu and
+// qlora__tails_forward to the bit; u has an order of sums of its own, which depends on the shapes
+// alone.
+
+#define QLORA__FP8_GATED_ROWS 8 // of a block
+#define QLORA__FP8_GATED_MOST 232320
+#define QLORA__FP8_U_ROWS 128   // of a block
+#define QLORA__FP8_U_WIDTH 1024 // columns of a piece
+#define QLORA__FP8_U_RANK 16    // of the sums of a piece
+
+// Bytes of shared memory for 8 rows of an activation.
+static int64_t qlora__fp8_gated_room(int64_t cols) {
+    int64_t pitch = qlora__ceil_div(cols, 64) * 128 + 64;
+    return qlora__max(QLORA__FP8_GATED_ROWS * pitch, 8192);
+}
+
+// The codes and scales of s = act(gate) up for the products of f, and z = s A^T.
+static QLORA__UNUSED qlora_result qlora__fp8_gated(qlora_ctx* ctx, bool gelu, const qlora__fp8* f,
+                                                   const qlora_tensor* gate, const qlora_tensor* up,
+                                                   const qlora_tensor* a, const qlora_tensor* z) {
+    void* data[] = {gate->data, f->factors.data, f->codes.data, f->scales.data, a->data, z->data};
+    int32_t ld = (int32_t)gate->ld;
+    int32_t lda = (int32_t)a->ld;
+    int64_t ldz = z->ld;
+    int64_t rows = gate->rows;
+    int32_t cols = (int32_t)gate->cols;
+    int64_t pitch = qlora__fp8_pitch(cols);
+    int32_t rank = (int32_t)a->rows;
+    int32_t kind = gelu;
+    int32_t after = (int32_t)(((char*)up->data - (char*)gate->data) / 2);
+    int64_t room = qlora__fp8_gated_room(cols);
+    QLORA_ASSERT(qlora__tails_aligned(gate) && qlora__tails_aligned(up) && gate->ld == up->ld &&
+                 qlora__tails_aligned(a) && rank % 8 == 0 && rank <= QLORA__TAILS_RANK &&
+                 room <= QLORA__FP8_GATED_MOST);
+    void* args[] = {&data[0], &ld,  &after,   &data[1], &data[2], &pitch, &data[3], &data[4],
+                    &lda,     &data[5], &ldz, &rows,    &cols,    &rank,  &kind};
+    int64_t groups = qlora__ceil_div(rows, QLORA__FP8_GATED_ROWS);
+    return qlora__launch(ctx, QLORA__K_fp8_gated, qlora__min(groups, QLORA__TAILS_BLOCKS), 1, 1,
+                         512, (uint32_t)room, args);
+}
+
+// Pieces of a part of the columns.
+static int64_t qlora__fp8_u_pieces(int64_t part) {
+    return qlora__ceil_div(part, QLORA__FP8_U_WIDTH);
+}
+
+// f32 elements of the sums of all pieces.
+static int64_t qlora__fp8_u_room(int64_t rows, int64_t part, int64_t parts) {
+    return parts * qlora__fp8_u_pieces(part) * rows * QLORA__FP8_U_RANK;
+}
+
+// The codes and scales of d, whose largest magnitudes f->most has, for the products of f, and
+// u = d sB. d has as many parts side by side as there are ranks, one or two of the same width, and
+// sB [columns of d, all ranks] has theirs along the diagonal. sums: qlora__fp8_u_room elements.
+static QLORA__UNUSED qlora_result qlora__fp8_u(qlora_ctx* ctx, const qlora__fp8* f,
+                                               const qlora_tensor* d, const qlora_tensor* sb,
+                                               const int64_t* ranks, int64_t parts,
+                                               const qlora_tensor* u, void* sums) {
+    void* data[] = {d->data,         f->most.data, f->factors.data, f->codes.data,
+                    f->scales.data, sb->data,     u->data,         sums};
+    int32_t ldd = (int32_t)d->ld;
+    int32_t ldb = (int32_t)sb->ld;
+    int64_t ldu = u->ld;
+    int64_t rows = d->rows;
+    int32_t cols = (int32_t)d->cols;
+    int32_t part = (int32_t)(d->cols / parts);
+    int32_t pieces = (int32_t)qlora__fp8_u_pieces(part);
+    int64_t pitch = qlora__fp8_pitch(cols);
+    int32_t rank[2] = {(int32_t)ranks[0], parts > 1 ? (int32_t)ranks[1] : 0};
+    QLORA_ASSERT(qlora__tails_aligned(d) && qlora__tails_aligned(sb) && part % 8 == 0 &&
+                 rank[0] % 8 == 0 && rank[1] % 8 == 0 && rank[0] <= QLORA__FP8_U_RANK &&
+                 rank[1] <= QLORA__FP8_U_RANK);
+    void* args[] = {&data[0], &ldd,     &rows, &cols,    &part,    &pieces,
+                    &data[1], &data[2], &data[3], &pitch, &data[4], &data[5],
+                    &ldb,     &rank[0], &rank[1], &data[7]};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_fp8_quantise_u, qlora__ceil_div(rows, QLORA__FP8_U_ROWS),
+                             (uint32_t)(parts * pieces), 1, 256, 0, args));
+    void* more[] = {&data[7], &rows, &pieces, &rank[0], &rank[1], &data[6], &ldu};
+    return qlora__launch(ctx, QLORA__K_fp8_u_sum,
+                         qlora__ceil_div(rows * (rank[0] + rank[1]), 256), 1, 1, 256, 0, more);
 }
 
 //@@ src/qlora.h
@@ -34057,7 +34235,12 @@ struct qlora_model {
     qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
     qlora_tensor fp8_codes;   // U8: rows of x or dy
     qlora_tensor fp8_scales;  // f32 [1, T]
+    qlora_tensor fp8_most;    // f32 [1, T]
     qlora_tensor fp8_ones;    // f32 [1, widest result]
+    // The stack whose next product has its codes already, by the norm that wrote its operand, which
+    // is dy if `coded_turned`; or NULL.
+    const qlora__fp8* coded;
+    bool coded_turned;
     // head
     size_t head_place;    // of rows_x and logits in the arena, see qlora__layout_turns
     qlora_tensor rows_x;  // [chunk, H]
@@ -35212,6 +35395,8 @@ static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
     int64_t pitch = qlora__fp8_pitch(widest); // not less than the width of a result
     qlora__arena_tensor(arena, QLORA_U8, 1, qlora__tile_rows(m) * pitch, &m->fp8_codes);
     qlora__arena_tensor(arena, QLORA_F32, 1, qlora__tile_rows(m), &m->fp8_scales);
+    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__has_gated(m) ? qlora__tile_rows(m) : 0,
+                        &m->fp8_most);
     qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->fp8_ones);
     qlora__arena_tensor(arena, QLORA_F32, m->plan.config.layers * QLORA__GROUPS, 2,
                         &m->fp8_factors);
@@ -39783,6 +39968,7 @@ typedef struct qlora__stack {
     qlora__linear_owners owners;              // of adapters side by side
     qlora_tensor weights[QLORA_LINEAR_PARTS]; // in the operand, if one of those adapters is alone
     qlora_tensor z; // its z, if it was kept; otherwise without columns
+    bool coded;     // the codes of its operand are there
     int64_t out;
     int64_t pad;
 } qlora__stack;
@@ -39822,10 +40008,22 @@ static qlora_result qlora__operand_wait(const qlora__pass* pass) {
     return qlora__beside_wait(pass->ctx, readers);
 }
 
+// Whether products read the 4-bit codes: for a single row, dequantising the weights does not pay.
+// On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
+// Rows of a pass that are few because of their labels are not computed in another way.
+static bool qlora__pass_reads_codes(const qlora__pass* pass, const qlora__layer* layer) {
+    bool fp8 = qlora__is_fp8(pass->m);
+    bool few = qlora__on_cpu(pass->ctx) && !fp8;
+    bool codes = few ? pass->rows <= 8 : pass->rows == 1 && (!layer->cached || fp8);
+    return codes && !pass->training && !pass->gathered;
+}
+
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
     bool wide = qlora__pass_is_wide(pass);
+    out->coded = m->coded == &layer->fp8[group] && m->coded_turned == backward;
+    m->coded = NULL; // the next product overwrites the codes
     out->linear = qlora__linear_of(m, layer, group, wide ? QLORA__ALL_ADAPTERS : pass->adapter);
     if (wide) {
         out->owners.rows = qlora__window(&m->batch.owners, 1, pass->row, pass->rows);
@@ -39844,14 +40042,10 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
     }
-    // For a single row, dequantising the weights does not pay: the product reads the 4-bit codes.
-    // On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
-    // Rows of a pass that are few because of their labels are not computed in another way.
-    bool few = qlora__on_cpu(pass->ctx) && !qlora__is_fp8(m);
-    bool codes = few ? pass->rows <= 8 : pass->rows == 1 && (!layer->cached || qlora__is_fp8(m));
-    if (codes && !pass->training && !pass->gathered) {
+    if (qlora__pass_reads_codes(pass, layer)) {
         out->linear.operand = NULL;
         out->linear.fp8 = NULL;
+        out->coded = false;
     }
     if (m->wide != NULL && !wide && out->pad > 0) {
         qlora__stack_alone(layer, group, out);
@@ -39898,6 +40092,14 @@ static bool qlora__z_comes(const qlora__pass* pass, const qlora__layer* layer) {
     return qlora__tails_come(pass, layer, QLORA__DOWN);
 }
 
+// Whether it computes the codes of down's input for FP8 products as well, and leaves s out: see
+// ops/fp8_tails.h.
+static bool qlora__codes_come(const qlora__pass* pass, const qlora__layer* layer) {
+    return qlora__is_fp8(pass->m) && qlora__z_comes(pass, layer) &&
+           !qlora__pass_reads_codes(pass, layer) &&
+           qlora__fp8_gated_room(pass->m->plan.config.intermediate) <= QLORA__FP8_GATED_MOST;
+}
+
 // Not if it computes other gradients from its tiles (ops/gated.h).
 static bool qlora__u_comes(const qlora__pass* pass, const qlora__layer* layer) {
     return qlora__tails_come(pass, layer, QLORA__GATE_UP) &&
@@ -39912,6 +40114,11 @@ static qlora_result qlora__layer_tail(const qlora__pass* pass, const qlora__laye
     qlora_tensor z = *s;
     z.data = (uint16_t*)s->data + s->cols;
     z.cols = layer->pads[QLORA__DOWN];
+    if (gate != NULL && qlora__codes_come(pass, layer)) {
+        return qlora__fp8_gated(pass->ctx, (m->arch->has & QLORA__HAS_GELU) != 0,
+                                &layer->fp8[QLORA__DOWN], gate, up,
+                                layer->linears[QLORA__DOWN].parts[0].a, &z);
+    }
     return qlora__tails_forward(pass->ctx, (m->arch->has & QLORA__HAS_GELU) != 0, gate, up, s,
                                 layer->linears[QLORA__DOWN].parts[0].a, &z);
 }
@@ -39924,11 +40131,14 @@ static qlora_result qlora__stack_forward_run(const qlora__pass* pass, qlora__lay
     QLORA__TRY(qlora__stack_ready(pass, layer, group, false, &stack));
     qlora_tensor in = qlora__local(pass, x, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__local(pass, y, 0, stack.out);
+    unsigned there = stack.coded ? QLORA__THERE_CODES : 0u;
+    if (group == QLORA__DOWN) {
+        there |= qlora__z_comes(pass, layer) ? QLORA__THERE_Z : 0u;
+        there |= qlora__codes_come(pass, layer) ? QLORA__THERE_CODES : 0u;
+    }
     QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
-    QLORA__TRY(qlora__leave(
-        pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear,
-                                         group == QLORA__DOWN && qlora__z_comes(pass, layer), &in,
-                                         &out)));
+    QLORA__TRY(qlora__leave(pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear,
+                                                             there, &in, &out)));
     return pass->m->use_adapters && qlora__stack_is_dora(pass->m, layer, group)
                ? qlora__scale_columns(pass->ctx, &layer->gains[group], &out)
                : QLORA_OK;
@@ -39955,7 +40165,7 @@ static qlora_result qlora__stack_keep_z(const qlora__pass* pass, const qlora__la
     qlora_tensor from = qlora__local(pass, x, layer->linears[group].in, pad);
     qlora_tensor to = qlora__slice(pass, kept, 0, pad);
     QLORA__TRY(qlora__beside_begin(pass->ctx));
-    return qlora__beside_end(pass->ctx, group, qlora_scale(pass->ctx, 1.0f, &from, &to));
+    return qlora__beside_end(pass->ctx, group, qlora__copy_narrow(pass->ctx, &from, &to));
 }
 
 // The inputs of attention.
@@ -40088,6 +40298,35 @@ static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer*
                                   : qlora__slice(pass, &layer->kept.h2, 0, width);
 }
 
+// Whether the norm before or after a product of a stack writes the codes of its operand, the input
+// or, turned, dy. From here on they are there.
+static bool qlora__norm_writes_codes(const qlora__pass* pass, const qlora__layer* layer, int group,
+                                     bool turned) {
+    qlora_model* m = pass->m;
+    bool writes = m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
+                  !qlora__pass_has_runs(pass) && m->plan.config.hidden % 8 == 0 &&
+                  m->plan.config.hidden <= QLORA__NORM_CODED &&
+                  (turned || !qlora__pass_reads_codes(pass, layer));
+    m->coded = writes ? &layer->fp8[group] : NULL;
+    m->coded_turned = turned;
+    return writes;
+}
+
+// The norm of stream + delta in m->x, for the stack that follows: gate and up of the same layer, or
+// q, k and v of the next one, if there is one.
+static qlora_result qlora__layer_norm_add(const qlora__pass* pass, const qlora__layer* layer,
+                                          int part, qlora__norm_job* job) {
+    const qlora_model* m = pass->m;
+    const qlora__layer* next = part == 0 ? layer : layer + 1;
+    int group = part == 0 ? QLORA__GATE_UP : QLORA__QKV;
+    bool any = next < m->layers + m->plan.config.layers;
+    if (any && qlora__norm_writes_codes(pass, next, group, false)) {
+        job->fp8 = &next->fp8[group];
+    }
+    QLORA__ENTER(pass->ctx, "qlora_rmsnorm_residual_forward");
+    return qlora__leave(pass->ctx, qlora__norm_forward(pass->ctx, job));
+}
+
 // Adds the output of attention (0) or MLP (1), through its own norm and with the factor of the
 // family, to `stream`, giving `next`; then, unless that is left to the next loop over tiles,
 // prepares the input of the stack that follows, whose norm is `before` (NULL = none), in m->x.
@@ -40111,7 +40350,15 @@ static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* laye
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->residual_scale, &delta, &delta));
     }
     if (before != NULL && wants_x) {
-        return qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, before, eps, &sum, &x);
+        qlora__norm_job job;
+        memset(&job, 0, sizeof job);
+        job.x = &h;
+        job.delta = &delta;
+        job.sum = &sum;
+        job.w = before;
+        job.y = &x;
+        job.eps = eps;
+        return qlora__layer_norm_add(pass, layer, part, &job);
     }
     QLORA__TRY(qlora_add(pass->ctx, &h, &delta, &sum));
     return wants_x ? qlora__layer_input(pass, next, NULL) : QLORA_OK;
@@ -40328,6 +40575,7 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
     m->placed_layer = 0; // adapters may have changed
+    m->coded = NULL;
     QLORA__TRY(qlora__away_wait(pass->ctx, ~0u)); // copies of a step that was given up
     QLORA__TRY(qlora__tokens_place(pass->ctx, m));
     QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
@@ -40782,14 +41030,37 @@ static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const 
         pass->ctx, qlora__linear_backward(pass->ctx, pass->math, &stack->linear, x, dy, dx, 0));
 }
 
-// Computes u of a stack in the last columns of dy, unless it came with the activation.
+// Whether u of gate and up comes with the codes of their gradients for FP8 products, whose largest
+// magnitudes the activation found: see ops/fp8_tails.h. The sums of the pieces are in the memory of
+// ds, which the activation has read.
+static bool qlora__u_is_coded(const qlora_model* m, const qlora__layer* layer) {
+    const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
+    int64_t part = qlora_linear_out(l) / l->count;
+    int64_t room = qlora__fp8_u_room(qlora__tile_rows(m), part, l->count);
+    return qlora__is_fp8(m) && qlora__gated_ranks(m, layer, NULL) &&
+           layer->pads[QLORA__GATE_UP] > 0 && (uint64_t)room * sizeof(float) <= m->ds.bytes;
+}
+
+// Computes u of a stack in the last columns of dy, unless it came with the activation. *coded:
+// whether the codes of dy are there then.
 static qlora_result qlora__stack_u(const qlora__pass* pass, const qlora__stack* stack, int group,
-                                   const qlora_tensor* dy, const qlora_tensor* inner) {
-    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
+                                   const qlora_tensor* dy, const qlora_tensor* inner, bool* coded) {
+    const qlora_model* m = pass->m;
+    const qlora__layer* layer = &m->layers[stack->linear.layer];
+    const qlora_linear_desc* l = &stack->linear;
+    qlora_tensor a;
+    qlora_tensor sb;
+    *coded = stack->coded;
+    if (group == QLORA__GATE_UP && qlora__u_is_coded(m, layer) &&
+        qlora__linear_joined(l, stack->pad, &a, &sb)) {
+        *coded = true;
+        int64_t ranks[2] = {l->parts[0].rank, l->parts[l->count - 1].rank};
+        qlora_tensor u = qlora__window(dy, pass->rows, stack->out, stack->pad);
+        return qlora__fp8_u(pass->ctx, l->fp8, inner, &sb, ranks, l->count, &u, m->ds.data);
+    }
     bool there = group == QLORA__GATE_UP && qlora__u_comes(pass, layer);
-    return stack->pad > 0 && !there
-               ? qlora__linear_u(pass->ctx, pass->math, &stack->linear, dy, inner)
-               : QLORA_OK;
+    return stack->pad > 0 && !there ? qlora__linear_u(pass->ctx, pass->math, l, dy, inner)
+                                    : QLORA_OK;
 }
 
 // dy (with space for u) and x (with z) -> dx (may be NULL), dA and dB. With dropout, the adapters
@@ -40803,12 +41074,13 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
     }
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
     if (qlora__on_cpu(ctx)) { // both at once
-        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, dx));
+        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, false, dx));
         return qlora__stack_gradients(pass, stack, group, x, dy, false);
     }
-    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner));
+    bool coded = false;
+    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner, &coded));
     QLORA__TRY(qlora__stack_gradients(pass, stack, group, x, dy, false));
-    return dx != NULL ? qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, dx)
+    return dx != NULL ? qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, dx)
                       : QLORA_OK;
 }
 
@@ -40824,7 +41096,7 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
     QLORA__ENTER(ctx, "qlora_linear_forward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(
-        ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, false, x, &raw)));
+        ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, 0u, x, &raw)));
     int64_t at = 0;
     for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
         qlora__projection* p = &layer->projections[m->arch->layout->groups[group].first + i];
@@ -40915,6 +41187,11 @@ static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora_
         g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
         g.factors[2].d = down->linear.parts[0].da;
     }
+    qlora_tensor most = qlora__window(&m->fp8_most, 1, 0, pass->rows);
+    if (qlora__u_is_coded(m, layer)) {
+        QLORA__TRY(qlora__tensor_zero(pass->ctx, &most));
+        g.most = &most;
+    }
     QLORA__TRY(qlora__gated_tiles(pass->ctx, &g));
     QLORA__TRY(qlora__beside_begin(pass->ctx));
     return qlora__beside_end(pass->ctx, QLORA__DOWN, qlora__gated_sum(pass->ctx, &g));
@@ -40947,7 +41224,8 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
         return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
     // The activation is computed again, over its gradient, in the same pass over gate and up.
-    QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
+    QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded,
+                                  &ds));
     if (qlora__gated_ranks(m, layer, NULL)) {
         QLORA__TRY(qlora__layer_gated_gradients(pass, layer, &stack, &ds, &dy));
     } else if (qlora__u_comes(pass, layer)) {
@@ -41009,6 +41287,19 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     return qlora__linear_skinny(pass->ctx, &stack->linear, h, &z, dy, 1.0f, which, k, has);
 }
 
+// Where the norm of a stack writes the codes of its result, which is dy of the product after it: of
+// o of the same layer, or of down of the layer below, unless that is computed again before; NULL if
+// nowhere.
+static const qlora__fp8* qlora__dh_codes(const qlora__pass* pass, const qlora__layer* layer,
+                                         int group) {
+    const qlora_model* m = pass->m;
+    const qlora__layer* next = group == QLORA__GATE_UP ? layer : layer - 1;
+    int to = group == QLORA__GATE_UP ? QLORA__O : QLORA__DOWN;
+    bool any = next >= m->layers && !qlora__has_own_d_out(m) && m->desc.dropout == 0.0f &&
+               (group == QLORA__GATE_UP || (m->plan.tile == 0 && !next->recompute));
+    return any && qlora__norm_writes_codes(pass, next, to, true) ? &next->fp8[to] : NULL;
+}
+
 // The backward pass of such a stack.
 static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora__layer* layer,
                                                  int group, int above, const qlora__stack* stack,
@@ -41031,9 +41322,11 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
     job.eps = (float)c->rms_eps;
     job.rstd_out = &rstd;
-    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner));
-    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, &dx));
+    bool coded = false;
+    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner, &coded));
+    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, &dx));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << above | 1u << group));
+    job.fp8 = qlora__dh_codes(pass, layer, group);
     QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));
     qlora__skinny_norm(k, &rstd, job.w);
@@ -41087,8 +41380,18 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     if (norm == NULL) {
         return qlora_add(ctx, &dh, &dx, &dh);
     }
-    return qlora_rmsnorm_backward(ctx, &dx, &in, norm, (float)c->rms_eps, &dh, &dh,
-                                  m->desc.train_norms ? &layer->d_norms[number] : NULL);
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = &in;
+    job.w = norm;
+    job.dy = &dx;
+    job.dres = &dh;
+    job.dx = &dh;
+    job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
+    job.eps = (float)c->rms_eps;
+    job.fp8 = qlora__dh_codes(pass, layer, group);
+    QLORA__ENTER(ctx, "qlora_rmsnorm_backward");
+    return qlora__leave(ctx, qlora__norm_backward(ctx, &job));
 }
 
 static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__layer* layer,
@@ -42827,6 +43130,7 @@ static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
     }
     f->codes = m->fp8_codes;
     f->scales = m->fp8_scales;
+    f->most = m->fp8_most;
     f->ones = m->fp8_ones;
     qlora__arena_window(&m->fp8_factors, (l * QLORA__GROUPS + group) * 2, 1, 2, &f->factors);
     layer->linears[group].operand = NULL;
@@ -49701,6 +50005,7 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
     }
     qlora__piece_of piece;
     qlora__piece_at(t, s->piece, &piece);
+    t->m->coded = NULL; // something else may have run since the last piece
     QLORA__TRY(qlora__piece_run(t, &piece));
     QLORA__TRY(qlora__sync(t->ctx));
     qlora__slice_advance(t);
@@ -52164,4 +52469,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ce014b392499f2d0
+//@@ end c58674723db6fd88

@@ -57,6 +57,18 @@ QLORA_KERNEL qlora_elementwise_scale_bf16(const bf16* x, int64_t ldx, bf16* y, i
     map_one(op, x, ldx, y, ldy, rows, cols);
 }
 
+// y = x for rows of a few pieces of 8 columns, which would leave most threads of map_one idle. All
+// rows begin at multiples of 16 bytes. Launch: 256 threads, grid ceil(rows * pieces / 256).
+QLORA_KERNEL qlora_elementwise_narrow_bf16(const bf16* x, int64_t ldx, bf16* y, int64_t ldy,
+                                           int64_t rows, int32_t pieces) {
+    int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    int64_t row = i / pieces;
+    int64_t c = i % pieces * 8;
+    if (row < rows) {
+        *(uint4*)(y + row * ldy + c) = *(const uint4*)(x + row * ldx + c);
+    }
+}
+
 QLORA_KERNEL qlora_elementwise_fill_bf16(bf16* y, int64_t ldy, int64_t rows, int64_t cols,
                                          float value) {
     fill(y, ldy, rows, cols, value);

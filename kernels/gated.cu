@@ -9,7 +9,8 @@
 // dh, g and u are [rows, cols] bf16; u begins `up` columns after g; dg overwrites g and du
 // overwrites u. zg, zu and ud are [rows, rank]: what the A of gate and up made of their input, and
 // what the B of down made of its gradient. cols, ranks and leading dimensions are multiples of 8,
-// and matrices begin at multiples of 16 bytes. Ranks are at most 16 and may be 0.
+// and matrices begin at multiples of 16 bytes. Ranks are at most 16 and may be 0. If `most` is not
+// null, most[r] is raised to the largest magnitude of the rounded dg[r,:] and du[r,:].
 //
 // Launch: grid (ceil(cols / 128), splits), 256 threads, dynamic shared memory RING. A block has a
 // strip of 128 columns and the `each` rows (a multiple of 32) of one split, 32 rows at a time: four
@@ -17,7 +18,8 @@
 // columns of a step, those that an m16n8k16 product wants as its second operand, so that dg, du
 // and s go from registers to the tensor cores.
 // Determinism: the sums of the upper and the lower warps are added in that order and stored in
-// parts [splits, 3, 16, cols]; qlora_linear_gated_sum adds the splits in their order.
+// parts [splits, 3, 16, cols]; qlora_linear_gated_sum adds the splits in their order. A maximum
+// does not depend on the order.
 #include "elementwise.cuh"
 #include "tiles.cuh"
 
@@ -160,10 +162,11 @@ __device__ __forceinline__ void gates_of(gates& to, const uint32_t (&g)[2][2], b
 }
 
 // Rows `half` * 8 + 2q and + 1 of a step: stores dg and du, and sets the operands of dg, du and s.
-// tile: the thread's columns of row 2q of dh; out: the same of g; left: rows from there to the end.
+// tile: the thread's columns of row 2q of dh; out: the same of g; left: rows from there to the end;
+// most: if wanted, the largest magnitudes of both rows, not rounded.
 __device__ __forceinline__ void gated_rows(uint32_t (&b)[3][C][2], int half, const uint8_t* tile,
                                            bf16* out, int32_t ld, int32_t up, int32_t left,
-                                           bool gelu) {
+                                           bool gelu, bool wants, float (&most)[2]) {
     uint32_t x[3][2][2]; // of a matrix, a row and a pair of columns
     uint32_t dg[2][2];
     uint32_t du[2][2];
@@ -176,6 +179,8 @@ __device__ __forceinline__ void gated_rows(uint32_t (&b)[3][C][2], int half, con
         x[i % 3][i / 3][1] = raw.y;
     }
     gates_of(at, x[1], gelu);
+    most[0] = 0.0f;
+    most[1] = 0.0f;
 #pragma unroll
     for (int c = 0; c < 2; c++) {
         float v[3][2][2]; // of a row and a column
@@ -190,6 +195,10 @@ __device__ __forceinline__ void gated_rows(uint32_t (&b)[3][C][2], int half, con
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
+            if (wants) {
+                most[i] = fmaxf(fmaxf(most[i], fabsf(v[0][i][0])), fabsf(v[0][i][1]));
+                most[i] = fmaxf(fmaxf(most[i], fabsf(v[1][i][0])), fabsf(v[1][i][1]));
+            }
             dg[i][c] = pack_bf16(v[0][i][0], v[0][i][1]);
             du[i][c] = pack_bf16(v[1][i][0], v[1][i][1]);
 #pragma unroll
@@ -205,6 +214,28 @@ __device__ __forceinline__ void gated_rows(uint32_t (&b)[3][C][2], int half, con
             *(uint2*)to = make_uint2(dg[i][0], dg[i][1]);
             *(uint2*)(to + up) = make_uint2(du[i][0], du[i][1]);
         }
+    }
+}
+
+// The larger of a lane's number and that of the lane `by` away.
+__device__ __forceinline__ float larger_of(float keep, float give, int32_t by) {
+    return fmaxf(keep, __shfl_xor_sync(QLORA_FULL_WARP, give, by));
+}
+
+// Raises most[r] for the 16 rows of a warp, of which a thread has a and b: rows 2q and 2q + 1, and
+// those 8 below. left: rows from the first one to the end.
+__device__ __forceinline__ void raise_most(float* most, int32_t left, const float (&a)[2],
+                                           const float (&b)[2]) {
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    bool lower = (lane & 16) != 0;
+    bool odd = (lane & 8) != 0;
+    float even_row = larger_of(lower ? b[0] : a[0], lower ? a[0] : b[0], 16);
+    float odd_row = larger_of(lower ? b[1] : a[1], lower ? a[1] : b[1], 16);
+    float size = larger_of(odd ? odd_row : even_row, odd ? even_row : odd_row, 8);
+    size = larger_of(size, size, 4);
+    int32_t row = lane % 4 * 2 + (odd ? 1 : 0) + (lower ? 8 : 0);
+    if ((lane & 4) == 0 && row < left) { // none is negative: their order is that of their bits
+        atomicMax((int32_t*)most + row, __float_as_int(to_float(to_bf16(size))));
     }
 }
 
@@ -237,7 +268,9 @@ __device__ __forceinline__ void store_sums(float* shared, const float (&sums)[3]
 
 // gelu: the activation is GELU in its tanh form, otherwise SiLU. One text for both: the rest of the
 // kernel is most of it. Two blocks on a multiprocessor, which bounds the registers.
-QLORA_KERNEL __launch_bounds__(256, 2) qlora_gated_backward(GATED_PARAMETERS, int32_t gelu) {
+QLORA_KERNEL __launch_bounds__(256, 2)
+    qlora_gated_backward(GATED_PARAMETERS, int32_t gelu, float* most) {
+    // long because what a step needs is set up before the first
     extern __shared__ __align__(128) uint8_t shared[];
     int32_t lane = (int32_t)threadIdx.x % 32;
     int32_t warp = (int32_t)threadIdx.x / 32;
@@ -274,8 +307,13 @@ QLORA_KERNEL __launch_bounds__(256, 2) qlora_gated_backward(GATED_PARAMETERS, in
         from.request(ring + (uint32_t)put, at + STEP * (STAGES - 1));
         copy_commit();
         uint32_t b[3][C][2];
-        gated_rows(b, 0, shared + get + tile, out, ld, up, mine - at, gelu != 0);
-        gated_rows(b, 1, shared + get + tile, out, ld, up, mine - at, gelu != 0);
+        float size[2][2];
+        const bool kind[2] = {gelu != 0, most != 0};
+        gated_rows(b, 0, shared + get + tile, out, ld, up, mine - at, kind[0], kind[1], size[0]);
+        gated_rows(b, 1, shared + get + tile, out, ld, up, mine - at, kind[0], kind[1], size[1]);
+        if (most != 0) {
+            raise_most(most + row - 2 * q + at, left - warp / 4 * 16 - at, size[0], size[1]);
+        }
 #pragma unroll
         for (int p = 0; p < 3; p++) {
             uint32_t a[4];

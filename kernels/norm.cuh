@@ -56,9 +56,9 @@ __device__ __forceinline__ uint4 fwd_sum(const fwd_row<T>& r, uint4 raw, uint4 m
     return raw;
 }
 
-// y = h rstd w
+// y = h rstd w, rounded.
 template <class T>
-__device__ __forceinline__ void fwd_scale(const fwd_row<T>& r, uint4 raw, int32_t c, float rstd) {
+__device__ __forceinline__ uint4 fwd_scale(const fwd_row<T>& r, uint4 raw, int32_t c, float rstd) {
     const int N = lanes<T>::N;
     float v[N];
     float g[N];
@@ -68,7 +68,9 @@ __device__ __forceinline__ void fwd_scale(const fwd_row<T>& r, uint4 raw, int32_
     for (int i = 0; i < N; i++) {
         v[i] = v[i] * rstd * g[i];
     }
-    *(uint4*)(r.to + c) = pack(v);
+    raw = pack(v);
+    *(uint4*)(r.to + c) = raw;
+    return raw;
 }
 
 // All pieces are whole and aligned.
@@ -205,10 +207,10 @@ __device__ __forceinline__ void bwd_add(const bwd_row<T>& r, uint4 raw_h, uint4 
     }
 }
 
-// One piece of dh = dres + rstd (w dy - h pull).
+// One piece of dh = dres + rstd (w dy - h pull), rounded.
 template <class T>
-__device__ __forceinline__ void bwd_piece(const bwd_row<T>& r, uint4 raw_h, uint4 raw_dy,
-                                          uint4 raw_res, int32_t c, float rstd, float pull) {
+__device__ __forceinline__ uint4 bwd_piece(const bwd_row<T>& r, uint4 raw_h, uint4 raw_dy,
+                                           uint4 raw_res, int32_t c, float rstd, float pull) {
     const int N = lanes<T>::N;
     float v[N];
     float d[N];
@@ -222,7 +224,9 @@ __device__ __forceinline__ void bwd_piece(const bwd_row<T>& r, uint4 raw_h, uint
     for (int i = 0; i < N; i++) {
         sum[i] += rstd * (d[i] * g[i] - v[i] * pull);
     }
-    *(uint4*)(r.dh + c) = pack(sum);
+    raw_h = pack(sum);
+    *(uint4*)(r.dh + c) = raw_h;
+    return raw_h;
 }
 
 // Returns 1 / sqrt(mean(h^2) + eps). All pieces are whole and aligned.

@@ -180,6 +180,7 @@ extern "C" {
 #ifndef QLORA_NO_MODEL
 #include "ops/gated.h"
 #include "ops/tails.h"
+#include "ops/fp8_tails.h"
 #endif // QLORA_NO_MODEL
 
 #include "ops/attention_cpu.h"

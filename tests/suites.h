@@ -42,6 +42,7 @@
     X(owners_suite)                                                                                \
     X(gated_suite)                                                                                 \
     X(tails_suite)                                                                                 \
+    X(fp8_tails_suite)                                                                             \
     X(skinny_suite)                                                                                \
     X(place_suite)                                                                                 \
     X(comm_suite)                                                                                  \

@@ -107,6 +107,11 @@
     X(nf4_gemm_32, nf4_gemm, 66560, HEAD_NF4_BF16)                                                 \
     X(nf4_gemm_reduce, nf4_gemm, 0, HEAD_NF4_BF16)                                                 \
     X(fp8_quantise, fp8, 0, FP8)                                                                   \
+    X(fp8_quantise_u, fp8_tails, 0, FP8)                                                           \
+    X(fp8_u_sum, fp8_tails, 0, FP8)                                                                \
+    X(fp8_gated, fp8_tails, 232320, FP8)                                                           \
+    X(fp8_norm_fwd, fp8_norm, 0, FP8)                                                              \
+    X(fp8_norm_bwd, fp8_norm, 0, FP8)                                                              \
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
     X(fp8_widen_turned, fp8, 0, FP8)                                                               \
@@ -184,6 +189,7 @@
     X(elementwise_add_bf16, elementwise_bf16, 0, BF16)                                             \
     X(elementwise_scale_f32, shared, 0, ALWAYS)                                                    \
     X(elementwise_scale_bf16, elementwise_bf16, 0, BF16)                                           \
+    X(elementwise_narrow_bf16, elementwise_bf16, 0, BF16)                                          \
     X(elementwise_fill_f32, shared, 0, ALWAYS)                                                     \
     X(elementwise_fill_bf16, elementwise_bf16, 0, BF16)                                            \
     X(elementwise_gather_f32_f32, elementwise, 0, F32)                                             \

@@ -21,6 +21,7 @@ struct qlora_fp8_operand {
     // shared by all stacks
     qlora_tensor codes;  // U8, one row: the rows of x or dy in e4m3
     qlora_tensor scales; // f32 [1, rows]: sx sw
+    qlora_tensor most;   // f32 [1, rows]: largest magnitudes, where they come before the codes
     qlora_tensor ones;   // f32 [1, most columns of a result]
 };
 
@@ -338,10 +339,11 @@ static QLORA__UNUSED qlora_result qlora__fp8_place(qlora_ctx* ctx, const qlora_l
     return QLORA_OK;
 }
 
-// y (+)= x W^T, or, turned, y (+)= x W.
+// y (+)= x W^T, or, turned, y (+)= x W. coded: the codes and scales of x are there, on a GPU.
 static QLORA__UNUSED qlora_result qlora__fp8_product(qlora_ctx* ctx, const qlora__fp8* f,
-                                                     bool turned, const qlora_tensor* x,
-                                                     const qlora_tensor* y, bool adds) {
+                                                     bool turned, bool coded,
+                                                     const qlora_tensor* x, const qlora_tensor* y,
+                                                     bool adds) {
     const qlora_tensor* weights = turned ? &f->turned : &f->weights;
     QLORA__TRY(qlora__capture_note(ctx, weights->data));
     QLORA__TRY(qlora__capture_note(ctx, f->codes.data));
@@ -349,7 +351,7 @@ static QLORA__UNUSED qlora_result qlora__fp8_product(qlora_ctx* ctx, const qlora
         return QLORA_OK;
     }
     if (!qlora__on_cpu(ctx)) {
-        QLORA__TRY(qlora__fp8_quantise_gpu(ctx, f, x));
+        QLORA__TRY(coded ? QLORA_OK : qlora__fp8_quantise_gpu(ctx, f, x));
         return qlora__fp8_product_gpu(ctx, f, weights, y, adds);
     }
     qlora__fp8_job job;

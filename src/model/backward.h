@@ -108,14 +108,37 @@ static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const 
         pass->ctx, qlora__linear_backward(pass->ctx, pass->math, &stack->linear, x, dy, dx, 0));
 }
 
-// Computes u of a stack in the last columns of dy, unless it came with the activation.
+// Whether u of gate and up comes with the codes of their gradients for FP8 products, whose largest
+// magnitudes the activation found: see ops/fp8_tails.h. The sums of the pieces are in the memory of
+// ds, which the activation has read.
+static bool qlora__u_is_coded(const qlora_model* m, const qlora__layer* layer) {
+    const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
+    int64_t part = qlora_linear_out(l) / l->count;
+    int64_t room = qlora__fp8_u_room(qlora__tile_rows(m), part, l->count);
+    return qlora__is_fp8(m) && qlora__gated_ranks(m, layer, NULL) &&
+           layer->pads[QLORA__GATE_UP] > 0 && (uint64_t)room * sizeof(float) <= m->ds.bytes;
+}
+
+// Computes u of a stack in the last columns of dy, unless it came with the activation. *coded:
+// whether the codes of dy are there then.
 static qlora_result qlora__stack_u(const qlora__pass* pass, const qlora__stack* stack, int group,
-                                   const qlora_tensor* dy, const qlora_tensor* inner) {
-    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
+                                   const qlora_tensor* dy, const qlora_tensor* inner, bool* coded) {
+    const qlora_model* m = pass->m;
+    const qlora__layer* layer = &m->layers[stack->linear.layer];
+    const qlora_linear_desc* l = &stack->linear;
+    qlora_tensor a;
+    qlora_tensor sb;
+    *coded = stack->coded;
+    if (group == QLORA__GATE_UP && qlora__u_is_coded(m, layer) &&
+        qlora__linear_joined(l, stack->pad, &a, &sb)) {
+        *coded = true;
+        int64_t ranks[2] = {l->parts[0].rank, l->parts[l->count - 1].rank};
+        qlora_tensor u = qlora__window(dy, pass->rows, stack->out, stack->pad);
+        return qlora__fp8_u(pass->ctx, l->fp8, inner, &sb, ranks, l->count, &u, m->ds.data);
+    }
     bool there = group == QLORA__GATE_UP && qlora__u_comes(pass, layer);
-    return stack->pad > 0 && !there
-               ? qlora__linear_u(pass->ctx, pass->math, &stack->linear, dy, inner)
-               : QLORA_OK;
+    return stack->pad > 0 && !there ? qlora__linear_u(pass->ctx, pass->math, l, dy, inner)
+                                    : QLORA_OK;
 }
 
 // dy (with space for u) and x (with z) -> dx (may be NULL), dA and dB. With dropout, the adapters
@@ -129,12 +152,13 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
     }
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
     if (qlora__on_cpu(ctx)) { // both at once
-        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, dx));
+        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, false, dx));
         return qlora__stack_gradients(pass, stack, group, x, dy, false);
     }
-    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner));
+    bool coded = false;
+    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner, &coded));
     QLORA__TRY(qlora__stack_gradients(pass, stack, group, x, dy, false));
-    return dx != NULL ? qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, dx)
+    return dx != NULL ? qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, dx)
                       : QLORA_OK;
 }
 
@@ -150,7 +174,7 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
     QLORA__ENTER(ctx, "qlora_linear_forward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(
-        ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, false, x, &raw)));
+        ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, 0u, x, &raw)));
     int64_t at = 0;
     for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
         qlora__projection* p = &layer->projections[m->arch->layout->groups[group].first + i];
@@ -241,6 +265,11 @@ static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora_
         g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
         g.factors[2].d = down->linear.parts[0].da;
     }
+    qlora_tensor most = qlora__window(&m->fp8_most, 1, 0, pass->rows);
+    if (qlora__u_is_coded(m, layer)) {
+        QLORA__TRY(qlora__tensor_zero(pass->ctx, &most));
+        g.most = &most;
+    }
     QLORA__TRY(qlora__gated_tiles(pass->ctx, &g));
     QLORA__TRY(qlora__beside_begin(pass->ctx));
     return qlora__beside_end(pass->ctx, QLORA__DOWN, qlora__gated_sum(pass->ctx, &g));
@@ -273,7 +302,8 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
         return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
     // The activation is computed again, over its gradient, in the same pass over gate and up.
-    QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
+    QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded,
+                                  &ds));
     if (qlora__gated_ranks(m, layer, NULL)) {
         QLORA__TRY(qlora__layer_gated_gradients(pass, layer, &stack, &ds, &dy));
     } else if (qlora__u_comes(pass, layer)) {
@@ -335,6 +365,19 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     return qlora__linear_skinny(pass->ctx, &stack->linear, h, &z, dy, 1.0f, which, k, has);
 }
 
+// Where the norm of a stack writes the codes of its result, which is dy of the product after it: of
+// o of the same layer, or of down of the layer below, unless that is computed again before; NULL if
+// nowhere.
+static const qlora__fp8* qlora__dh_codes(const qlora__pass* pass, const qlora__layer* layer,
+                                         int group) {
+    const qlora_model* m = pass->m;
+    const qlora__layer* next = group == QLORA__GATE_UP ? layer : layer - 1;
+    int to = group == QLORA__GATE_UP ? QLORA__O : QLORA__DOWN;
+    bool any = next >= m->layers && !qlora__has_own_d_out(m) && m->desc.dropout == 0.0f &&
+               (group == QLORA__GATE_UP || (m->plan.tile == 0 && !next->recompute));
+    return any && qlora__norm_writes_codes(pass, next, to, true) ? &next->fp8[to] : NULL;
+}
+
 // The backward pass of such a stack.
 static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora__layer* layer,
                                                  int group, int above, const qlora__stack* stack,
@@ -357,9 +400,11 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
     job.eps = (float)c->rms_eps;
     job.rstd_out = &rstd;
-    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner));
-    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, &dx));
+    bool coded = false;
+    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner, &coded));
+    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, &dx));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << above | 1u << group));
+    job.fp8 = qlora__dh_codes(pass, layer, group);
     QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));
     qlora__skinny_norm(k, &rstd, job.w);
@@ -413,8 +458,18 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     if (norm == NULL) {
         return qlora_add(ctx, &dh, &dx, &dh);
     }
-    return qlora_rmsnorm_backward(ctx, &dx, &in, norm, (float)c->rms_eps, &dh, &dh,
-                                  m->desc.train_norms ? &layer->d_norms[number] : NULL);
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = &in;
+    job.w = norm;
+    job.dy = &dx;
+    job.dres = &dh;
+    job.dx = &dh;
+    job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
+    job.eps = (float)c->rms_eps;
+    job.fp8 = qlora__dh_codes(pass, layer, group);
+    QLORA__ENTER(ctx, "qlora_rmsnorm_backward");
+    return qlora__leave(ctx, qlora__norm_backward(ctx, &job));
 }
 
 static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__layer* layer,

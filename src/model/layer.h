@@ -164,6 +164,7 @@ typedef struct qlora__stack {
     qlora__linear_owners owners;              // of adapters side by side
     qlora_tensor weights[QLORA_LINEAR_PARTS]; // in the operand, if one of those adapters is alone
     qlora_tensor z; // its z, if it was kept; otherwise without columns
+    bool coded;     // the codes of its operand are there
     int64_t out;
     int64_t pad;
 } qlora__stack;
@@ -203,10 +204,22 @@ static qlora_result qlora__operand_wait(const qlora__pass* pass) {
     return qlora__beside_wait(pass->ctx, readers);
 }
 
+// Whether products read the 4-bit codes: for a single row, dequantising the weights does not pay.
+// On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
+// Rows of a pass that are few because of their labels are not computed in another way.
+static bool qlora__pass_reads_codes(const qlora__pass* pass, const qlora__layer* layer) {
+    bool fp8 = qlora__is_fp8(pass->m);
+    bool few = qlora__on_cpu(pass->ctx) && !fp8;
+    bool codes = few ? pass->rows <= 8 : pass->rows == 1 && (!layer->cached || fp8);
+    return codes && !pass->training && !pass->gathered;
+}
+
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
     bool wide = qlora__pass_is_wide(pass);
+    out->coded = m->coded == &layer->fp8[group] && m->coded_turned == backward;
+    m->coded = NULL; // the next product overwrites the codes
     out->linear = qlora__linear_of(m, layer, group, wide ? QLORA__ALL_ADAPTERS : pass->adapter);
     if (wide) {
         out->owners.rows = qlora__window(&m->batch.owners, 1, pass->row, pass->rows);
@@ -225,14 +238,10 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
     }
-    // For a single row, dequantising the weights does not pay: the product reads the 4-bit codes.
-    // On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
-    // Rows of a pass that are few because of their labels are not computed in another way.
-    bool few = qlora__on_cpu(pass->ctx) && !qlora__is_fp8(m);
-    bool codes = few ? pass->rows <= 8 : pass->rows == 1 && (!layer->cached || qlora__is_fp8(m));
-    if (codes && !pass->training && !pass->gathered) {
+    if (qlora__pass_reads_codes(pass, layer)) {
         out->linear.operand = NULL;
         out->linear.fp8 = NULL;
+        out->coded = false;
     }
     if (m->wide != NULL && !wide && out->pad > 0) {
         qlora__stack_alone(layer, group, out);
@@ -279,6 +288,14 @@ static bool qlora__z_comes(const qlora__pass* pass, const qlora__layer* layer) {
     return qlora__tails_come(pass, layer, QLORA__DOWN);
 }
 
+// Whether it computes the codes of down's input for FP8 products as well, and leaves s out: see
+// ops/fp8_tails.h.
+static bool qlora__codes_come(const qlora__pass* pass, const qlora__layer* layer) {
+    return qlora__is_fp8(pass->m) && qlora__z_comes(pass, layer) &&
+           !qlora__pass_reads_codes(pass, layer) &&
+           qlora__fp8_gated_room(pass->m->plan.config.intermediate) <= QLORA__FP8_GATED_MOST;
+}
+
 // Not if it computes other gradients from its tiles (ops/gated.h).
 static bool qlora__u_comes(const qlora__pass* pass, const qlora__layer* layer) {
     return qlora__tails_come(pass, layer, QLORA__GATE_UP) &&
@@ -293,6 +310,11 @@ static qlora_result qlora__layer_tail(const qlora__pass* pass, const qlora__laye
     qlora_tensor z = *s;
     z.data = (uint16_t*)s->data + s->cols;
     z.cols = layer->pads[QLORA__DOWN];
+    if (gate != NULL && qlora__codes_come(pass, layer)) {
+        return qlora__fp8_gated(pass->ctx, (m->arch->has & QLORA__HAS_GELU) != 0,
+                                &layer->fp8[QLORA__DOWN], gate, up,
+                                layer->linears[QLORA__DOWN].parts[0].a, &z);
+    }
     return qlora__tails_forward(pass->ctx, (m->arch->has & QLORA__HAS_GELU) != 0, gate, up, s,
                                 layer->linears[QLORA__DOWN].parts[0].a, &z);
 }
@@ -305,11 +327,14 @@ static qlora_result qlora__stack_forward_run(const qlora__pass* pass, qlora__lay
     QLORA__TRY(qlora__stack_ready(pass, layer, group, false, &stack));
     qlora_tensor in = qlora__local(pass, x, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__local(pass, y, 0, stack.out);
+    unsigned there = stack.coded ? QLORA__THERE_CODES : 0u;
+    if (group == QLORA__DOWN) {
+        there |= qlora__z_comes(pass, layer) ? QLORA__THERE_Z : 0u;
+        there |= qlora__codes_come(pass, layer) ? QLORA__THERE_CODES : 0u;
+    }
     QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
-    QLORA__TRY(qlora__leave(
-        pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear,
-                                         group == QLORA__DOWN && qlora__z_comes(pass, layer), &in,
-                                         &out)));
+    QLORA__TRY(qlora__leave(pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear,
+                                                             there, &in, &out)));
     return pass->m->use_adapters && qlora__stack_is_dora(pass->m, layer, group)
                ? qlora__scale_columns(pass->ctx, &layer->gains[group], &out)
                : QLORA_OK;
@@ -336,7 +361,7 @@ static qlora_result qlora__stack_keep_z(const qlora__pass* pass, const qlora__la
     qlora_tensor from = qlora__local(pass, x, layer->linears[group].in, pad);
     qlora_tensor to = qlora__slice(pass, kept, 0, pad);
     QLORA__TRY(qlora__beside_begin(pass->ctx));
-    return qlora__beside_end(pass->ctx, group, qlora_scale(pass->ctx, 1.0f, &from, &to));
+    return qlora__beside_end(pass->ctx, group, qlora__copy_narrow(pass->ctx, &from, &to));
 }
 
 // The inputs of attention.
@@ -469,6 +494,35 @@ static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer*
                                   : qlora__slice(pass, &layer->kept.h2, 0, width);
 }
 
+// Whether the norm before or after a product of a stack writes the codes of its operand, the input
+// or, turned, dy. From here on they are there.
+static bool qlora__norm_writes_codes(const qlora__pass* pass, const qlora__layer* layer, int group,
+                                     bool turned) {
+    qlora_model* m = pass->m;
+    bool writes = m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
+                  !qlora__pass_has_runs(pass) && m->plan.config.hidden % 8 == 0 &&
+                  m->plan.config.hidden <= QLORA__NORM_CODED &&
+                  (turned || !qlora__pass_reads_codes(pass, layer));
+    m->coded = writes ? &layer->fp8[group] : NULL;
+    m->coded_turned = turned;
+    return writes;
+}
+
+// The norm of stream + delta in m->x, for the stack that follows: gate and up of the same layer, or
+// q, k and v of the next one, if there is one.
+static qlora_result qlora__layer_norm_add(const qlora__pass* pass, const qlora__layer* layer,
+                                          int part, qlora__norm_job* job) {
+    const qlora_model* m = pass->m;
+    const qlora__layer* next = part == 0 ? layer : layer + 1;
+    int group = part == 0 ? QLORA__GATE_UP : QLORA__QKV;
+    bool any = next < m->layers + m->plan.config.layers;
+    if (any && qlora__norm_writes_codes(pass, next, group, false)) {
+        job->fp8 = &next->fp8[group];
+    }
+    QLORA__ENTER(pass->ctx, "qlora_rmsnorm_residual_forward");
+    return qlora__leave(pass->ctx, qlora__norm_forward(pass->ctx, job));
+}
+
 // Adds the output of attention (0) or MLP (1), through its own norm and with the factor of the
 // family, to `stream`, giving `next`; then, unless that is left to the next loop over tiles,
 // prepares the input of the stack that follows, whose norm is `before` (NULL = none), in m->x.
@@ -492,7 +546,15 @@ static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* laye
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->residual_scale, &delta, &delta));
     }
     if (before != NULL && wants_x) {
-        return qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, before, eps, &sum, &x);
+        qlora__norm_job job;
+        memset(&job, 0, sizeof job);
+        job.x = &h;
+        job.delta = &delta;
+        job.sum = &sum;
+        job.w = before;
+        job.y = &x;
+        job.eps = eps;
+        return qlora__layer_norm_add(pass, layer, part, &job);
     }
     QLORA__TRY(qlora_add(pass->ctx, &h, &delta, &sum));
     return wants_x ? qlora__layer_input(pass, next, NULL) : QLORA_OK;

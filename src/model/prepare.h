@@ -84,6 +84,7 @@ static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
     }
     f->codes = m->fp8_codes;
     f->scales = m->fp8_scales;
+    f->most = m->fp8_most;
     f->ones = m->fp8_ones;
     qlora__arena_window(&m->fp8_factors, (l * QLORA__GROUPS + group) * 2, 1, 2, &f->factors);
     layer->linears[group].operand = NULL;

@@ -384,7 +384,12 @@ struct qlora_model {
     qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
     qlora_tensor fp8_codes;   // U8: rows of x or dy
     qlora_tensor fp8_scales;  // f32 [1, T]
+    qlora_tensor fp8_most;    // f32 [1, T]
     qlora_tensor fp8_ones;    // f32 [1, widest result]
+    // The stack whose next product has its codes already, by the norm that wrote its operand, which
+    // is dy if `coded_turned`; or NULL.
+    const qlora__fp8* coded;
+    bool coded_turned;
     // head
     size_t head_place;    // of rows_x and logits in the arena, see qlora__layout_turns
     qlora_tensor rows_x;  // [chunk, H]

@@ -164,6 +164,8 @@ static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
     int64_t pitch = qlora__fp8_pitch(widest); // not less than the width of a result
     qlora__arena_tensor(arena, QLORA_U8, 1, qlora__tile_rows(m) * pitch, &m->fp8_codes);
     qlora__arena_tensor(arena, QLORA_F32, 1, qlora__tile_rows(m), &m->fp8_scales);
+    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__has_gated(m) ? qlora__tile_rows(m) : 0,
+                        &m->fp8_most);
     qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->fp8_ones);
     qlora__arena_tensor(arena, QLORA_F32, m->plan.config.layers * QLORA__GROUPS, 2,
                         &m->fp8_factors);

@@ -283,6 +283,26 @@ qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
     return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SCALE, x, NULL, alpha, y));
 }
 
+// Whether rows of bf16 on a GPU are whole pieces, aligned to 16 bytes.
+static bool qlora__is_narrow(const qlora_tensor* t) {
+    return t->dtype == QLORA_BF16 && t->cols % 8 == 0 && t->cols > 0 && t->ld % 8 == 0 &&
+           (uintptr_t)t->data % 16 == 0;
+}
+
+// y = x, for a few columns of long matrices.
+static QLORA__UNUSED qlora_result qlora__copy_narrow(qlora_ctx* ctx, const qlora_tensor* x,
+                                                     const qlora_tensor* y) {
+    if (qlora__on_cpu(ctx) || !qlora__is_narrow(x) || !qlora__is_narrow(y)) {
+        return qlora_scale(ctx, 1.0f, x, y);
+    }
+    qlora_tensor from = *x; // parameters are passed by address
+    qlora_tensor to = *y;
+    int32_t pieces = (int32_t)(x->cols / 8);
+    void* args[] = {&from.data, &from.ld, &to.data, &to.ld, &from.rows, &pieces};
+    return qlora__launch(ctx, QLORA__K_elementwise_narrow_bf16,
+                         qlora__ceil_div(x->rows * pieces, 256), 1, 1, 256, 0, args);
+}
+
 qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_fill");
     return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_FILL, NULL, NULL, value, y));

@@ -20,6 +20,8 @@ typedef struct qlora__gated {
     const qlora_tensor* up;         // the same; in the same rows as gate, after it
     qlora__gated_factor factors[3]; // gate, up, down; without columns if there is no adapter
     const qlora_tensor* parts;      // f32, qlora__gated_room elements
+    const qlora_tensor* most;       // f32 [1, rows], or NULL: raised to the largest magnitudes of
+                                    // the rows of both gradients
     bool gelu;
 } qlora__gated;
 
@@ -93,6 +95,7 @@ static qlora_result qlora__gated_tiles(qlora_ctx* ctx, const qlora__gated* g) {
     int32_t each = qlora__gated_each(rows, cols);
     int32_t gelu = g->gelu;
     void* parts = g->parts->data;
+    void* most = g->most != NULL ? g->most->data : NULL;
     void* dh = g->dh->data;
     void* gate = g->gate->data;
     int32_t ldd = (int32_t)g->dh->ld;
@@ -100,7 +103,7 @@ static qlora_result qlora__gated_tiles(qlora_ctx* ctx, const qlora__gated* g) {
     int32_t up = (int32_t)(((char*)g->up->data - (char*)gate) / 2);
     void* args[] = {&dh,   &ldd,    &gate,    &ld,      &up,   &rows,   &cols,
                     &each, &z[0],   &ldz[0],  &rank[0], &z[1], &ldz[1], &rank[1],
-                    &z[2], &ldz[2], &rank[2], &parts,   &gelu};
+                    &z[2], &ldz[2], &rank[2], &parts,   &gelu, &most};
     return qlora__launch(ctx, QLORA__K_gated_backward, qlora__ceil_div(cols, QLORA__GATED_STRIP),
                          qlora__ceil_div(rows, each), 1, 256, QLORA__GATED_SHARED, args);
 }

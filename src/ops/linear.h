@@ -581,10 +581,14 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
     return QLORA_OK;
 }
 
+// What of a stack's input is there.
+#define QLORA__THERE_Z 1u
+#define QLORA__THERE_CODES 2u // its codes and scales for FP8 products
+
 // y (+)= z (sB)^T in the type of x, and the base in FP8 on top of it.
 static qlora_result qlora__linear_forward_fp8(qlora_ctx* ctx, qlora_math math,
                                               const qlora_linear_desc* l, const qlora_tensor* x,
-                                              const qlora_tensor* y, bool biased) {
+                                              const qlora_tensor* y, bool biased, bool coded) {
     qlora_tensor inner;
     qlora_tensor z;
     qlora_tensor a;
@@ -596,12 +600,12 @@ static qlora_result qlora__linear_forward_fp8(qlora_ctx* ctx, qlora_math math,
         QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, biased ? 1.0f : 0.0f, &z,
                                       &sb, y));
     }
-    return qlora__fp8_product(ctx, l->fp8, false, &inner, y, biased || pad > 0);
+    return qlora__fp8_product(ctx, l->fp8, false, coded, &inner, y, biased || pad > 0);
 }
 
 static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, qlora_math math,
                                                  const qlora_linear_desc* l, const qlora_tensor* x,
-                                                 const qlora_tensor* y) {
+                                                 const qlora_tensor* y, bool coded) {
     int64_t out = qlora_linear_out(l);
     bool biased = false;
     for (int32_t i = 0; i < l->count; i++) {
@@ -617,7 +621,7 @@ static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, qlora_math math
         col += p->out;
     }
     if (l->fp8 != NULL) {
-        return qlora__linear_forward_fp8(ctx, math, l, x, y, biased);
+        return qlora__linear_forward_fp8(ctx, math, l, x, y, biased, coded);
     }
     qlora_tensor upper; // [W sB]
     QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, 0, l->operand->cols, &upper));
@@ -650,9 +654,9 @@ static qlora_result qlora__linear_forward_shared(qlora_ctx* ctx, qlora_math math
     return QLORA_OK;
 }
 
-// has_z: z is there.
+// there: z, and codes with it.
 static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
-                                          const qlora_linear_desc* l, bool has_z,
+                                          const qlora_linear_desc* l, unsigned there,
                                           const qlora_tensor* x, const qlora_tensor* y) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
@@ -667,16 +671,19 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     if (qlora__linear_in_panels(ctx, l, x, qlora__linear_forward_steps(ctx, l, bf16), bf16)) {
         return qlora__linear_forward_shared(ctx, math, l, x, &inner, y);
     }
+    bool has_z = (there & QLORA__THERE_Z) != 0;
+    bool coded = (there & QLORA__THERE_CODES) != 0;
+    QLORA_ASSERT(!coded || l->fp8 != NULL);
     QLORA__TRY(has_z ? QLORA_OK : qlora__linear_z(ctx, math, l, x, &inner));
     return l->operand != NULL || l->fp8 != NULL
-               ? qlora__linear_forward_joined(ctx, math, l, x, y)
+               ? qlora__linear_forward_joined(ctx, math, l, x, y, coded)
                : qlora__linear_forward_plain(ctx, math, l, x, &inner, y);
 }
 
 qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                   const qlora_tensor* x, const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_linear_forward");
-    return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, false, x, y));
+    return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, 0u, x, y));
 }
 
 // ---- backward -----------------------------------------------------------------------------------
@@ -748,7 +755,8 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
 // dx = u A in the type of dy, unless there is dropout, and the base in FP8 on top of it.
 static qlora_result qlora__linear_dx_fp8(qlora_ctx* ctx, qlora_math math,
                                          const qlora_linear_desc* l, const qlora_tensor* dy,
-                                         const qlora_tensor* inner, const qlora_tensor* dx) {
+                                         const qlora_tensor* inner, bool coded,
+                                         const qlora_tensor* dx) {
     int64_t pad = dy->cols - inner->cols;
     bool adds = pad > 0 && l->dropout == 0.0f;
     qlora_tensor u;
@@ -758,15 +766,16 @@ static qlora_result qlora__linear_dx_fp8(qlora_ctx* ctx, qlora_math math,
     if (adds && qlora__linear_joined(l, pad, &a, &sb)) {
         QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &u, &a, dx));
     }
-    return qlora__fp8_product(ctx, l->fp8, true, inner, dx, adds);
+    return qlora__fp8_product(ctx, l->fp8, true, coded, inner, dx, adds);
 }
 
-// dx = sum of dy_i W_i, plus u_i A_i unless there is dropout.
+// dx = sum of dy_i W_i, plus u_i A_i unless there is dropout. coded: the codes of dy for FP8
+// products are there.
 static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
-                                     const qlora_tensor* dy, const qlora_tensor* inner,
+                                     const qlora_tensor* dy, const qlora_tensor* inner, bool coded,
                                      const qlora_tensor* dx) {
     if (l->fp8 != NULL) {
-        return qlora__linear_dx_fp8(ctx, math, l, dy, inner, dx);
+        return qlora__linear_dx_fp8(ctx, math, l, dy, inner, coded, dx);
     }
     if (l->operand != NULL) {
         const qlora_tensor* left = l->dropout > 0.0f ? inner : dy;
@@ -799,10 +808,10 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
     return QLORA_OK;
 }
 
-// Computes u, in the last columns of dy, and dx unless it is NULL.
+// Computes u, in the last columns of dy, and dx unless it is NULL. coded: as above.
 static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                        const qlora_tensor* dy, const qlora_tensor* inner,
-                                       const qlora_tensor* dx) {
+                                       bool coded, const qlora_tensor* dx) {
     bool bf16 = math == QLORA__MATH_BF16;
     if (dx != NULL && l->dropout == 0.0f &&
         qlora__linear_in_panels(ctx, l, dy, qlora__linear_backward_steps(ctx, l, bf16), bf16)) {
@@ -815,5 +824,5 @@ static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const ql
     if (dy->cols > inner->cols) {
         QLORA__TRY(qlora__linear_u(ctx, math, l, dy, inner));
     }
-    return dx != NULL ? qlora__linear_dx(ctx, math, l, dy, inner, dx) : QLORA_OK;
+    return dx != NULL ? qlora__linear_dx(ctx, math, l, dy, inner, coded, dx) : QLORA_OK;
 }

@@ -215,7 +215,7 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
-    QLORA__TRY(qlora__linear_u_dx(ctx, math, l, dy, &inner, dx));
+    QLORA__TRY(qlora__linear_u_dx(ctx, math, l, dy, &inner, false, dx));
     float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
     return qlora__linear_gradients(ctx, math, l, x, NULL, dy, dx, beta,
                                    QLORA__GRADIENT_A | QLORA__GRADIENT_B, NULL);

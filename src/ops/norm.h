@@ -19,6 +19,7 @@ typedef struct qlora__norm_job {
     float eps;
     QLORA__REAL* rstd; // [rows * heads], scratch for the gradient of w
     const qlora_tensor* rstd_out; // f32 [1, rows * heads] on a GPU: receives r; or NULL
+    const qlora__fp8* fp8; // on a GPU, where the codes and scales of y or dx go as well; or NULL
 } qlora__norm_job;
 
 // Returns 1 / sqrt(mean(x^2) + eps) over n columns from `first` on.
@@ -169,6 +170,32 @@ static qlora__row_shape qlora__norm_shape(const qlora_tensor* w, qlora_dtype dty
     return qlora__row_shape_of(w->cols, 2 * qlora__piece(dtype), 512);
 }
 
+#define QLORA__NORM_CODED 8192 // columns, at most, of a row whose codes are written
+
+// Sets the last four parameters of the kernels that write codes; their memory is `to` and pitch.
+static void qlora__norm_codes(const qlora__fp8* f, qlora__fp8* to, int64_t* pitch, void** args) {
+    *to = *f;
+    args[0] = &to->factors.data;
+    args[1] = &to->codes.data;
+    args[2] = pitch;
+    args[3] = &to->scales.data;
+}
+
+static bool qlora__norm_aligned(const qlora_tensor* t) {
+    return t == NULL || ((uintptr_t)t->data % 16 == 0 && t->ld % 8 == 0);
+}
+
+// Whether the kernels that write codes take a row of the job.
+static bool qlora__norm_takes_codes(const qlora__norm_job* job) {
+    const qlora_tensor* x = job->x;
+    return x->dtype == QLORA_BF16 && job->w->dtype == QLORA_F32 && x->cols == job->w->cols &&
+           x->cols % 8 == 0 &&
+           x->cols <= QLORA__NORM_CODED && qlora__norm_aligned(x) && qlora__norm_aligned(job->w) &&
+           qlora__norm_aligned(job->delta) && qlora__norm_aligned(job->sum) &&
+           qlora__norm_aligned(job->y) && qlora__norm_aligned(job->dy) &&
+           qlora__norm_aligned(job->dres) && qlora__norm_aligned(job->dx);
+}
+
 static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
     const qlora_tensor* x = job->x;
     QLORA__TRY(qlora__need(ctx, x, job->delta != NULL ? "h" : "x", QLORA__IS_F32_BF16, -1, -1));
@@ -210,11 +237,22 @@ static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
                     (void*)&x->rows,
                     &cols,
                     &job->eps,
-                    &shape.width};
-    return qlora__launch(
-        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_fwd_f32 : QLORA__K_norm_rms_fwd_bf16,
-        (uint32_t)qlora__ceil_div(x->rows, shape.rows), cols > 0 ? (uint32_t)(x->cols / cols) : 0,
-        1, shape.threads, 0, args);
+                    &shape.width,
+                    NULL,
+                    NULL,
+                    NULL,
+                    NULL};
+    qlora__kernel_id kernel =
+        x->dtype == QLORA_F32 ? QLORA__K_norm_rms_fwd_f32 : QLORA__K_norm_rms_fwd_bf16;
+    qlora__fp8 to;
+    int64_t pitch = qlora__fp8_pitch(x->cols);
+    if (job->fp8 != NULL) {
+        QLORA_ASSERT(qlora__norm_takes_codes(job));
+        kernel = QLORA__K_fp8_norm_fwd;
+        qlora__norm_codes(job->fp8, &to, &pitch, args + 14);
+    }
+    return qlora__launch(ctx, kernel, (uint32_t)qlora__ceil_div(x->rows, shape.rows),
+                         cols > 0 ? (uint32_t)(x->cols / cols) : 0, 1, shape.threads, 0, args);
 }
 
 // Runs the two stages of dw on the device, with the rstd from the first launch.
@@ -309,11 +347,22 @@ static qlora_result qlora__norm_backward(qlora_ctx* ctx, qlora__norm_job* job) {
                     (void*)&x->rows,
                     &cols,
                     &job->eps,
-                    &shape.width};
-    QLORA__TRY(qlora__launch(
-        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_bwd_f32 : QLORA__K_norm_rms_bwd_bf16,
-        (uint32_t)qlora__ceil_div(x->rows, shape.rows), (uint32_t)(x->cols / cols), 1,
-        shape.threads, 0, args));
+                    &shape.width,
+                    NULL,
+                    NULL,
+                    NULL,
+                    NULL};
+    qlora__kernel_id kernel =
+        x->dtype == QLORA_F32 ? QLORA__K_norm_rms_bwd_f32 : QLORA__K_norm_rms_bwd_bf16;
+    qlora__fp8 to;
+    int64_t pitch = qlora__fp8_pitch(x->cols);
+    if (job->fp8 != NULL) {
+        QLORA_ASSERT(qlora__norm_takes_codes(job));
+        kernel = QLORA__K_fp8_norm_bwd;
+        qlora__norm_codes(job->fp8, &to, &pitch, args + 15);
+    }
+    QLORA__TRY(qlora__launch(ctx, kernel, (uint32_t)qlora__ceil_div(x->rows, shape.rows),
+                             (uint32_t)(x->cols / cols), 1, shape.threads, 0, args));
     return job->dw != NULL ? qlora__norm_weight_launch(ctx, job, rstd) : QLORA_OK;
 }
 

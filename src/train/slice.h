@@ -78,6 +78,7 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
     }
     qlora__piece_of piece;
     qlora__piece_at(t, s->piece, &piece);
+    t->m->coded = NULL; // something else may have run since the last piece
     QLORA__TRY(qlora__piece_run(t, &piece));
     QLORA__TRY(qlora__sync(t->ctx));
     qlora__slice_advance(t);

@@ -389,15 +389,17 @@ static qlora_result bf16_linear_run(qlora_ctx* ctx, bf16_linear* l, bool shared)
     QLORA__TRY(qlora__tensor_view(ctx, &l->x, 0, BF16_ROWS, 0, BF16_IN, &x));
     QLORA__TRY(qlora__tensor_view(ctx, &l->dy, 0, BF16_ROWS, 0, 104, &dy));
     if (shared) {
-        QLORA__TRY(qlora__linear_forward(ctx, QLORA__MATH_BF16, &l->linear, false, &l->x, &l->y));
+        QLORA__TRY(qlora__linear_forward(ctx, QLORA__MATH_BF16, &l->linear, 0u, &l->x, &l->y));
         return qlora__leave(
-            ctx, qlora__linear_u_dx(ctx, QLORA__MATH_BF16, &l->linear, &l->dy, &dy, &l->dx));
+            ctx, qlora__linear_u_dx(ctx, QLORA__MATH_BF16, &l->linear, &l->dy, &dy, false,
+                                         &l->dx));
     }
     QLORA__TRY(qlora__linear_z(ctx, QLORA__MATH_BF16, &l->linear, &l->x, &x));
     QLORA__TRY(qlora__linear_forward_plain(ctx, QLORA__MATH_BF16, &l->linear, &l->x, &x, &l->y));
     QLORA__TRY(qlora__linear_u(ctx, QLORA__MATH_BF16, &l->linear, &l->dy, &dy));
     return qlora__leave(ctx,
-                        qlora__linear_dx(ctx, QLORA__MATH_BF16, &l->linear, &l->dy, &dy, &l->dx));
+                        qlora__linear_dx(ctx, QLORA__MATH_BF16, &l->linear, &l->dy, &dy, false,
+                                         &l->dx));
 }
 
 // Whether both have the same bits in bf16_tier.

@@ -141,7 +141,7 @@ static qlora_result fp8_prepare(qlora_ctx* ctx, fp8_stack* s) {
 static qlora_result fp8_multiply(qlora_ctx* ctx, fp8_stack* s, bool turned, const qlora_tensor* x,
                                  const qlora_tensor* y, bool adds) {
     QLORA__ENTER(ctx, "fp8_multiply");
-    return qlora__leave(ctx, qlora__fp8_product(ctx, &s->fp8, turned, x, y, adds));
+    return qlora__leave(ctx, qlora__fp8_product(ctx, &s->fp8, turned, false, x, y, adds));
 }
 
 // Everything that the operators write.

@@ -100,6 +100,7 @@ TEST gated_gradients_are_right(const test_machine* machine, const gated_case* c,
     qlora_tensor z;
     qlora_tensor grads[3];
     qlora_tensor parts;
+    qlora_tensor most;
     qlora__gated g;
     memset(&g, 0, sizeof g);
     ASSERT(gated_expect(ctx, c, gelu, &d));
@@ -115,6 +116,9 @@ TEST gated_gradients_are_right(const test_machine* machine, const gated_case* c,
     g.parts = &parts;
     int64_t room = qlora__gated_room(c->rows, c->cols);
     ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 1, room, &parts));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 1, c->rows, &most));
+    ASSERT_EQ(QLORA_OK, qlora_fill(ctx, gelu ? 0.0f : 0.5f, &most));
+    g.most = &most;
     int64_t at = 0;
     for (int p = 0; p < 3; p++) {
         gated_fill(d.grads[p], c->cols * c->ranks[p], 10.0, &random);
@@ -133,6 +137,15 @@ TEST gated_gradients_are_right(const test_machine* machine, const gated_case* c,
         float want = part < 2 ? d.tiles[part][k / ld * c->cols + col % c->cols] : d.gu[k];
         ASSERT(memcmp(&want, &d.got[k], sizeof want) == 0);
     }
+    ASSERT(test_read(ctx, &most, d.got));
+    for (int64_t row = 0; row < c->rows; row++) { // raised to the largest of a row
+        float want = gelu ? 0.0f : 0.5f;
+        for (int64_t k = 0; k < 2 * c->cols; k++) {
+            want = fmaxf(want, fabsf(d.tiles[k / c->cols][row * c->cols + k % c->cols]));
+        }
+        ASSERT(memcmp(&want, &d.got[row], sizeof want) == 0);
+    }
+    qlora_tensor_destroy(ctx, &most);
     for (int p = 0; p < 3; p++) {
         gated_sum(c, p, scales[p], &d);
         ASSERT(c->ranks[p] == 0 || test_read(ctx, &grads[p], d.got));
@@ -234,16 +247,21 @@ static bool gated_places(qlora_model* m, gated_gradients* g) {
 }
 
 // Every parameter's gradient for itself: a wrong one among large ones would not be seen.
-static bool gated_close(const char* name, const gated_gradients* a, const gated_gradients* b) {
+static bool gated_within(const char* name, const gated_gradients* a, const gated_gradients* b,
+                         double limit) {
     bool same = a->count == b->count && a->parameters == b->parameters && a->parameters > 0;
     for (int64_t i = 0; i < a->parameters && same; i++) {
         size_t first = a->first[i];
-        same = test_rel_l2(a->values + first, b->values + first, a->first[i + 1] - first, 0.02);
+        same = test_rel_l2(a->values + first, b->values + first, a->first[i + 1] - first, limit);
         if (!same) {
             printf("%s: the gradient of parameter %d\n", name, (int)i);
         }
     }
     return same;
+}
+
+static bool gated_close(const char* name, const gated_gradients* a, const gated_gradients* b) {
+    return gated_within(name, a, b, 0.02);
 }
 
 // The gradients of a micro-batch; wants: whether they come with the activation.

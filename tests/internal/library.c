@@ -45,6 +45,7 @@ static long layers_split_from = 12;
 #include "internal/owners.c"
 #include "internal/gated.c"
 #include "internal/tails.c"
+#include "internal/fp8_tails.c"
 #include "internal/skinny.c"
 #include "internal/place.c"
 #include "internal/packed.c"

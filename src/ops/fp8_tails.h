@@ -1,0 +1,86 @@
+// ---- operands of FP8 products with what adapters make of them -----------------------------------
+//
+// The activation of an MLP in e4m3, with z of the adapter after it, and the gradients of gate and
+// up in e4m3, with u of the adapters before them (kernels/fp8_tails.cu): computed apart, each of
+// these reads the largest matrices of a layer once more, and the activation would be stored in bf16
+// as well, which nothing else reads. Codes, scales and z are those of qlora__fp8_quantise_gpu and
+// qlora__tails_forward to the bit; u has an order of sums of its own, which depends on the shapes
+// alone.
+
+#define QLORA__FP8_GATED_ROWS 8 // of a block
+#define QLORA__FP8_GATED_MOST 232320
+#define QLORA__FP8_U_ROWS 128   // of a block
+#define QLORA__FP8_U_WIDTH 1024 // columns of a piece
+#define QLORA__FP8_U_RANK 16    // of the sums of a piece
+
+// Bytes of shared memory for 8 rows of an activation.
+static int64_t qlora__fp8_gated_room(int64_t cols) {
+    int64_t pitch = qlora__ceil_div(cols, 64) * 128 + 64;
+    return qlora__max(QLORA__FP8_GATED_ROWS * pitch, 8192);
+}
+
+// The codes and scales of s = act(gate) up for the products of f, and z = s A^T.
+static QLORA__UNUSED qlora_result qlora__fp8_gated(qlora_ctx* ctx, bool gelu, const qlora__fp8* f,
+                                                   const qlora_tensor* gate, const qlora_tensor* up,
+                                                   const qlora_tensor* a, const qlora_tensor* z) {
+    void* data[] = {gate->data, f->factors.data, f->codes.data, f->scales.data, a->data, z->data};
+    int32_t ld = (int32_t)gate->ld;
+    int32_t lda = (int32_t)a->ld;
+    int64_t ldz = z->ld;
+    int64_t rows = gate->rows;
+    int32_t cols = (int32_t)gate->cols;
+    int64_t pitch = qlora__fp8_pitch(cols);
+    int32_t rank = (int32_t)a->rows;
+    int32_t kind = gelu;
+    int32_t after = (int32_t)(((char*)up->data - (char*)gate->data) / 2);
+    int64_t room = qlora__fp8_gated_room(cols);
+    QLORA_ASSERT(qlora__tails_aligned(gate) && qlora__tails_aligned(up) && gate->ld == up->ld &&
+                 qlora__tails_aligned(a) && rank % 8 == 0 && rank <= QLORA__TAILS_RANK &&
+                 room <= QLORA__FP8_GATED_MOST);
+    void* args[] = {&data[0], &ld,  &after,   &data[1], &data[2], &pitch, &data[3], &data[4],
+                    &lda,     &data[5], &ldz, &rows,    &cols,    &rank,  &kind};
+    int64_t groups = qlora__ceil_div(rows, QLORA__FP8_GATED_ROWS);
+    return qlora__launch(ctx, QLORA__K_fp8_gated, qlora__min(groups, QLORA__TAILS_BLOCKS), 1, 1,
+                         512, (uint32_t)room, args);
+}
+
+// Pieces of a part of the columns.
+static int64_t qlora__fp8_u_pieces(int64_t part) {
+    return qlora__ceil_div(part, QLORA__FP8_U_WIDTH);
+}
+
+// f32 elements of the sums of all pieces.
+static int64_t qlora__fp8_u_room(int64_t rows, int64_t part, int64_t parts) {
+    return parts * qlora__fp8_u_pieces(part) * rows * QLORA__FP8_U_RANK;
+}
+
+// The codes and scales of d, whose largest magnitudes f->most has, for the products of f, and
+// u = d sB. d has as many parts side by side as there are ranks, one or two of the same width, and
+// sB [columns of d, all ranks] has theirs along the diagonal. sums: qlora__fp8_u_room elements.
+static QLORA__UNUSED qlora_result qlora__fp8_u(qlora_ctx* ctx, const qlora__fp8* f,
+                                               const qlora_tensor* d, const qlora_tensor* sb,
+                                               const int64_t* ranks, int64_t parts,
+                                               const qlora_tensor* u, void* sums) {
+    void* data[] = {d->data,         f->most.data, f->factors.data, f->codes.data,
+                    f->scales.data, sb->data,     u->data,         sums};
+    int32_t ldd = (int32_t)d->ld;
+    int32_t ldb = (int32_t)sb->ld;
+    int64_t ldu = u->ld;
+    int64_t rows = d->rows;
+    int32_t cols = (int32_t)d->cols;
+    int32_t part = (int32_t)(d->cols / parts);
+    int32_t pieces = (int32_t)qlora__fp8_u_pieces(part);
+    int64_t pitch = qlora__fp8_pitch(cols);
+    int32_t rank[2] = {(int32_t)ranks[0], parts > 1 ? (int32_t)ranks[1] : 0};
+    QLORA_ASSERT(qlora__tails_aligned(d) && qlora__tails_aligned(sb) && part % 8 == 0 &&
+                 rank[0] % 8 == 0 && rank[1] % 8 == 0 && rank[0] <= QLORA__FP8_U_RANK &&
+                 rank[1] <= QLORA__FP8_U_RANK);
+    void* args[] = {&data[0], &ldd,     &rows, &cols,    &part,    &pieces,
+                    &data[1], &data[2], &data[3], &pitch, &data[4], &data[5],
+                    &ldb,     &rank[0], &rank[1], &data[7]};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_fp8_quantise_u, qlora__ceil_div(rows, QLORA__FP8_U_ROWS),
+                             (uint32_t)(parts * pieces), 1, 256, 0, args));
+    void* more[] = {&data[7], &rows, &pieces, &rank[0], &rank[1], &data[6], &ldu};
+    return qlora__launch(ctx, QLORA__K_fp8_u_sum,
+                         qlora__ceil_div(rows * (rank[0] + rank[1]), 256), 1, 1, 256, 0, more);
+}
