@@ -164,8 +164,20 @@ __device__ __forceinline__ void attention_raw(const decode_attention& p, const a
     attention_sync();
 }
 
-// Norms of the heads and of k, head number `heads`: the factors.
+// The value of a word of decode_layers.cuh, when it is there.
+__device__ __forceinline__ bf16 attention_word(const uint32_t* at, uint32_t mark) {
+    uint32_t v;
+    do {
+        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+    } while ((v ^ mark) > 65535u);
+    bf16 value;
+    value.bits = (unsigned short)v;
+    return value;
+}
+
+// Norms of the heads and of k, head number `heads`: the factors. With `words`, those are qkv.
 __device__ __forceinline__ void attention_norms(const decode_attention& p, const attention_place& w,
+                                                const uint32_t* words, uint32_t mark,
                                                 attention_shared* s) {
     const bf16* own = (const bf16*)s->raw;
     const bf16* all = p.qkv + w.n * p.ld;
@@ -181,7 +193,13 @@ __device__ __forceinline__ void attention_norms(const decode_attention& p, const
         float squares = 0.0f;
 #pragma unroll 1
         for (int32_t c = (int32_t)threadIdx.x % 32; c < width; c += 32) {
-            float v = to_float(from[c]);
+            bf16 value;
+            if (words && p.norm_heads == 0) {
+                value = attention_word(words + (from - all) + c, mark);
+            } else {
+                value = from[c];
+            }
+            float v = to_float(value);
             squares += v * v;
         }
         squares = warp_sum(squares);
@@ -547,7 +565,7 @@ __device__ __forceinline__ bool attention_run(const decode_attention& p, const a
                                               attention_shared* s) {
     attention_raw(p, w, s);
     if (p.q_norm) {
-        attention_norms(p, w, s);
+        attention_norms(p, w, 0, 0, s);
     }
     float acc[2][2][4] = {};
     attention_page(p, w, s, keys, tiles, acc);

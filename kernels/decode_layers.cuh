@@ -44,10 +44,8 @@ enum {
     LAYER_SLOTS = 3, // for the parameters of a layer and of the next two
     LAYER_PARTS = 8, // of a value of z
     LAYER_LIFT = 2,  // vectors of a row of sB that a thread loads before the wait
-    LAYER_ALL = 0,   // counters: blocks that have ended a stack
-    LAYER_UNITS = 32, // heads that have attended
-    LAYER_Z = 64,    // parts of z
-    LAYER_SHARES = 96 // of every block: how often it has left sums for the block before
+    LAYER_COPIES = 6, // vectors of x that a thread loads at a time
+    LAYER_JOINERS = LAYER_WARPS - 8 // warps that do not attend
 };
 
 // Same layout as qlora__decode_layer.
@@ -64,8 +62,10 @@ struct decode_layer {
 struct decode_layers {
     const decode_layer* layers;
     bf16* h;
-    float* z; // [4, LAYER_PARTS, ldz]
-    uint32_t* counters;
+    uint32_t* rows[5]; // words: x of the four stacks, and qkv
+    uint64_t* z;        // sums: [4, LAYER_PARTS, ldz]
+    uint64_t* partials; // sums: [heads, pages, dim + 2]
+    uint64_t* shares;   // sums of a tile, of those for the block before: [blocks, 16]
     int32_t count;
     int32_t hidden;
     int32_t ldz;
@@ -74,7 +74,6 @@ struct decode_layers {
     float eps;
     float scale;
     int32_t split; // bit k: the blocks divide pieces of stack k, not tiles
-    float* shares; // [blocks, 16]: sums of a tile, of those for the block before
 };
 
 // How the tiles of a stack are divided; the same for all layers.
@@ -111,16 +110,101 @@ static_assert(sizeof(layer_shared) == 6512, "QLORA__LAYERS_SHARED in src/model/s
 
 // ---- blocks that wait for each other
 
-__device__ __forceinline__ void layer_count(uint32_t* counter) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+// A word is a value of 16 bits, and above it the number of the layer that made it, from 1 on.
+__device__ __forceinline__ uint32_t layer_mark(int32_t layer) {
+    return (uint32_t)(layer + 1) << 16;
 }
 
-__device__ __forceinline__ void layer_wait(const uint32_t* counter, uint32_t until) {
-    uint32_t now;
-    do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-    } while (now < until);
+// 4 words, which need not be there yet.
+__device__ __forceinline__ uint4 layer_peek(const uint32_t* at) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(at)
+                 : "memory");
+    return v;
 }
+
+__device__ __forceinline__ bool layer_made(uint4 v, uint32_t mark) {
+    return ((v.x ^ mark) | (v.y ^ mark) | (v.z ^ mark) | (v.w ^ mark)) < 65536u;
+}
+
+// The values of 4 words that are there.
+__device__ __forceinline__ uint2 layer_values(uint4 v) {
+    return make_uint2(__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.z, v.w, 0x5410));
+}
+
+// 4 values, when they are there.
+__device__ __forceinline__ uint2 layer_four(const uint32_t* at, uint32_t mark) {
+    uint4 v;
+    do {
+        v = layer_peek(at);
+    } while (!layer_made(v, mark));
+    return layer_values(v);
+}
+
+// 8 values, when they are there.
+__device__ __forceinline__ uint4 layer_eight(const uint32_t* at, uint32_t mark) {
+    uint4 low;
+    uint4 high;
+    do {
+        low = layer_peek(at);
+        high = layer_peek(at + 4);
+    } while (!layer_made(low, mark) || !layer_made(high, mark));
+    uint2 a = layer_values(low);
+    uint2 b = layer_values(high);
+    return make_uint4(a.x, a.y, b.x, b.y);
+}
+
+__device__ __forceinline__ uint32_t layer_one(const uint32_t* at) {
+    uint32_t v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void layer_put(uint32_t* to, uint32_t bits, uint32_t mark) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(bits | mark) : "memory");
+}
+
+// A sum has 32 bits, and above it a number that says when it was made.
+__device__ __forceinline__ void layer_leave(uint64_t* to, float v, uint32_t mark) {
+    uint64_t both = (uint64_t)mark << 32 | __float_as_uint(v);
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
+}
+
+__device__ __forceinline__ uint64_t layer_look(const uint64_t* at) {
+    uint64_t v;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
+    return v;
+}
+
+// Two sums.
+struct layer_two {
+    uint64_t a;
+    uint64_t b;
+
+    __device__ __forceinline__ void look(const uint64_t* at) {
+        asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                     : "=l"(a), "=l"(b)
+                     : "l"(at)
+                     : "memory");
+    }
+
+    __device__ __forceinline__ bool made(uint32_t mark) const {
+        return (uint32_t)(a >> 32) == mark && (uint32_t)(b >> 32) == mark;
+    }
+
+    __device__ __forceinline__ float2 values() const {
+        return make_float2(__uint_as_float((uint32_t)a), __uint_as_float((uint32_t)b));
+    }
+
+    static __device__ __forceinline__ void leave(uint64_t* to, float a, float b, uint32_t mark) {
+        uint64_t x = (uint64_t)mark << 32 | __float_as_uint(a);
+        uint64_t y = (uint64_t)mark << 32 | __float_as_uint(b);
+        asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(x), "l"(y)
+                     : "memory");
+    }
+};
 
 // ---- products
 
@@ -391,18 +475,19 @@ struct layer_gain {
     }
 };
 
-// x = norm(h); `gain` are the weights of the thread's first columns.
+// x = norm(h); `gain` are the weights of the thread's first columns. With mark 0, h is not words.
 __device__ __forceinline__ void layer_norm(const decode_layers& p, const float* w, layer_gain gain,
-                                           bf16* x, float* sums) {
+                                           const uint32_t* words, uint32_t mark, bf16* x,
+                                           float* sums) {
     uint4 raw[2];
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int32_t c = ((int32_t)threadIdx.x + i * LAYER_THREADS) * 8;
-        raw[i] = c < p.hidden ? __ldcg((const uint4*)(p.h + c)) : make_uint4(0, 0, 0, 0);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+        raw[i] = make_uint4(0, 0, 0, 0);
+        if (c < p.hidden) {
+            raw[i] = mark != 0 ? layer_eight(words + c, mark) : *(const uint4*)(p.h + c);
+        }
         float v[8];
         unpack(raw[i], v);
 #pragma unroll
@@ -440,21 +525,35 @@ __device__ __forceinline__ void layer_norm(const decode_layers& p, const float* 
     }
 }
 
-// x from where another stack or attention has left it.
-__device__ __forceinline__ void layer_copy(const bf16* from, int32_t K, bf16* x) {
+// x from where another stack or attention leaves it. While the first words of a thread are not
+// there, it does not ask for the others.
+__device__ __forceinline__ void layer_copy(const uint32_t* words, uint32_t mark, int32_t K,
+                                           bf16* x) {
+    int32_t first = (int32_t)threadIdx.x * 4;
+    if (first < K) {
+        *(uint2*)(x + first) = layer_four(words + first, mark);
+    }
 #pragma unroll 1
-    for (int32_t first = (int32_t)threadIdx.x * 8; first < K; first += LAYER_THREADS * 32) {
-        uint4 v[4];
+    for (first += LAYER_THREADS * 4; first < K; first += LAYER_THREADS * 4 * LAYER_COPIES) {
+        uint4 v[LAYER_COPIES];
+        bool there;
+        do {
+            there = true;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int32_t c = first + i * LAYER_THREADS * 8;
-            v[i] = c < K ? __ldcg((const uint4*)(from + c)) : make_uint4(0, 0, 0, 0);
-        }
+            for (int i = 0; i < LAYER_COPIES; i++) {
+                if (first + i * LAYER_THREADS * 4 < K) {
+                    v[i] = layer_peek(words + first + i * LAYER_THREADS * 4);
+                }
+            }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int32_t c = first + i * LAYER_THREADS * 8;
-            if (c < K) {
-                *(uint4*)(x + c) = v[i];
+            for (int i = 0; i < LAYER_COPIES; i++) {
+                there = there && (first + i * LAYER_THREADS * 4 >= K || layer_made(v[i], mark));
+            }
+        } while (!there);
+#pragma unroll
+        for (int i = 0; i < LAYER_COPIES; i++) {
+            if (first + i * LAYER_THREADS * 4 < K) {
+                *(uint2*)(x + first + i * LAYER_THREADS * 4) = layer_values(v[i]);
             }
         }
     }
@@ -490,6 +589,10 @@ struct layer_low {
             row = row_of(l, k, job / LAYER_PARTS) + job % LAYER_PARTS * columns + c;
             a[0] = c < columns ? *(const uint4*)row : a[0];
             a[1] = c + 256 < columns ? *(const uint4*)(row + 256) : a[1];
+#pragma unroll 1
+            for (c += 512; c < columns; c += 256) {
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(row + c - (int32_t)threadIdx.x % 32 * 8));
+            }
         }
     }
 
@@ -507,7 +610,7 @@ struct layer_low {
     }
 
     __device__ __forceinline__ void make(const decode_layers& p, const decode_layer& l, int32_t k,
-                                         int32_t jobs, const bf16* x) {
+                                         int32_t jobs, const bf16* x, uint32_t mark) {
         int32_t columns = l.stacks[k].K / LAYER_PARTS;
         int32_t lane = (int32_t)threadIdx.x % 32;
 #pragma unroll 1
@@ -522,28 +625,36 @@ struct layer_low {
             sum = warp_sum(sum);
             if (lane == 0) {
                 int32_t part = k * LAYER_PARTS + job % LAYER_PARTS;
-                p.z[part * p.ldz + job / LAYER_PARTS] = sum;
-                layer_count(p.counters + LAYER_Z);
+                layer_leave(p.z + part * p.ldz + job / LAYER_PARTS, sum, mark);
             }
             load(l, k, jobs, job + (int32_t)gridDim.x * LAYER_WARPS);
         }
     }
 };
 
-// z, when its parts are complete: 32 values by each of the last warps.
+// z, when its parts are there: 32 values by each of the last warps.
 __device__ __forceinline__ void layer_z(const decode_layers& p, int32_t k, int32_t ranks,
-                                        uint32_t until, float* zs) {
-    int32_t lane = (int32_t)threadIdx.x % 32;
-    if (lane == 0) {
-        layer_wait(p.counters + LAYER_Z, until);
-    }
-    __syncwarp();
+                                        uint32_t mark, float* zs) {
 #pragma unroll 1
     for (int32_t i = LAYER_THREADS - 1 - (int32_t)threadIdx.x; i < ranks; i += LAYER_THREADS) {
+        const uint64_t* from = p.z + k * LAYER_PARTS * p.ldz + i;
+        uint64_t v[LAYER_PARTS];
+        bool there;
+        do {
+            there = true;
+#pragma unroll
+            for (int j = 0; j < LAYER_PARTS; j++) {
+                v[j] = layer_look(from + j * p.ldz);
+            }
+#pragma unroll
+            for (int j = 0; j < LAYER_PARTS; j++) {
+                there = there && (uint32_t)(v[j] >> 32) == mark;
+            }
+        } while (!there);
         float sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < LAYER_PARTS; j++) {
-            sum += __ldcg(p.z + (k * LAYER_PARTS + j) * p.ldz + i);
+            sum += __uint_as_float((uint32_t)v[j]);
         }
         zs[i] = to_float(to_bf16(sum));
     }
@@ -557,7 +668,7 @@ struct layer_place {
     int32_t column;
     int32_t vectors; // of the row of sB, in shared memory; 0: it is read where it is
     float bias;
-    bf16 old; // value of h
+    uint32_t old; // word of h
     uint4 lifted[LAYER_LIFT];
 
     // With gate and up, neighbours have the same row of the two.
@@ -568,13 +679,13 @@ struct layer_place {
         column += i % 16;
         vectors = 0;
         bias = 0.0f;
-        old.bits = 0;
+        old = 0;
     }
 
-    __device__ __forceinline__ void load(const decode_layers& p, const decode_product& q,
-                                         bool later) {
+    // `h`: where the words of h are, null if they are not added to.
+    __device__ __forceinline__ void load(const decode_product& q, const uint32_t* h) {
         const decode_part& own = q.parts[part];
-        old.bits = later ? __ldcg((const unsigned short*)(p.h + column)) : old.bits;
+        old = h ? layer_one(h + column) : old;
         bias = own.bias ? to_float(own.bias[column]) : 0.0f;
         // The room in shared memory is for the rank of the first part; z is read four at a time.
         if (own.sb && own.rank % 8 == 0 && own.rank / 8 <= q.parts[0].rank / 8 &&
@@ -646,41 +757,39 @@ __device__ __forceinline__ float layer_output(const decode_part& part, int32_t K
 
 // Leaves the sums of the first tile for the block before, if that has the tile, too.
 __device__ __forceinline__ void layer_share(const decode_layers& p, const layer_plan& plan,
-                                            const float* sums) {
-    if (plan.begin > 0 && threadIdx.x < 32) {
-        if (threadIdx.x < 16) {
-            p.shares[blockIdx.x * 16 + threadIdx.x] = layer_sum(sums + threadIdx.x, plan.slots);
-        }
-        __syncwarp();
-        if (threadIdx.x == 0) {
-            layer_count(p.counters + LAYER_SHARES + blockIdx.x);
-        }
+                                            const float* sums, uint32_t mark) {
+    if (plan.begin > 0 && threadIdx.x < 16) {
+        layer_leave(p.shares + blockIdx.x * 16 + threadIdx.x,
+                    layer_sum(sums + threadIdx.x, plan.slots), mark);
     }
 }
 
-// The sum that the block after has left for an output of the last tile; the `shared`th of these.
-__device__ __forceinline__ float layer_rest(const decode_layers& p, int32_t i, uint32_t shared) {
-    layer_wait(p.counters + LAYER_SHARES + blockIdx.x + 1, shared);
-    return __ldcg(p.shares + (blockIdx.x + 1) * 16 + i % 16);
+// The sum that the block after has left for an output of the last tile.
+__device__ __forceinline__ float layer_rest(const decode_layers& p, int32_t i, uint32_t mark) {
+    uint64_t v;
+    do {
+        v = layer_look(p.shares + (blockIdx.x + 1) * 16 + i % 16);
+    } while ((uint32_t)(v >> 32) != mark);
+    return __uint_as_float((uint32_t)v);
 }
 
-// Adds the sums of the warps and writes the block's outputs of a stack; with `later`, into h.
-// `place` is that of the thread's first output, `rows` the rows of sB, `stride` vectors apart.
+// Adds the sums of the warps and writes the block's outputs of stack k. `place` is that of the
+// thread's first output, `rows` the rows of sB, `stride` vectors apart; `h` as in layer_place.
 __device__ __forceinline__ void layer_finish(const decode_layers& p, const decode_product& q,
                                              const layer_plan& plan, const float* sums,
-                                             const float* zs, bool later, layer_place place,
-                                             const uint4* rows, int32_t stride, uint32_t shared) {
+                                             const float* zs, int32_t layer, int32_t k,
+                                             layer_place place, const uint32_t* h,
+                                             const uint4* rows, int32_t stride) {
     int32_t gated = plan.gated;
     int32_t all = plan.units * 16 << gated;
+    uint32_t* to = p.rows[k == 0 ? 4 : k == 3 ? 0 : k + 1];
 #pragma unroll 1
     for (int32_t i = (int32_t)threadIdx.x; i < all; i += LAYER_THREADS) {
         if (i >= LAYER_THREADS) {
             place.find(plan, i);
             bool has = q.parts[place.part].bias != 0;
             place.bias = has ? to_float(q.parts[place.part].bias[place.column]) : 0.0f;
-            if (later) {
-                place.old.bits = __ldcg((const unsigned short*)(p.h + place.column));
-            }
+            place.old = h ? layer_one(h + place.column) : 0;
         }
         const decode_part& part = q.parts[place.part];
         // The output among those of the block, gate before up.
@@ -690,15 +799,19 @@ __device__ __forceinline__ void layer_finish(const decode_layers& p, const decod
             continue; // it is the block before that has the tile
         }
         if (plan.end != 0 && i >= (plan.units - 1) * 16) {
-            v += layer_rest(p, i, shared);
+            v += layer_rest(p, i, (uint32_t)(layer * 4 + k + 1));
         }
         v = layer_output(part, q.K, v, zs, place, rows + i * stride);
         bf16 rounded = to_bf16(v);
-        if (later) {
+        if (k % 2 != 0) {
             float d = to_float(rounded);
             d = p.scale != 1.0f ? to_float(to_bf16(p.scale * d)) : d;
-            p.h[place.column] = to_bf16(to_float(place.old) + d);
-            continue;
+            bf16 old;
+            old.bits = h ? (unsigned short)place.old : p.h[place.column].bits;
+            rounded = to_bf16(to_float(old) + d);
+            if (k == 3 && layer + 1 == p.count) {
+                p.h[place.column] = rounded;
+            }
         }
         if (gated != 0) {
             bf16 up;
@@ -709,7 +822,7 @@ __device__ __forceinline__ void layer_finish(const decode_layers& p, const decod
             rounded = to_bf16(g * s * to_float(up)); // of the lane that has gate
         }
         if ((i & gated) == 0) {
-            ((bf16*)q.y)[part.y_at + place.column] = rounded;
+            layer_put(to + part.y_at + place.column, rounded.bits, layer_mark(layer));
         }
     }
 }
@@ -745,10 +858,56 @@ __device__ __forceinline__ int32_t layer_item(const decode_layers& p, const deco
     return p.units * (w.last_page - first + 1);
 }
 
-// Attention, by the first 256 threads: items from the block's number on. `until`: qkv is there.
+// The rows of q of an item's heads, of k and of v, when they are there.
+__device__ __forceinline__ void layer_raw(const decode_attention& q, const attention_place& w,
+                                          const uint32_t* words, uint32_t mark,
+                                          attention_shared* s) {
+    int32_t pieces = q.dim / 4;
+#pragma unroll 1
+    for (int32_t i = (int32_t)threadIdx.x; i < (w.heads + 2) * pieces; i += 256) {
+        int32_t head = i / pieces;
+        head = head < w.heads ? w.first_head + head
+                              : q.heads + (head - w.heads) * q.kv_heads + w.kv;
+        ((uint2*)s->raw)[i] = layer_four(words + head * q.dim + i % pieces * 4, mark);
+    }
+    attention_sync();
+}
+
+// What attention_page left: to o if this is the only page, otherwise to the partial results.
+__device__ __forceinline__ void layer_store(const decode_layers& p, const decode_attention& q,
+                                            const attention_place& w, const attention_shared* s,
+                                            const float (*acc)[2][4], uint32_t mark) {
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    int32_t h = lane / 4;
+    if (h >= w.heads) {
+        return;
+    }
+    int32_t head = w.first_head + h;
+    uint64_t* to = p.partials + (int64_t)(head * w.pages + w.page) * (q.dim + 2);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int32_t c = (int32_t)threadIdx.x / 32 * 16 + j / 2 * 128 + j % 2 * 8 + lane % 4 * 2;
+        const float* v = acc[j / 2][j % 2];
+        if (c >= q.dim) {
+            continue;
+        }
+        if (w.first_page == w.last_page) {
+            uint32_t pair = pack_bf16(v[0] / s->total[h], v[1] / s->total[h]);
+            layer_put(p.rows[1] + head * q.dim + c, pair & 65535u, mark);
+            layer_put(p.rows[1] + head * q.dim + c + 1, pair >> 16, mark);
+            continue;
+        }
+        layer_two::leave(to + 2 + c, v[0], v[1], mark);
+        if (c == 0) {
+            layer_two::leave(to, s->top[h], s->total[h], mark);
+        }
+    }
+}
+
+// Attention, by the first 256 threads: items from the block's number on.
 __device__ __forceinline__ void layer_attend(const decode_layers& p, const decode_attention& q,
                                              const layer_shared* all, uint8_t* area,
-                                             uint32_t until) {
+                                             uint32_t mark) {
     attention_shared* s = (attention_shared*)area;
     bf16* tiles = (bf16*)(area + (sizeof(attention_shared) + 15) / 16 * 16);
     int32_t item = (int32_t)blockIdx.x;
@@ -756,31 +915,95 @@ __device__ __forceinline__ void layer_attend(const decode_layers& p, const decod
     int32_t items = all->items;
     int32_t row = all->row;
     bool known = q.window == all->window;
-    bool waited = false;
 #pragma unroll 1
     for (;; item += (int32_t)gridDim.x) {
         if (!known) {
             items = layer_item(p, q, all, item, w, row);
         }
         known = false; // the next one
-        if (item >= items) {
+        if (item >= items || all->alive == 0) {
             break;
         }
-        bool done = all->alive == 0 && w.page == w.first_page;
-        if (all->alive != 0) {
-            bf16* keys = attention_keys(q, w, row);
-            attention_begin(q, w, keys, tiles, s);
-            if (!waited && threadIdx.x == 0) {
-                layer_wait(p.counters + LAYER_ALL, until);
+        bf16* keys = attention_keys(q, w, row);
+        attention_begin(q, w, keys, tiles, s);
+        layer_raw(q, w, p.rows[4], mark, s);
+        if (q.q_norm) {
+            attention_norms(q, w, p.rows[4], mark, s);
+        }
+        float acc[2][2][4] = {};
+        attention_page(q, w, s, keys, tiles, acc);
+        layer_store(p, q, w, s, acc, mark);
+        attention_sync(); // the memory is free
+    }
+}
+
+// Joins the pages of a column, in their order.
+__device__ __forceinline__ bf16 layer_join(const decode_layers& p, const decode_attention& q,
+                                           int32_t column, int32_t first, int32_t last,
+                                           uint32_t mark) {
+    int32_t width = q.dim + 2;
+    const uint64_t* from = p.partials + (int64_t)(column / q.dim) * p.pages * width;
+    int32_t c = 2 + column % q.dim;
+    float top = -INFINITY;
+    float total = 0.0f;
+    float sum = 0.0f;
+#pragma unroll 1
+    for (; first <= last; first += ATTENTION_JOIN) {
+        layer_two own[ATTENTION_JOIN]; // top and total
+        uint64_t v[ATTENTION_JOIN];
+        float before = top;
+        bool there;
+        do {
+            there = true;
+#pragma unroll
+            for (int j = 0; j < ATTENTION_JOIN; j++) {
+                int32_t page = first + j <= last ? first + j : last;
+                own[j].look(from + page * width);
+                v[j] = layer_look(from + page * width + c);
             }
-            waited = true;
-            attention_sync();
-            done = attention_run(q, w, keys, tiles, q.counters + w.unit, s);
+#pragma unroll
+            for (int j = 0; j < ATTENTION_JOIN; j++) {
+                there = there && own[j].made(mark) && (uint32_t)(v[j] >> 32) == mark;
+            }
+        } while (!there);
+#pragma unroll
+        for (int j = 0; j < ATTENTION_JOIN; j++) {
+            top = fmaxf(top, own[j].values().x); // the last one may be there twice
         }
-        attention_sync(); // also: the memory is free
-        if (done && threadIdx.x == 0) {
-            layer_count(p.counters + LAYER_UNITS);
+        float factor = exp_of(before - top, (const bf16*)0);
+        total *= factor;
+        sum *= factor;
+#pragma unroll
+        for (int j = 0; j < ATTENTION_JOIN; j++) {
+            if (first + j <= last) {
+                float weight = exp_of(own[j].values().x - top, (const bf16*)0);
+                total += own[j].values().y * weight;
+                sum += __uint_as_float((uint32_t)v[j]) * weight;
+            }
         }
+    }
+    return to_bf16(sum / total);
+}
+
+// Attention's results, by the warps that do not attend; those of a single page are there.
+__device__ __forceinline__ void layer_collect(const decode_layers& p, const decode_attention& q,
+                                              const layer_shared* s, uint32_t mark) {
+    int32_t first = attention_begins(q, s->position) / q.chunk;
+    int32_t last = s->position / q.chunk;
+    int32_t warp = (int32_t)threadIdx.x / 32 - (LAYER_WARPS - LAYER_JOINERS);
+    int32_t column = ((int32_t)blockIdx.x + warp * (int32_t)gridDim.x) * 32 +
+                     (int32_t)threadIdx.x % 32;
+    if (s->alive != 0 && first == last) {
+        return;
+    }
+#pragma unroll 1
+    for (; column < q.heads * q.dim; column += (int32_t)gridDim.x * LAYER_JOINERS * 32) {
+        bf16 v;
+        v.bits = 0;
+        if (s->alive != 0) {
+            v = layer_join(p, q, column, first, last, mark);
+        }
+        layer_put(p.rows[1] + column, v.bits, mark);
     }
 }
 
@@ -789,8 +1012,7 @@ __device__ __forceinline__ void layer_attend(const decode_layers& p, const decod
 __device__ __forceinline__ void layer_multiply(const decode_layers& p, const layer_shared* s,
                                                int32_t layer, int32_t k, layer_ahead& ahead,
                                                uint8_t* shared, const bf16* x, float* sums,
-                                               float* zs, int32_t ranks, uint32_t z_until,
-                                               uint32_t& stage) {
+                                               float* zs, int32_t ranks, uint32_t& stage) {
     int32_t warp = (int32_t)threadIdx.x / 32;
     const layer_plan& plan = s->plans[k];
     int32_t last = layer + 1 < p.count ? layer + 1 : layer;
@@ -816,7 +1038,7 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
 #pragma unroll 1
     for (int32_t i = 0; i < count; i++) {
         if (i == fetch) {
-            layer_z(p, k, ranks, z_until, zs);
+            layer_z(p, k, ranks, (uint32_t)layer + 1, zs);
         }
         if (i == 0 || now.piece == 0) {
             int32_t first;
@@ -868,8 +1090,8 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
             from = own_x;
         }
     }
-    if (fetch == 0 && count == 0) {
-        layer_z(p, k, ranks, z_until, zs);
+    if (fetch == 0 && count == 0 && plan.all > 0) {
+        layer_z(p, k, ranks, (uint32_t)layer + 1, zs);
     }
 }
 
@@ -902,9 +1124,6 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
     uint8_t* area = (uint8_t*)(s + 1);
     int32_t own = (int32_t)threadIdx.x;
     uint32_t stage = 0;
-    uint32_t ended = 0; // blocks that have to have ended a stack
-    uint32_t z_until = 0;
-    uint32_t shared_tiles = 0; // with the block after
     layer_ahead ahead;
     ahead.layer = 0;
     ahead.stack = -1;
@@ -936,54 +1155,45 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
         layer_gain gain;
         layer_place place;
         low.load(l, k, ranks * LAYER_PARTS,
-                 (int32_t)blockIdx.x + own / 32 * (int32_t)gridDim.x);
+                 (int32_t)blockIdx.x + (LAYER_WARPS - 1 - own / 32) * (int32_t)gridDim.x);
         if (k % 2 == 0 && own * 8 < p.hidden) {
             gain.load(l.norms[k / 2] + own * 8);
         }
         place.find(plan, own);
+        const uint32_t* h = k == 3 ? p.rows[2] : k == 1 && layer > 0 ? p.rows[0] : 0;
         if (own < plan.units * 16 << plan.gated) {
-            place.load(p, q, k % 2 != 0);
+            place.load(q, h);
         }
+        __syncthreads(); // what the last stack had in shared memory has been read
+        if (plan.all > 0 || (int32_t)blockIdx.x < ranks * LAYER_PARTS) {
 #pragma unroll 1
-        for (int32_t j = own; j < room; j += LAYER_THREADS) {
-            sums[j] = 0.0f;
-        }
-        if (i > 0 && own == 0) {
-            if (k == 1) {
-                layer_wait(p.counters + LAYER_UNITS, (uint32_t)(p.units * (layer + 1)));
-            } else {
-                layer_wait(p.counters + LAYER_ALL, ended);
+            for (int32_t j = own; j < room; j += LAYER_THREADS) {
+                sums[j] = 0.0f;
             }
-        }
-        __syncthreads();
-        if (k % 2 == 0) {
-            layer_norm(p, l.norms[k / 2], gain, x, s->sums);
-        } else {
-            layer_copy(q.x, q.K, x);
-        }
-        if (place.vectors > 0) {
-            place.lift(q, rows + own * stride);
-        }
-        __syncthreads();
-        low.make(p, l, k, ranks * LAYER_PARTS, x);
-        z_until += (uint32_t)(ranks * LAYER_PARTS);
-        layer_multiply(p, s, layer, k, ahead, shared, x, sums, zs, ranks, z_until, stage);
-        __syncthreads();
-        layer_share(p, plan, sums);
-        shared_tiles += plan.end != 0 ? 1u : 0u;
-        layer_finish(p, q, plan, sums, zs, k % 2 != 0, place, rows, stride, shared_tiles);
-        __syncthreads();
-        ended += gridDim.x;
-        if (own == 0) {
-            layer_count(p.counters + LAYER_ALL);
-        }
-        if (k == 0) {
-            if (own < 256) {
-                layer_attend(p, l.attention, s, area, ended);
+            uint32_t mark = k > 0 ? layer_mark(layer) : layer > 0 ? layer_mark(layer - 1) : 0;
+            if (k % 2 == 0) {
+                layer_norm(p, l.norms[k / 2], gain, p.rows[k], mark, x, s->sums);
             } else {
-                layer_load(p, layer + 2, 256, s);
+                layer_copy(p.rows[k], mark, q.K, x);
+            }
+            if (place.vectors > 0) {
+                place.lift(q, rows + own * stride);
             }
             __syncthreads();
+            low.make(p, l, k, ranks * LAYER_PARTS, x, (uint32_t)layer + 1);
+            layer_multiply(p, s, layer, k, ahead, shared, x, sums, zs, ranks, stage);
+            __syncthreads();
+            layer_share(p, plan, sums, (uint32_t)(layer * 4 + k + 1));
+            layer_finish(p, q, plan, sums, zs, layer, k, place, h, rows, stride);
+        }
+        if (k == 0) {
+            __syncthreads();
+            if (own < 256) {
+                layer_attend(p, l.attention, s, area, layer_mark(layer));
+            } else {
+                layer_load(p, layer + 2, 256, s);
+                layer_collect(p, l.attention, s, layer_mark(layer));
+            }
         }
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");

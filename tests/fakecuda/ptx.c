@@ -670,8 +670,9 @@ static void run_together(ptx_run* run) {
             waiting = order[i];
             run->result = block->result;
         }
+        // A warp's turn is over at every load of what it waits for, and there may be many.
         idle_rounds = moved || left == 0 ? 0 : idle_rounds + 1;
-        if (idle_rounds > 2 && run->result == PTX_OK) {
+        if (idle_rounds > 16 && run->result == PTX_OK) {
             trap_deadlock(&blocks[waiting]);
             run->result = blocks[waiting].result;
         }
