@@ -43,8 +43,7 @@ enum {
     LAYER_RINGS = LAYER_WARPS * LAYER_STAGES * LAYER_STAGE,
     LAYER_SLOTS = 3, // for the parameters of a layer and of the next two
     LAYER_PARTS = 8, // of a value of z
-    LAYER_LIFT = 2,  // vectors of a row of sB that a thread loads before the wait
-    LAYER_COPIES = 6, // vectors of x that a thread loads at a time
+    LAYER_COPIES = 4, // vectors of x that a thread loads at a time
     LAYER_JOINERS = LAYER_WARPS - 8 // warps that do not attend
 };
 
@@ -475,10 +474,12 @@ struct layer_gain {
     }
 };
 
-// x = norm(h); `gain` are the weights of the thread's first columns. With mark 0, h is not words.
-__device__ __forceinline__ void layer_norm(const decode_layers& p, const float* w, layer_gain gain,
+// x = norm(h). With mark 0, h is not words.
+__device__ __forceinline__ void layer_norm(const decode_layers& p, const float* w,
                                            const uint32_t* words, uint32_t mark, bf16* x,
                                            float* sums) {
+    layer_gain gain;
+    gain.load(w + ((int32_t)threadIdx.x * 8 < p.hidden ? threadIdx.x * 8 : 0));
     uint4 raw[2];
     float squares = 0.0f;
 #pragma unroll
@@ -529,40 +530,45 @@ __device__ __forceinline__ void layer_norm(const decode_layers& p, const float* 
 // there, it does not ask for the others.
 __device__ __forceinline__ void layer_copy(const uint32_t* words, uint32_t mark, int32_t K,
                                            bf16* x) {
-    int32_t first = (int32_t)threadIdx.x * 4;
-    if (first < K) {
-        *(uint2*)(x + first) = layer_four(words + first, mark);
+    int32_t c = (int32_t)threadIdx.x * 4;
+    const uint32_t* from = words + c;
+    bf16* to = x + c;
+    if (c < K) {
+        *(uint2*)to = layer_four(from, mark);
     }
+    int32_t left = (K - c - 1) / (LAYER_THREADS * 4); // vectors
 #pragma unroll 1
-    for (first += LAYER_THREADS * 4; first < K; first += LAYER_THREADS * 4 * LAYER_COPIES) {
+    while (left > 0) {
         uint4 v[LAYER_COPIES];
         bool there;
+        from += LAYER_THREADS * 4;
+        to += LAYER_THREADS * 4;
         do {
             there = true;
 #pragma unroll
             for (int i = 0; i < LAYER_COPIES; i++) {
-                if (first + i * LAYER_THREADS * 4 < K) {
-                    v[i] = layer_peek(words + first + i * LAYER_THREADS * 4);
-                }
+                v[i] = layer_peek(i < left ? from + i * LAYER_THREADS * 4 : from);
             }
 #pragma unroll
             for (int i = 0; i < LAYER_COPIES; i++) {
-                there = there && (first + i * LAYER_THREADS * 4 >= K || layer_made(v[i], mark));
+                there = there && layer_made(v[i], mark);
             }
         } while (!there);
 #pragma unroll
         for (int i = 0; i < LAYER_COPIES; i++) {
-            if (first + i * LAYER_THREADS * 4 < K) {
-                *(uint2*)(x + first + i * LAYER_THREADS * 4) = layer_values(v[i]);
+            if (i < left) {
+                *(uint2*)(to + i * LAYER_THREADS * 4) = layer_values(v[i]);
             }
         }
+        left -= LAYER_COPIES;
+        from += LAYER_THREADS * 4 * (LAYER_COPIES - 1);
+        to += LAYER_THREADS * 4 * (LAYER_COPIES - 1);
     }
 }
 
 // A part of a value of z, which a warp makes: the columns of a part are divided among the lanes, 8
-// at a time. The first two vectors of A are loaded before x is there.
+// at a time. They are brought as far as L2 before x is there.
 struct layer_low {
-    uint4 a[2];
     const bf16* row; // the lane's first columns of A
     int32_t job;     // LAYER_PARTS r + part
 
@@ -578,20 +584,16 @@ struct layer_low {
         return l.a[k][i] + (int64_t)r * l.stacks[k].K;
     }
 
-    __device__ __forceinline__ void load(const decode_layer& l, int32_t k, int32_t jobs,
+    __device__ __forceinline__ void find(const decode_layer& l, int32_t k, int32_t jobs,
                                          int32_t next) {
         int32_t columns = l.stacks[k].K / LAYER_PARTS;
         int32_t c = (int32_t)threadIdx.x % 32 * 8;
         job = next;
-        a[0] = make_uint4(0, 0, 0, 0);
-        a[1] = a[0];
         if (job < jobs) {
-            row = row_of(l, k, job / LAYER_PARTS) + job % LAYER_PARTS * columns + c;
-            a[0] = c < columns ? *(const uint4*)row : a[0];
-            a[1] = c + 256 < columns ? *(const uint4*)(row + 256) : a[1];
+            row = row_of(l, k, job / LAYER_PARTS) + job % LAYER_PARTS * columns;
 #pragma unroll 1
-            for (c += 512; c < columns; c += 256) {
-                asm volatile("prefetch.global.L2 [%0];" ::"l"(row + c - (int32_t)threadIdx.x % 32 * 8));
+            for (; c < columns; c += 256) {
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(row + c));
             }
         }
     }
@@ -615,11 +617,10 @@ struct layer_low {
         int32_t lane = (int32_t)threadIdx.x % 32;
 #pragma unroll 1
         while (job < jobs) {
-            const bf16* own = x + job % LAYER_PARTS * columns + lane * 8;
-            float sum = lane * 8 < columns ? dot(a[0], own) : 0.0f;
-            sum += lane * 8 + 256 < columns ? dot(a[1], own + 256) : 0.0f;
+            const bf16* own = x + job % LAYER_PARTS * columns;
+            float sum = 0.0f;
 #pragma unroll 4
-            for (int32_t c = 512; c + lane * 8 < columns; c += 256) {
+            for (int32_t c = lane * 8; c < columns; c += 256) {
                 sum += dot(*(const uint4*)(row + c), own + c);
             }
             sum = warp_sum(sum);
@@ -627,40 +628,59 @@ struct layer_low {
                 int32_t part = k * LAYER_PARTS + job % LAYER_PARTS;
                 layer_leave(p.z + part * p.ldz + job / LAYER_PARTS, sum, mark);
             }
-            load(l, k, jobs, job + (int32_t)gridDim.x * LAYER_WARPS);
+            find(l, k, jobs, job + (int32_t)gridDim.x * LAYER_WARPS);
         }
     }
 };
 
-// z, when its parts are there: 32 values by each of the last warps.
+// z, when its parts are there: 16 values by each of the last warps. Two lanes add the parts of a
+// value, one after the other.
 __device__ __forceinline__ void layer_z(const decode_layers& p, int32_t k, int32_t ranks,
                                         uint32_t mark, float* zs) {
+    enum { HALF = LAYER_PARTS / 2 };
+    int32_t own = LAYER_THREADS - 1 - (int32_t)threadIdx.x;
 #pragma unroll 1
-    for (int32_t i = LAYER_THREADS - 1 - (int32_t)threadIdx.x; i < ranks; i += LAYER_THREADS) {
-        const uint64_t* from = p.z + k * LAYER_PARTS * p.ldz + i;
-        uint64_t v[LAYER_PARTS];
+    for (int32_t first = own / 32 * 16; first < ranks; first += LAYER_THREADS / 2) {
+        int32_t i = first + own % 16;
+        i = i < ranks ? i : ranks - 1;
+        const uint64_t* from = p.z + (k * LAYER_PARTS + own % 32 / 16 * HALF) * p.ldz + i;
+        uint64_t v[HALF];
         bool there;
         do {
             there = true;
 #pragma unroll
-            for (int j = 0; j < LAYER_PARTS; j++) {
+            for (int j = 0; j < HALF; j++) {
                 v[j] = layer_look(from + j * p.ldz);
             }
 #pragma unroll
-            for (int j = 0; j < LAYER_PARTS; j++) {
+            for (int j = 0; j < HALF; j++) {
                 there = there && (uint32_t)(v[j] >> 32) == mark;
             }
         } while (!there);
+        __syncwarp();
         float sum = 0.0f;
 #pragma unroll
-        for (int j = 0; j < LAYER_PARTS; j++) {
+        for (int j = 0; j < HALF; j++) {
             sum += __uint_as_float((uint32_t)v[j]);
         }
-        zs[i] = to_float(to_bf16(sum));
+        float before = __shfl_xor_sync(QLORA_FULL_WARP, sum, 16);
+#pragma unroll
+        for (int j = 0; j < HALF; j++) {
+            before += __uint_as_float((uint32_t)v[j]);
+        }
+        if (own % 32 >= 16) {
+            zs[i] = to_float(to_bf16(before));
+        }
     }
 }
 
 // ---- the results
+
+// The words of h that a stack adds to; null if it does not, or if h is not words yet.
+__device__ __forceinline__ const uint32_t* layer_old(const decode_layers& p, int32_t layer,
+                                                     int32_t k) {
+    return k == 3 ? p.rows[2] : k == 1 && layer > 0 ? p.rows[0] : 0;
+}
 
 // One of the block's outputs of a stack, and what a thread loads of it before the wait.
 struct layer_place {
@@ -669,7 +689,6 @@ struct layer_place {
     int32_t vectors; // of the row of sB, in shared memory; 0: it is read where it is
     float bias;
     uint32_t old; // word of h
-    uint4 lifted[LAYER_LIFT];
 
     // With gate and up, neighbours have the same row of the two.
     __device__ __forceinline__ void find(const layer_plan& plan, int32_t i) {
@@ -691,29 +710,61 @@ struct layer_place {
         if (own.sb && own.rank % 8 == 0 && own.rank / 8 <= q.parts[0].rank / 8 &&
             own.z_at % 4 == 0) {
             vectors = own.rank / 8;
-            const uint4* from = (const uint4*)(own.sb + (int64_t)column * own.rank);
-#pragma unroll
-            for (int i = 0; i < LAYER_LIFT; i++) {
-                lifted[i] = i < vectors ? from[i] : make_uint4(0, 0, 0, 0);
-            }
         }
     }
 
-    // Brings the row of sB to shared memory, for the thread itself.
-    __device__ __forceinline__ void lift(const decode_product& q, uint4* to) const {
+    // Requests the row of sB, for the thread itself: the next group of copies.
+    __device__ __forceinline__ void request(const decode_product& q, uint4* rows) const {
         const uint4* from = (const uint4*)(q.parts[part].sb + (int64_t)column * vectors * 8);
-#pragma unroll
-        for (int i = 0; i < LAYER_LIFT; i++) {
-            if (i < vectors) {
-                to[i] = lifted[i];
-            }
+        uint32_t to = (uint32_t)__cvta_generic_to_shared(rows);
+#pragma unroll 1
+        for (int32_t i = 0; i < vectors; i++) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 16u * i),
+                         "l"(from + i)
+                         : "memory");
         }
-#pragma unroll 2
-        for (int32_t i = LAYER_LIFT; i < vectors; i++) {
-            to[i] = from[i];
-        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
     }
 };
+
+// Waits for the row of sB; the pieces that were requested after it, `later` of them, may be in
+// flight.
+__device__ __forceinline__ void layer_await(int32_t later) {
+    if (later >= 2) {
+        asm volatile("cp.async.wait_group 2;" ::: "memory");
+    } else if (later == 1) {
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    } else {
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+    }
+}
+
+// By a warp: brings the rows of sB and the weights of the norm of a stack as far as L2, of these a
+// part by every block.
+__device__ __forceinline__ void layer_warm(const decode_layers& p, const layer_shared* s,
+                                           int32_t stack) {
+    const decode_layer& l = s->layers[stack / 4 % LAYER_SLOTS];
+    int32_t k = stack % 4;
+    const layer_plan& plan = s->plans[k];
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    if (stack >= p.count * 4) {
+        return;
+    }
+#pragma unroll 1
+    for (int32_t i = lane; i < (plan.units << plan.gated) * 4; i += 32) {
+        int32_t first;
+        const decode_part& part = l.stacks[k].parts[layer_find(plan, i / 4, first)];
+        const bf16* from = part.sb + (int64_t)first * part.rank;
+#pragma unroll 1
+        for (int32_t line = i % 4; part.sb && line * 4 < part.rank; line += 4) { // 64 values
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(from + line * 64));
+        }
+    }
+    int32_t c = ((int32_t)blockIdx.x + lane * (int32_t)gridDim.x) * 32;
+    if (k % 2 == 0 && c < p.hidden) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(l.norms[k / 2] + c));
+    }
+}
 
 // The sum of an output's columns, from those of the warps that shared its tile.
 __device__ __forceinline__ float layer_sum(const float* sums, int32_t slots) {
@@ -774,12 +825,13 @@ __device__ __forceinline__ float layer_rest(const decode_layers& p, int32_t i, u
 }
 
 // Adds the sums of the warps and writes the block's outputs of stack k. `place` is that of the
-// thread's first output, `rows` the rows of sB, `stride` vectors apart; `h` as in layer_place.
+// thread's first output, `rows` the rows of sB, `stride` vectors apart.
 __device__ __forceinline__ void layer_finish(const decode_layers& p, const decode_product& q,
                                              const layer_plan& plan, const float* sums,
                                              const float* zs, int32_t layer, int32_t k,
-                                             layer_place place, const uint32_t* h,
-                                             const uint4* rows, int32_t stride) {
+                                             layer_place place, const uint4* rows,
+                                             int32_t stride) {
+    const uint32_t* h = layer_old(p, layer, k);
     int32_t gated = plan.gated;
     int32_t all = plan.units * 16 << gated;
     uint32_t* to = p.rows[k == 0 ? 4 : k == 3 ? 0 : k + 1];
@@ -807,7 +859,14 @@ __device__ __forceinline__ void layer_finish(const decode_layers& p, const decod
             float d = to_float(rounded);
             d = p.scale != 1.0f ? to_float(to_bf16(p.scale * d)) : d;
             bf16 old;
-            old.bits = h ? (unsigned short)place.old : p.h[place.column].bits;
+            old.bits = p.h[place.column].bits;
+            if (h) {
+                uint32_t since = layer_mark(k == 3 ? layer : layer - 1);
+                while ((place.old ^ since) > 65535u) {
+                    place.old = layer_one(h + place.column);
+                }
+                old.bits = (unsigned short)place.old;
+            }
             rounded = to_bf16(to_float(old) + d);
             if (k == 3 && layer + 1 == p.count) {
                 p.h[place.column] = rounded;
@@ -858,17 +917,33 @@ __device__ __forceinline__ int32_t layer_item(const decode_layers& p, const deco
     return p.units * (w.last_page - first + 1);
 }
 
-// The rows of q of an item's heads, of k and of v, when they are there.
+// The rows of q of an item's heads, of k and of v, when they are there, and what they meet: turns,
+// and the weights of their norms, where the scores will be.
 __device__ __forceinline__ void layer_raw(const decode_attention& q, const attention_place& w,
                                           const uint32_t* words, uint32_t mark,
                                           attention_shared* s) {
+    int32_t own = (int32_t)threadIdx.x;
     int32_t pieces = q.dim / 4;
+    bool weighed = q.q_norm && q.norm_heads != 0 && own < q.dim;
+    float gains[2] = {0.0f, 0.0f};
+    attention_turns turns;
+    turns.load(q, w);
+    if (weighed) {
+        gains[0] = q.k_norm[own];
+        gains[1] = q.q_norm[own];
+    }
+    attention_clear(s);
 #pragma unroll 1
-    for (int32_t i = (int32_t)threadIdx.x; i < (w.heads + 2) * pieces; i += 256) {
+    for (int32_t i = own; i < (w.heads + 2) * pieces; i += 256) {
         int32_t head = i / pieces;
         head = head < w.heads ? w.first_head + head
                               : q.heads + (head - w.heads) * q.kv_heads + w.kv;
         ((uint2*)s->raw)[i] = layer_four(words + head * q.dim + i % pieces * 4, mark);
+    }
+    turns.store(q, s);
+    if (weighed) {
+        s->scores[0][own] = gains[0]; // the rows are read as one
+        s->scores[0][ATTENTION_DIM + own] = gains[1];
     }
     attention_sync();
 }
@@ -904,81 +979,128 @@ __device__ __forceinline__ void layer_store(const decode_layers& p, const decode
     }
 }
 
-// Attention, by the first 256 threads: items from the block's number on.
+// The items of attention of a block, from its number on.
+struct layer_items {
+    attention_place w;
+    int32_t item;
+    int32_t row;
+
+    __device__ __forceinline__ bool first(const decode_layers& p, const decode_attention& q,
+                                          const layer_shared* s) {
+        item = (int32_t)blockIdx.x;
+        w = s->place;
+        row = s->row;
+        int32_t items = s->items;
+        if (q.window != s->window) {
+            items = layer_item(p, q, s, item, w, row);
+        }
+        return s->alive != 0 && item < items;
+    }
+
+    __device__ __forceinline__ bool next(const decode_layers& p, const decode_attention& q,
+                                         const layer_shared* s) {
+        item += (int32_t)gridDim.x;
+        return item < layer_item(p, q, s, item, w, row);
+    }
+};
+
+__device__ __forceinline__ bf16* layer_tiles(uint8_t* area) {
+    return (bf16*)(area + (sizeof(attention_shared) + 15) / 16 * 16);
+}
+
+// Attention, by the first 256 threads.
 __device__ __forceinline__ void layer_attend(const decode_layers& p, const decode_attention& q,
                                              const layer_shared* all, uint8_t* area,
                                              uint32_t mark) {
     attention_shared* s = (attention_shared*)area;
-    bf16* tiles = (bf16*)(area + (sizeof(attention_shared) + 15) / 16 * 16);
-    int32_t item = (int32_t)blockIdx.x;
-    attention_place w = all->place;
-    int32_t items = all->items;
-    int32_t row = all->row;
-    bool known = q.window == all->window;
+    layer_items at;
+    bool more = at.first(p, q, all);
 #pragma unroll 1
-    for (;; item += (int32_t)gridDim.x) {
-        if (!known) {
-            items = layer_item(p, q, all, item, w, row);
-        }
-        known = false; // the next one
-        if (item >= items || all->alive == 0) {
-            break;
-        }
-        bf16* keys = attention_keys(q, w, row);
-        attention_begin(q, w, keys, tiles, s);
-        layer_raw(q, w, p.rows[4], mark, s);
+    while (more) {
+        layer_raw(q, at.w, p.rows[4], mark, s);
         if (q.q_norm) {
-            attention_norms(q, w, p.rows[4], mark, s);
+            attention_norms(q, at.w, p.rows[4], mark, s);
         }
         float acc[2][2][4] = {};
-        attention_page(q, w, s, keys, tiles, acc);
-        layer_store(p, q, w, s, acc, mark);
-        attention_sync(); // the memory is free
+        attention_page<true>(q, at.w, s, attention_keys(q, at.w, at.row), layer_tiles(area), acc);
+        layer_store(p, q, at.w, s, acc, mark);
+        more = at.next(p, q, all);
+        if (more) {
+            attention_sync();
+            asm volatile("bar.arrive 4, 512;" ::: "memory"); // the tile has been read
+        }
     }
 }
 
-// Joins the pages of a column, in their order.
+// Keys and values of the items, by the other threads; `requested`: those of the first item are on
+// their way.
+__device__ __forceinline__ void layer_bring(const decode_layers& p, const decode_attention& q,
+                                            const layer_shared* all, uint8_t* area,
+                                            bool requested) {
+    layer_items at;
+    bool more = at.first(p, q, all);
+#pragma unroll 1
+    while (more) {
+        if (!requested) {
+            attention_request(q, at.w, attention_keys(q, at.w, at.row), 0, layer_tiles(area));
+        }
+        requested = false; // the next one
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        asm volatile("bar.arrive 2, 512;" ::: "memory");
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        asm volatile("bar.arrive 3, 512;" ::: "memory");
+        more = at.next(p, q, all);
+        if (more) {
+            asm volatile("bar.sync 4, 512;" ::: "memory");
+        }
+    }
+}
+
+// Joins the pages of a column of a head, in their order. The lanes of a warp have columns of the
+// same head; each of the first ones asks for the top and the total of a page.
 __device__ __forceinline__ bf16 layer_join(const decode_layers& p, const decode_attention& q,
-                                           int32_t column, int32_t first, int32_t last,
-                                           uint32_t mark) {
+                                           int32_t head, int32_t column, int32_t first,
+                                           int32_t last, uint32_t mark) {
     int32_t width = q.dim + 2;
-    const uint64_t* from = p.partials + (int64_t)(column / q.dim) * p.pages * width;
-    int32_t c = 2 + column % q.dim;
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    const uint64_t* from = p.partials + (int64_t)head * p.pages * width;
     float top = -INFINITY;
     float total = 0.0f;
     float sum = 0.0f;
 #pragma unroll 1
     for (; first <= last; first += ATTENTION_JOIN) {
-        layer_two own[ATTENTION_JOIN]; // top and total
+        layer_two own; // top and total
         uint64_t v[ATTENTION_JOIN];
-        float before = top;
+        int32_t page = first + lane % ATTENTION_JOIN;
+        page = page < last ? page : last;
+        do {
+            own.look(from + page * width);
+        } while (__any_sync(QLORA_FULL_WARP, !own.made(mark)));
         bool there;
         do {
             there = true;
 #pragma unroll
             for (int j = 0; j < ATTENTION_JOIN; j++) {
-                int32_t page = first + j <= last ? first + j : last;
-                own[j].look(from + page * width);
-                v[j] = layer_look(from + page * width + c);
+                v[j] = layer_look(from + (first + j < last ? first + j : last) * width + column);
             }
 #pragma unroll
             for (int j = 0; j < ATTENTION_JOIN; j++) {
-                there = there && own[j].made(mark) && (uint32_t)(v[j] >> 32) == mark;
+                there = there && (uint32_t)(v[j] >> 32) == mark;
             }
-        } while (!there);
-#pragma unroll
-        for (int j = 0; j < ATTENTION_JOIN; j++) {
-            top = fmaxf(top, own[j].values().x); // the last one may be there twice
-        }
+        } while (__any_sync(QLORA_FULL_WARP, !there));
+        float before = top;
+        top = fmaxf(top, warp_max(own.values().x));
         float factor = exp_of(before - top, (const bf16*)0);
+        float weight = exp_of(own.values().x - top, (const bf16*)0);
         total *= factor;
         sum *= factor;
 #pragma unroll
         for (int j = 0; j < ATTENTION_JOIN; j++) {
+            float w = __shfl_sync(QLORA_FULL_WARP, weight, j);
+            float t = __shfl_sync(QLORA_FULL_WARP, own.values().y, j);
             if (first + j <= last) {
-                float weight = exp_of(own[j].values().x - top, (const bf16*)0);
-                total += own[j].values().y * weight;
-                sum += __uint_as_float((uint32_t)v[j]) * weight;
+                total += t * w;
+                sum += __uint_as_float((uint32_t)v[j]) * w;
             }
         }
     }
@@ -990,20 +1112,23 @@ __device__ __forceinline__ void layer_collect(const decode_layers& p, const deco
                                               const layer_shared* s, uint32_t mark) {
     int32_t first = attention_begins(q, s->position) / q.chunk;
     int32_t last = s->position / q.chunk;
-    int32_t warp = (int32_t)threadIdx.x / 32 - (LAYER_WARPS - LAYER_JOINERS);
-    int32_t column = ((int32_t)blockIdx.x + warp * (int32_t)gridDim.x) * 32 +
-                     (int32_t)threadIdx.x % 32;
+    int32_t groups = (q.dim + 31) / 32; // of columns of a head
+    int32_t job = (int32_t)blockIdx.x + ((int32_t)threadIdx.x / 32 - 8) * (int32_t)gridDim.x;
     if (s->alive != 0 && first == last) {
         return;
     }
 #pragma unroll 1
-    for (; column < q.heads * q.dim; column += (int32_t)gridDim.x * LAYER_JOINERS * 32) {
+    for (; job < q.heads * groups; job += (int32_t)gridDim.x * LAYER_JOINERS) {
+        int32_t c = job % groups * 32 + (int32_t)threadIdx.x % 32;
         bf16 v;
         v.bits = 0;
         if (s->alive != 0) {
-            v = layer_join(p, q, column, first, last, mark);
+            int32_t column = 2 + (c < q.dim ? c : 0);
+            v = layer_join(p, q, job / groups, column, first, last, mark);
         }
-        layer_put(p.rows[1] + column, v.bits, mark);
+        if (c < q.dim) {
+            layer_put(p.rows[1] + job / groups * q.dim + c, v.bits, mark);
+        }
     }
 }
 
@@ -1018,7 +1143,7 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
     int32_t last = layer + 1 < p.count ? layer + 1 : layer;
     int32_t count = layer_pieces(plan);
     int32_t pieces = plan.pieces;
-    int32_t fetch = (LAYER_WARPS - 1 - warp) * 32 < ranks ? count / 2 : -1; // before which piece z
+    int32_t fetch = (LAYER_WARPS - 1 - warp) * 16 < ranks ? count / 2 : -1; // before which piece z
     layer_start now;
     now.unpack(s->starts[k][warp]);
     layer_ring ring;
@@ -1033,6 +1158,7 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
     uint4 x_now = make_uint4(0, 0, 0, 0);
     float middle = 0.0f;
     float acc[2] = {0.0f, 0.0f};
+    int32_t flew = ahead.flying;
     ahead.fill(s, last, ring);
     // It is long because requests and their use belong to one loop.
 #pragma unroll 1
@@ -1093,6 +1219,7 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
     if (fetch == 0 && count == 0 && plan.all > 0) {
         layer_z(p, k, ranks, (uint32_t)layer + 1, zs);
     }
+    layer_await(ahead.flying - flew + count);
 }
 
 // What is the same for all layers.
@@ -1152,39 +1279,45 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
         int32_t stride = q.parts[0].rank / 8;
         // It is long because what does not depend on the other blocks is loaded before the wait.
         layer_low low;
-        layer_gain gain;
         layer_place place;
-        low.load(l, k, ranks * LAYER_PARTS,
+        low.find(l, k, ranks * LAYER_PARTS,
                  (int32_t)blockIdx.x + (LAYER_WARPS - 1 - own / 32) * (int32_t)gridDim.x);
-        if (k % 2 == 0 && own * 8 < p.hidden) {
-            gain.load(l.norms[k / 2] + own * 8);
-        }
         place.find(plan, own);
-        const uint32_t* h = k == 3 ? p.rows[2] : k == 1 && layer > 0 ? p.rows[0] : 0;
         if (own < plan.units * 16 << plan.gated) {
-            place.load(q, h);
+            place.load(q, layer_old(p, layer, k));
         }
+        bool early = false;
         __syncthreads(); // what the last stack had in shared memory has been read
         if (plan.all > 0 || (int32_t)blockIdx.x < ranks * LAYER_PARTS) {
 #pragma unroll 1
             for (int32_t j = own; j < room; j += LAYER_THREADS) {
                 sums[j] = 0.0f;
             }
+            place.request(q, rows + own * stride);
             uint32_t mark = k > 0 ? layer_mark(layer) : layer > 0 ? layer_mark(layer - 1) : 0;
             if (k % 2 == 0) {
-                layer_norm(p, l.norms[k / 2], gain, p.rows[k], mark, x, s->sums);
+                layer_norm(p, l.norms[k / 2], p.rows[k], mark, x, s->sums);
             } else {
                 layer_copy(p.rows[k], mark, q.K, x);
             }
-            if (place.vectors > 0) {
-                place.lift(q, rows + own * stride);
-            }
             __syncthreads();
             low.make(p, l, k, ranks * LAYER_PARTS, x, (uint32_t)layer + 1);
+            if (own / 32 == LAYER_WARPS - 1) {
+                layer_warm(p, s, i + 1);
+            }
             layer_multiply(p, s, layer, k, ahead, shared, x, sums, zs, ranks, stage);
             __syncthreads();
+            // Keys and values do not wait for the stack if its memory is not theirs.
+            early = k == 0 && (uint8_t*)(rows + plan.units * 16 * stride) <= (uint8_t*)layer_tiles(area);
+            if (early && own >= 256) {
+                layer_items at;
+                if (at.first(p, l.attention, s)) {
+                    attention_request(l.attention, at.w, attention_keys(l.attention, at.w, at.row),
+                                      0, layer_tiles(area));
+                }
+            }
             layer_share(p, plan, sums, (uint32_t)(layer * 4 + k + 1));
-            layer_finish(p, q, plan, sums, zs, layer, k, place, h, rows, stride);
+            layer_finish(p, q, plan, sums, zs, layer, k, place, rows, stride);
         }
         if (k == 0) {
             __syncthreads();
@@ -1192,6 +1325,7 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
                 layer_attend(p, l.attention, s, area, layer_mark(layer));
             } else {
                 layer_load(p, layer + 2, 256, s);
+                layer_bring(p, l.attention, s, area, early);
                 layer_collect(p, l.attention, s, layer_mark(layer));
             }
         }
