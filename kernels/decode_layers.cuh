@@ -8,19 +8,25 @@
 // (decode_row.cuh) that runs through all stacks of all layers, so that memory is read while blocks
 // wait, make a norm or attend.
 //
+// Blocks leave each other words: a value, and the number of the layer that made it, in one store.
+// Whoever needs a value reads its word until the number is right, so that no counter, fence or
+// second load stands between a result and its use. Words are zero at the start; layers count from
+// 1. A word is overwritten only by the next layer, which depends on all that was made of it: a
+// block reads x of a stack only if it has tiles or parts of z of it. Words are loaded with
+// ld.relaxed, never through a cache that others do not write to.
+//
 // Every block makes x for itself. z = x A^T is made in parts, sums over LAYER_PARTS ranges of the
-// columns, each by one warp; they are spread over the blocks, so that none is late, and awaited
-// only where the adapter is added. Attention is that of decode_attention.cuh, an item (key head,
-// page) per block, by its first 256 threads; it uses the memory of x. The parameters of three
-// layers are in shared memory: pieces of the next one are requested early, and those of the one
-// after it come while blocks attend.
+// columns, each by one warp; they are spread over the blocks, the last warps first, since these
+// have the fewest pieces, and awaited only where the adapter is added. Attention is that of
+// decode_attention.cuh, an item (key head, page) per block, by its first 256 threads; it uses the
+// memory of x. The others bring keys and values, join the pages of all items, a few columns in
+// every block, and load the parameters of the layer after the next one: those of three layers are
+// in shared memory, since pieces of the next one are requested early.
 //
 // Between two products, every block does the same work while the memory idles, and its instructions
 // miss the nearest cache, since each runs only once per stack. It has to be short: what is the same
-// for all layers is worked out once (layer_plan), and what can be loaded before the wait is.
-//
-// Blocks count what they have done in `counters`, which are zero at the start and only grow. What
-// another block has written is never read through the read-only cache.
+// for all layers is worked out once (layer_plan), and what comes from memory is in L2 by then. A
+// register that is spilled there costs as much as a trip to memory if it has just been loaded.
 //
 // Launch: cooperative, LAYER_THREADS threads, grid any number of blocks that are resident together;
 // with bit k of `split`, stack k is not gate and up and has at least as many tiles as there are
@@ -656,8 +662,7 @@ __device__ __forceinline__ void layer_z(const decode_layers& p, int32_t k, int32
             for (int j = 0; j < HALF; j++) {
                 there = there && (uint32_t)(v[j] >> 32) == mark;
             }
-        } while (!there);
-        __syncwarp();
+        } while (__any_sync(QLORA_FULL_WARP, !there));
         float sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < HALF; j++) {
@@ -858,15 +863,16 @@ __device__ __forceinline__ void layer_finish(const decode_layers& p, const decod
         if (k % 2 != 0) {
             float d = to_float(rounded);
             d = p.scale != 1.0f ? to_float(to_bf16(p.scale * d)) : d;
-            bf16 old;
-            old.bits = p.h[place.column].bits;
             if (h) {
                 uint32_t since = layer_mark(k == 3 ? layer : layer - 1);
                 while ((place.old ^ since) > 65535u) {
                     place.old = layer_one(h + place.column);
                 }
-                old.bits = (unsigned short)place.old;
+            } else {
+                place.old = p.h[place.column].bits;
             }
+            bf16 old;
+            old.bits = (unsigned short)place.old;
             rounded = to_bf16(to_float(old) + d);
             if (k == 3 && layer + 1 == p.count) {
                 p.h[place.column] = rounded;
@@ -1032,19 +1038,14 @@ __device__ __forceinline__ void layer_attend(const decode_layers& p, const decod
     }
 }
 
-// Keys and values of the items, by the other threads; `requested`: those of the first item are on
-// their way.
+// Keys and values of the items, by the other threads.
 __device__ __forceinline__ void layer_bring(const decode_layers& p, const decode_attention& q,
-                                            const layer_shared* all, uint8_t* area,
-                                            bool requested) {
+                                            const layer_shared* all, uint8_t* area) {
     layer_items at;
     bool more = at.first(p, q, all);
 #pragma unroll 1
     while (more) {
-        if (!requested) {
-            attention_request(q, at.w, attention_keys(q, at.w, at.row), 0, layer_tiles(area));
-        }
-        requested = false; // the next one
+        attention_request(q, at.w, attention_keys(q, at.w, at.row), 0, layer_tiles(area));
         asm volatile("cp.async.wait_group 1;" ::: "memory");
         asm volatile("bar.arrive 2, 512;" ::: "memory");
         asm volatile("cp.async.wait_group 0;" ::: "memory");
@@ -1052,6 +1053,21 @@ __device__ __forceinline__ void layer_bring(const decode_layers& p, const decode
         more = at.next(p, q, all);
         if (more) {
             asm volatile("bar.sync 4, 512;" ::: "memory");
+        }
+    }
+}
+
+// Brings the first tile of the block's first item as far as L2: a row of keys or values by two
+// threads.
+__device__ __forceinline__ void layer_near(const decode_attention& q, const layer_shared* s) {
+    int32_t row = (int32_t)threadIdx.x / 4;
+    if (s->alive != 0 && (int32_t)blockIdx.x < s->items && q.window == s->window &&
+        row < s->place.tile && s->place.page * q.chunk + row < s->position) {
+        const bf16* from = attention_keys(q, s->place, s->row + row) +
+                           (threadIdx.x & 2 ? (int64_t)q.kv_heads * q.dim : 0);
+#pragma unroll 1
+        for (int32_t c = (int32_t)threadIdx.x % 2 * 64; c < q.dim; c += 128) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(from + c));
         }
     }
 }
@@ -1286,7 +1302,9 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
         if (own < plan.units * 16 << plan.gated) {
             place.load(q, layer_old(p, layer, k));
         }
-        bool early = false;
+        if (k == 0) {
+            layer_near(l.attention, s);
+        }
         __syncthreads(); // what the last stack had in shared memory has been read
         if (plan.all > 0 || (int32_t)blockIdx.x < ranks * LAYER_PARTS) {
 #pragma unroll 1
@@ -1307,15 +1325,6 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
             }
             layer_multiply(p, s, layer, k, ahead, shared, x, sums, zs, ranks, stage);
             __syncthreads();
-            // Keys and values do not wait for the stack if its memory is not theirs.
-            early = k == 0 && (uint8_t*)(rows + plan.units * 16 * stride) <= (uint8_t*)layer_tiles(area);
-            if (early && own >= 256) {
-                layer_items at;
-                if (at.first(p, l.attention, s)) {
-                    attention_request(l.attention, at.w, attention_keys(l.attention, at.w, at.row),
-                                      0, layer_tiles(area));
-                }
-            }
             layer_share(p, plan, sums, (uint32_t)(layer * 4 + k + 1));
             layer_finish(p, q, plan, sums, zs, layer, k, place, rows, stride);
         }
@@ -1325,7 +1334,7 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
                 layer_attend(p, l.attention, s, area, layer_mark(layer));
             } else {
                 layer_load(p, layer + 2, 256, s);
-                layer_bring(p, l.attention, s, area, early);
+                layer_bring(p, l.attention, s, area);
                 layer_collect(p, l.attention, s, layer_mark(layer));
             }
         }
