@@ -825,7 +825,7 @@ __device__ __forceinline__ float layer_rest(const decode_layers& p, int32_t i, u
     uint64_t v;
     do {
         v = layer_look(p.shares + (blockIdx.x + 1) * 16 + i % 16);
-    } while ((uint32_t)(v >> 32) != mark);
+    } while ((v ^ (uint64_t)mark << 32) > 0xffffffffu);
     return __uint_as_float((uint32_t)v);
 }
 
