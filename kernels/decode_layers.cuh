@@ -130,8 +130,9 @@ __device__ __forceinline__ uint4 layer_peek(const uint32_t* at) {
     return v;
 }
 
-__device__ __forceinline__ bool layer_made(uint4 v, uint32_t mark) {
-    return ((v.x ^ mark) | (v.y ^ mark) | (v.z ^ mark) | (v.w ^ mark)) < 65536u;
+// More than 65535 if one of 4 words is not there.
+__device__ __forceinline__ uint32_t layer_lack(uint4 v, uint32_t mark) {
+    return (v.x ^ mark) | (v.y ^ mark) | (v.z ^ mark) | (v.w ^ mark);
 }
 
 // The values of 4 words that are there.
@@ -144,7 +145,7 @@ __device__ __forceinline__ uint2 layer_four(const uint32_t* at, uint32_t mark) {
     uint4 v;
     do {
         v = layer_peek(at);
-    } while (!layer_made(v, mark));
+    } while (layer_lack(v, mark) > 65535u);
     return layer_values(v);
 }
 
@@ -155,7 +156,7 @@ __device__ __forceinline__ uint4 layer_eight(const uint32_t* at, uint32_t mark) 
     do {
         low = layer_peek(at);
         high = layer_peek(at + 4);
-    } while (!layer_made(low, mark) || !layer_made(high, mark));
+    } while ((layer_lack(low, mark) | layer_lack(high, mark)) > 65535u);
     uint2 a = layer_values(low);
     uint2 b = layer_values(high);
     return make_uint4(a.x, a.y, b.x, b.y);
@@ -546,20 +547,20 @@ __device__ __forceinline__ void layer_copy(const uint32_t* words, uint32_t mark,
 #pragma unroll 1
     while (left > 0) {
         uint4 v[LAYER_COPIES];
-        bool there;
+        uint32_t lack;
         from += LAYER_THREADS * 4;
         to += LAYER_THREADS * 4;
         do {
-            there = true;
+            lack = 0;
 #pragma unroll
             for (int i = 0; i < LAYER_COPIES; i++) {
                 v[i] = layer_peek(i < left ? from + i * LAYER_THREADS * 4 : from);
             }
 #pragma unroll
             for (int i = 0; i < LAYER_COPIES; i++) {
-                there = there && layer_made(v[i], mark);
+                lack |= layer_lack(v[i], mark);
             }
-        } while (!there);
+        } while (lack > 65535u);
 #pragma unroll
         for (int i = 0; i < LAYER_COPIES; i++) {
             if (i < left) {

@@ -526,8 +526,8 @@ static bool trap_deadlock(ptx_run* run) {
     return false;
 }
 
-// Instructions of a loop that waits for an mbarrier, at most.
-#define PTX_SPIN 16
+// Instructions of a loop that waits for an mbarrier or a word of another block, at most.
+#define PTX_SPIN 100
 
 static void block_begin(ptx_run* run) {
     memset(run->barriers, 0, sizeof run->barriers);
