@@ -34083,6 +34083,7 @@ typedef struct qlora__decode {
     int64_t chunk;                    // positions of a page of the cache
     int64_t pages;                    // of a text
     int64_t z_rank;                   // columns of z
+    int64_t wide;                     // columns of z in decode_layers
     uint32_t variants;                // of the kernels and launches: QLORA__DECODE_...
     qlora_tensor h[2];                // [texts, H] residual stream, in turn
     qlora_tensor x;                   // [texts, H + pad] input of qkv, gate/up and the head, with z
@@ -34095,9 +34096,7 @@ typedef struct qlora__decode {
     qlora_tensor logits;              // [texts, V]
     qlora_tensor partials;            // f32 [texts * heads * pages, head_dim + 2]
     qlora_tensor counters;            // I32 [texts, blocks of a row]
-    qlora_tensor marks;               // I32: counters of decode_layers
-    qlora_tensor shares;              // of tiles that its blocks share
-    qlora_tensor low;                 // [4, z of a stack]: its z
+    qlora_tensor marks;               // I32: see qlora__decode_marks
     qlora_tensor params;              // U8: qlora__decode_layer of all layers, without and with
                                       // adapters
     qlora_tensor table;               // I32 [texts, pages]: where the pages of a text are
@@ -35606,8 +35605,7 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
 #define QLORA__DECODE_ROWS 8
 #define QLORA__DECODE_LAYER_BYTES 1920 // of qlora__decode_layer
 #define QLORA__DECODE_SHARES 256       // blocks that may share tiles
-#define QLORA__DECODE_MARKS (96 + QLORA__DECODE_SHARES) // as in kernels/decode_layers.cuh
-#define QLORA__DECODE_PARTS 8          // LAYER_PARTS there
+#define QLORA__DECODE_PARTS 8          // LAYER_PARTS in kernels/decode_layers.cuh
 #define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
 #define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
 #define QLORA__DECODE_MANY_TILES 144 // blocks whose sums have room
@@ -35642,6 +35640,37 @@ static bool qlora__decode_fits(const qlora_model* m) {
         }
     }
     return fits;
+}
+
+// What the blocks of decode_layers leave for each other, in words of 32 bits: x of the four stacks
+// and qkv, a word for each value; z, sums of shared tiles and of pages, two words for each.
+enum {
+    QLORA__MARKS_QKV = QLORA__GROUPS,
+    QLORA__MARKS_Z,
+    QLORA__MARKS_SHARES,
+    QLORA__MARKS_PARTIALS,
+    QLORA__MARKS_COUNT
+};
+
+// Where each of them begins; returns how many words there are.
+static int64_t qlora__decode_marks(const qlora_model* m, int64_t* at) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__decode* d = &m->decode;
+    int64_t words[QLORA__MARKS_COUNT];
+    int64_t all = 0;
+    words[QLORA__QKV] = c->hidden;
+    words[QLORA__O] = qlora__q_width(c);
+    words[QLORA__GATE_UP] = c->hidden;
+    words[QLORA__DOWN] = c->intermediate;
+    words[QLORA__MARKS_QKV] = qlora__q_width(c) + 2 * qlora__kv_width(c);
+    words[QLORA__MARKS_Z] = QLORA__GROUPS * QLORA__DECODE_PARTS * d->wide * 2;
+    words[QLORA__MARKS_SHARES] = QLORA__DECODE_SHARES * 16 * 2;
+    words[QLORA__MARKS_PARTIALS] = c->heads * d->pages * (c->head_dim + 2) * 2;
+    for (int i = 0; i < QLORA__MARKS_COUNT; i++) {
+        at[i] = all;
+        all += (words[i] + 3) / 4 * 4;
+    }
+    return all;
 }
 
 static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
@@ -35689,10 +35718,9 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, QLORA_I32, groups, QLORA__DECODE_MANY_TILES, &d->arrivals);
     }
     if (n == 1) {
-        int64_t wide = qlora__max(pad, d->z_rank);
-        qlora__arena_tensor(arena, QLORA_I32, 1, QLORA__DECODE_MARKS, &d->marks);
-        qlora__arena_tensor(arena, QLORA_F32, QLORA__DECODE_SHARES, 16, &d->shares);
-        qlora__arena_tensor(arena, QLORA_F32, QLORA__GROUPS * QLORA__DECODE_PARTS, wide, &d->low);
+        int64_t at[QLORA__MARKS_COUNT];
+        d->wide = qlora__max(pad, d->z_rank);
+        qlora__arena_tensor(arena, QLORA_I32, 1, qlora__decode_marks(m, at), &d->marks);
         qlora__arena_tensor(arena, QLORA_U8, 1, 2 * c->layers * QLORA__DECODE_LAYER_BYTES,
                             &d->params);
     }
@@ -42517,8 +42545,10 @@ typedef char
 typedef struct qlora__decode_layers {
     const void* layers;
     void* h;
+    void* rows[QLORA__MARKS_QKV + 1];
     void* z;
-    void* counters;
+    void* partials;
+    void* shares;
     int32_t count;
     int32_t hidden;
     int32_t ldz;
@@ -42527,7 +42557,6 @@ typedef struct qlora__decode_layers {
     float eps;
     float scale;
     int32_t split;
-    void* shares;
 } qlora__decode_layers;
 
 enum {
@@ -42745,16 +42774,21 @@ static qlora_result qlora__decode_layers_run(const qlora_model* m, int stream, i
     p.layers = (const char*)d->params.data +
                (m->use_adapters ? c->layers * QLORA__DECODE_LAYER_BYTES : 0);
     p.h = d->h[stream].data;
-    p.z = d->low.data;
-    p.counters = d->marks.data;
+    int64_t at[QLORA__MARKS_COUNT];
+    (void)qlora__decode_marks(m, at);
+    for (int i = 0; i <= QLORA__MARKS_QKV; i++) {
+        p.rows[i] = (int32_t*)d->marks.data + at[i];
+    }
+    p.z = (int32_t*)d->marks.data + at[QLORA__MARKS_Z];
+    p.partials = (int32_t*)d->marks.data + at[QLORA__MARKS_PARTIALS];
+    p.shares = (int32_t*)d->marks.data + at[QLORA__MARKS_SHARES];
     p.count = (int32_t)c->layers;
     p.hidden = (int32_t)c->hidden;
-    p.ldz = (int32_t)d->low.ld;
+    p.ldz = (int32_t)d->wide;
     p.units = (int32_t)d->counters.cols;
     p.pages = (int32_t)d->pages;
     p.eps = (float)c->rms_eps;
     p.scale = (float)c->residual_scale;
-    p.shares = d->shares.data;
     qlora__decode_layer first;
     (void)qlora__decode_layer_of(m, 0, &first); // it fits
     p.split = qlora__decode_layers_mask(m, &first, blocks);
@@ -52469,4 +52503,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end c58674723db6fd88
+//@@ end 2586e594d035f586

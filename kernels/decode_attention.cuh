@@ -109,8 +109,8 @@ __device__ __forceinline__ void attention_request(const decode_attention& p,
     const bf16* from = keys + tile * p.ld_cache;
 #pragma unroll 1
     for (int which = 0; which < 2; which++) {
-        int32_t row = (int32_t)threadIdx.x / pieces;
-        int32_t c = (int32_t)threadIdx.x % pieces;
+        int32_t row = (int32_t)threadIdx.x % 256 / pieces;
+        int32_t c = (int32_t)threadIdx.x % 256 % pieces;
 #pragma unroll 2
         while (row < w.tile) {
             int32_t position = first + row;
@@ -164,8 +164,20 @@ __device__ __forceinline__ void attention_raw(const decode_attention& p, const a
     attention_sync();
 }
 
-// Norms of the heads and of k, head number `heads`: the factors.
+// The value of a word of decode_layers.cuh, when it is there.
+__device__ __forceinline__ bf16 attention_word(const uint32_t* at, uint32_t mark) {
+    uint32_t v;
+    do {
+        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+    } while ((v ^ mark) > 65535u);
+    bf16 value;
+    value.bits = (unsigned short)v;
+    return value;
+}
+
+// Norms of the heads and of k, head number `heads`: the factors. With `words`, those are qkv.
 __device__ __forceinline__ void attention_norms(const decode_attention& p, const attention_place& w,
+                                                const uint32_t* words, uint32_t mark,
                                                 attention_shared* s) {
     const bf16* own = (const bf16*)s->raw;
     const bf16* all = p.qkv + w.n * p.ld;
@@ -181,7 +193,13 @@ __device__ __forceinline__ void attention_norms(const decode_attention& p, const
         float squares = 0.0f;
 #pragma unroll 1
         for (int32_t c = (int32_t)threadIdx.x % 32; c < width; c += 32) {
-            float v = to_float(from[c]);
+            bf16 value;
+            if (words && p.norm_heads == 0) {
+                value = attention_word(words + (from - all) + c, mark);
+            } else {
+                value = from[c];
+            }
+            float v = to_float(value);
             squares += v * v;
         }
         squares = warp_sum(squares);
@@ -193,9 +211,11 @@ __device__ __forceinline__ void attention_norms(const decode_attention& p, const
 }
 
 // q of the block's heads and, in the tile of the new position, k, which also goes to the cache:
-// bias or norm, and rotation, all rounded. One pass over pairs of columns.
+// bias or norm, and rotation, all rounded. One pass over pairs of columns. `gains`: the weights of
+// the norms of k and of q in shared memory, null if they are not there.
 __device__ __forceinline__ void attention_heads(const decode_attention& p, const attention_place& w,
-                                                attention_shared* s, bf16* tile_key, bf16* key) {
+                                                attention_shared* s, bf16* tile_key, bf16* key,
+                                                const float* gains) {
     const bf16* x = (const bf16*)s->raw;
     int32_t pairs = p.dim / 2;
 #pragma unroll 1
@@ -212,6 +232,7 @@ __device__ __forceinline__ void attention_heads(const decode_attention& p, const
         int32_t head = is_key ? w.kv : w.first_head + h;
         const float* norm = is_key ? p.k_norm : p.q_norm;
         norm = norm && p.norm_heads == 0 ? norm + head * p.dim : norm;
+        norm = norm && gains ? gains + (is_key ? 0 : ATTENTION_DIM) : norm;
         const bf16* bias = p.bias ? p.bias + (int64_t)(is_key ? p.heads + head : head) * p.dim : 0;
         float v[2];
 #pragma unroll
@@ -437,7 +458,10 @@ __device__ __forceinline__ void attention_low(const decode_attention& p, const a
 }
 
 // softmax(q K^T) V of the page, not divided by the total, in acc: see attention_values; a warp has
-// columns 16 warp and 128 further. The first tile has been requested.
+// columns 16 warp and 128 further. The first tile has been requested; if `helped`, by 256 other
+// threads of the block, which come to barriers 2 and 3 when they have its keys and values, and the
+// weights of the norms are where the scores will be.
+template <bool helped>
 __device__ __forceinline__ void attention_page(const decode_attention& p, const attention_place& w,
                                                attention_shared* s, bf16* keys, bf16* tiles,
                                                float (*acc)[2][4]) {
@@ -450,24 +474,33 @@ __device__ __forceinline__ void attention_page(const decode_attention& p, const 
         if (tile > 0) {
             attention_request(p, w, keys, tile, tiles);
         }
-        asm volatile("cp.async.wait_group 1;" ::: "memory"); // the keys
         // The last tile has the new position: its key and value come from this block.
         int32_t fresh = w.position - start - tile;
         bool fresh_here = fresh < w.tile && w.page == w.last_page;
         if (fresh_here || tile == 0) {
             attention_heads(p, w, s, tiles + fresh * w.ld,
-                            fresh_here ? keys + (tile + fresh) * p.ld_cache : 0);
+                            fresh_here ? keys + (tile + fresh) * p.ld_cache : 0,
+                            helped && tile == 0 && p.norm_heads != 0 ? s->scores[0] : 0);
         }
-        attention_sync();
+        if (helped && tile == 0) {
+            asm volatile("bar.sync 2, 512;" ::: "memory");
+        } else {
+            asm volatile("cp.async.wait_group 1;" ::: "memory"); // the keys
+            attention_sync();
+        }
         attention_scores(p, w, s, tiles, start + tile);
         attention_sync();
         attention_softmax(s, w.heads);
-        asm volatile("cp.async.wait_group 0;" ::: "memory"); // the values
         if (fresh_here) {
             attention_value(p, w, s, tile_values + fresh * w.ld,
                             values + (tile + fresh) * p.ld_cache);
         }
-        attention_sync();
+        if (helped && tile == 0) {
+            asm volatile("bar.sync 3, 512;" ::: "memory");
+        } else {
+            asm volatile("cp.async.wait_group 0;" ::: "memory"); // the values
+            attention_sync();
+        }
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             if (column + 128 * k < w.width) {
@@ -522,23 +555,39 @@ __device__ __forceinline__ bf16* attention_keys(const decode_attention& p, const
     return p.cache + row * p.ld_cache + (int64_t)w.kv * p.dim;
 }
 
+// A thread's part of the turns of the new position, of k and of q: at most dim, for 256 threads.
+struct attention_turns {
+    float k;
+    float q;
+
+    static __device__ __forceinline__ bool are_there(const decode_attention& p) {
+        return p.turn && (int32_t)threadIdx.x < 2 * p.half;
+    }
+
+    __device__ __forceinline__ void load(const decode_attention& p, const attention_place& w) {
+        if (are_there(p)) {
+            k = p.turn[(int64_t)w.position * 2 * p.half + threadIdx.x];
+            q = p.turn_q[(int64_t)w.position * 2 * p.half + threadIdx.x];
+        }
+    }
+
+    __device__ __forceinline__ void store(const decode_attention& p, attention_shared* s) const {
+        if (are_there(p)) {
+            s->turns[0][threadIdx.x] = k;
+            s->turns[1][threadIdx.x] = q;
+        }
+    }
+};
+
 // Before qkv is there: requests the first tile, and brings the turns of the new position.
 __device__ __forceinline__ void attention_begin(const decode_attention& p,
                                                 const attention_place& w, const bf16* keys,
                                                 const bf16* tiles, attention_shared* s) {
-    int32_t i = (int32_t)threadIdx.x;
-    bool turned = p.turn && i < 2 * p.half; // at most dim, for 256 threads
-    float turns[2] = {0.0f, 0.0f};
-    if (turned) {
-        turns[0] = p.turn[(int64_t)w.position * 2 * p.half + i];
-        turns[1] = p.turn_q[(int64_t)w.position * 2 * p.half + i];
-    }
+    attention_turns turns;
+    turns.load(p, w);
     attention_request(p, w, keys, 0, tiles);
     attention_clear(s);
-    if (turned) {
-        s->turns[0][i] = turns[0];
-        s->turns[1][i] = turns[1];
-    }
+    turns.store(p, s);
 }
 
 // The page, and if it is the last one to be done, the results of all. False if it is not.
@@ -547,10 +596,10 @@ __device__ __forceinline__ bool attention_run(const decode_attention& p, const a
                                               attention_shared* s) {
     attention_raw(p, w, s);
     if (p.q_norm) {
-        attention_norms(p, w, s);
+        attention_norms(p, w, 0, 0, s);
     }
     float acc[2][2][4] = {};
-    attention_page(p, w, s, keys, tiles, acc);
+    attention_page<false>(p, w, s, keys, tiles, acc);
     bool alone = w.first_page == w.last_page;
     attention_store(p, w, s, acc, alone, (bf16*)s->raw);
     if (!alone) {

@@ -8,19 +8,25 @@
 // (decode_row.cuh) that runs through all stacks of all layers, so that memory is read while blocks
 // wait, make a norm or attend.
 //
+// Blocks leave each other words: a value, and the number of the layer that made it, in one store.
+// Whoever needs a value reads its word until the number is right, so that no counter, fence or
+// second load stands between a result and its use. Words are zero at the start; layers count from
+// 1. A word is overwritten only by the next layer, which depends on all that was made of it: a
+// block reads x of a stack only if it has tiles or parts of z of it. Words are loaded with
+// ld.relaxed, never through a cache that others do not write to.
+//
 // Every block makes x for itself. z = x A^T is made in parts, sums over LAYER_PARTS ranges of the
-// columns, each by one warp; they are spread over the blocks, so that none is late, and awaited
-// only where the adapter is added. Attention is that of decode_attention.cuh, an item (key head,
-// page) per block, by its first 256 threads; it uses the memory of x. The parameters of three
-// layers are in shared memory: pieces of the next one are requested early, and those of the one
-// after it come while blocks attend.
+// columns, each by one warp; they are spread over the blocks, the last warps first, since these
+// have the fewest pieces, and awaited only where the adapter is added. Attention is that of
+// decode_attention.cuh, an item (key head, page) per block, by its first 256 threads; it uses the
+// memory of x. The others bring keys and values, join the pages of all items, a few columns in
+// every block, and load the parameters of the layer after the next one: those of three layers are
+// in shared memory, since pieces of the next one are requested early.
 //
 // Between two products, every block does the same work while the memory idles, and its instructions
 // miss the nearest cache, since each runs only once per stack. It has to be short: what is the same
-// for all layers is worked out once (layer_plan), and what can be loaded before the wait is.
-//
-// Blocks count what they have done in `counters`, which are zero at the start and only grow. What
-// another block has written is never read through the read-only cache.
+// for all layers is worked out once (layer_plan), and what comes from memory is in L2 by then. A
+// register that is spilled there costs as much as a trip to memory if it has just been loaded.
 //
 // Launch: cooperative, LAYER_THREADS threads, grid any number of blocks that are resident together;
 // with bit k of `split`, stack k is not gate and up and has at least as many tiles as there are
@@ -43,11 +49,8 @@ enum {
     LAYER_RINGS = LAYER_WARPS * LAYER_STAGES * LAYER_STAGE,
     LAYER_SLOTS = 3, // for the parameters of a layer and of the next two
     LAYER_PARTS = 8, // of a value of z
-    LAYER_LIFT = 2,  // vectors of a row of sB that a thread loads before the wait
-    LAYER_ALL = 0,   // counters: blocks that have ended a stack
-    LAYER_UNITS = 32, // heads that have attended
-    LAYER_Z = 64,    // parts of z
-    LAYER_SHARES = 96 // of every block: how often it has left sums for the block before
+    LAYER_COPIES = 4, // vectors of x that a thread loads at a time
+    LAYER_JOINERS = LAYER_WARPS - 8 // warps that do not attend
 };
 
 // Same layout as qlora__decode_layer.
@@ -64,8 +67,10 @@ struct decode_layer {
 struct decode_layers {
     const decode_layer* layers;
     bf16* h;
-    float* z; // [4, LAYER_PARTS, ldz]
-    uint32_t* counters;
+    uint32_t* rows[5]; // words: x of the four stacks, and qkv
+    uint64_t* z;        // sums: [4, LAYER_PARTS, ldz]
+    uint64_t* partials; // sums: [heads, pages, dim + 2]
+    uint64_t* shares;   // sums of a tile, of those for the block before: [blocks, 16]
     int32_t count;
     int32_t hidden;
     int32_t ldz;
@@ -74,7 +79,6 @@ struct decode_layers {
     float eps;
     float scale;
     int32_t split; // bit k: the blocks divide pieces of stack k, not tiles
-    float* shares; // [blocks, 16]: sums of a tile, of those for the block before
 };
 
 // How the tiles of a stack are divided; the same for all layers.
@@ -111,16 +115,102 @@ static_assert(sizeof(layer_shared) == 6512, "QLORA__LAYERS_SHARED in src/model/s
 
 // ---- blocks that wait for each other
 
-__device__ __forceinline__ void layer_count(uint32_t* counter) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+// A word is a value of 16 bits, and above it the number of the layer that made it, from 1 on.
+__device__ __forceinline__ uint32_t layer_mark(int32_t layer) {
+    return (uint32_t)(layer + 1) << 16;
 }
 
-__device__ __forceinline__ void layer_wait(const uint32_t* counter, uint32_t until) {
-    uint32_t now;
-    do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-    } while (now < until);
+// 4 words, which need not be there yet.
+__device__ __forceinline__ uint4 layer_peek(const uint32_t* at) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(at)
+                 : "memory");
+    return v;
 }
+
+// More than 65535 if one of 4 words is not there.
+__device__ __forceinline__ uint32_t layer_lack(uint4 v, uint32_t mark) {
+    return (v.x ^ mark) | (v.y ^ mark) | (v.z ^ mark) | (v.w ^ mark);
+}
+
+// The values of 4 words that are there.
+__device__ __forceinline__ uint2 layer_values(uint4 v) {
+    return make_uint2(__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.z, v.w, 0x5410));
+}
+
+// 4 values, when they are there.
+__device__ __forceinline__ uint2 layer_four(const uint32_t* at, uint32_t mark) {
+    uint4 v;
+    do {
+        v = layer_peek(at);
+    } while (layer_lack(v, mark) > 65535u);
+    return layer_values(v);
+}
+
+// 8 values, when they are there.
+__device__ __forceinline__ uint4 layer_eight(const uint32_t* at, uint32_t mark) {
+    uint4 low;
+    uint4 high;
+    do {
+        low = layer_peek(at);
+        high = layer_peek(at + 4);
+    } while ((layer_lack(low, mark) | layer_lack(high, mark)) > 65535u);
+    uint2 a = layer_values(low);
+    uint2 b = layer_values(high);
+    return make_uint4(a.x, a.y, b.x, b.y);
+}
+
+__device__ __forceinline__ uint32_t layer_one(const uint32_t* at) {
+    uint32_t v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void layer_put(uint32_t* to, uint32_t bits, uint32_t mark) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(bits | mark) : "memory");
+}
+
+// A sum has 32 bits, and above it a number that says when it was made.
+__device__ __forceinline__ void layer_leave(uint64_t* to, float v, uint32_t mark) {
+    uint64_t both = (uint64_t)mark << 32 | __float_as_uint(v);
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
+}
+
+__device__ __forceinline__ uint64_t layer_look(const uint64_t* at) {
+    uint64_t v;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
+    return v;
+}
+
+// Two sums.
+struct layer_two {
+    uint64_t a;
+    uint64_t b;
+
+    __device__ __forceinline__ void look(const uint64_t* at) {
+        asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                     : "=l"(a), "=l"(b)
+                     : "l"(at)
+                     : "memory");
+    }
+
+    __device__ __forceinline__ bool made(uint32_t mark) const {
+        return (uint32_t)(a >> 32) == mark && (uint32_t)(b >> 32) == mark;
+    }
+
+    __device__ __forceinline__ float2 values() const {
+        return make_float2(__uint_as_float((uint32_t)a), __uint_as_float((uint32_t)b));
+    }
+
+    static __device__ __forceinline__ void leave(uint64_t* to, float a, float b, uint32_t mark) {
+        uint64_t x = (uint64_t)mark << 32 | __float_as_uint(a);
+        uint64_t y = (uint64_t)mark << 32 | __float_as_uint(b);
+        asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(x), "l"(y)
+                     : "memory");
+    }
+};
 
 // ---- products
 
@@ -391,18 +481,21 @@ struct layer_gain {
     }
 };
 
-// x = norm(h); `gain` are the weights of the thread's first columns.
-__device__ __forceinline__ void layer_norm(const decode_layers& p, const float* w, layer_gain gain,
-                                           bf16* x, float* sums) {
+// x = norm(h). With mark 0, h is not words.
+__device__ __forceinline__ void layer_norm(const decode_layers& p, const float* w,
+                                           const uint32_t* words, uint32_t mark, bf16* x,
+                                           float* sums) {
+    layer_gain gain;
+    gain.load(w + ((int32_t)threadIdx.x * 8 < p.hidden ? threadIdx.x * 8 : 0));
     uint4 raw[2];
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int32_t c = ((int32_t)threadIdx.x + i * LAYER_THREADS) * 8;
-        raw[i] = c < p.hidden ? __ldcg((const uint4*)(p.h + c)) : make_uint4(0, 0, 0, 0);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+        raw[i] = make_uint4(0, 0, 0, 0);
+        if (c < p.hidden) {
+            raw[i] = mark != 0 ? layer_eight(words + c, mark) : *(const uint4*)(p.h + c);
+        }
         float v[8];
         unpack(raw[i], v);
 #pragma unroll
@@ -440,30 +533,49 @@ __device__ __forceinline__ void layer_norm(const decode_layers& p, const float* 
     }
 }
 
-// x from where another stack or attention has left it.
-__device__ __forceinline__ void layer_copy(const bf16* from, int32_t K, bf16* x) {
+// x from where another stack or attention leaves it. While the first words of a thread are not
+// there, it does not ask for the others.
+__device__ __forceinline__ void layer_copy(const uint32_t* words, uint32_t mark, int32_t K,
+                                           bf16* x) {
+    int32_t c = (int32_t)threadIdx.x * 4;
+    const uint32_t* from = words + c;
+    bf16* to = x + c;
+    if (c < K) {
+        *(uint2*)to = layer_four(from, mark);
+    }
+    int32_t left = (K - c - 1) / (LAYER_THREADS * 4); // vectors
 #pragma unroll 1
-    for (int32_t first = (int32_t)threadIdx.x * 8; first < K; first += LAYER_THREADS * 32) {
-        uint4 v[4];
+    while (left > 0) {
+        uint4 v[LAYER_COPIES];
+        uint32_t lack;
+        from += LAYER_THREADS * 4;
+        to += LAYER_THREADS * 4;
+        do {
+            lack = 0;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int32_t c = first + i * LAYER_THREADS * 8;
-            v[i] = c < K ? __ldcg((const uint4*)(from + c)) : make_uint4(0, 0, 0, 0);
-        }
+            for (int i = 0; i < LAYER_COPIES; i++) {
+                v[i] = layer_peek(i < left ? from + i * LAYER_THREADS * 4 : from);
+            }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int32_t c = first + i * LAYER_THREADS * 8;
-            if (c < K) {
-                *(uint4*)(x + c) = v[i];
+            for (int i = 0; i < LAYER_COPIES; i++) {
+                lack |= layer_lack(v[i], mark);
+            }
+        } while (lack > 65535u);
+#pragma unroll
+        for (int i = 0; i < LAYER_COPIES; i++) {
+            if (i < left) {
+                *(uint2*)(to + i * LAYER_THREADS * 4) = layer_values(v[i]);
             }
         }
+        left -= LAYER_COPIES;
+        from += LAYER_THREADS * 4 * (LAYER_COPIES - 1);
+        to += LAYER_THREADS * 4 * (LAYER_COPIES - 1);
     }
 }
 
 // A part of a value of z, which a warp makes: the columns of a part are divided among the lanes, 8
-// at a time. The first two vectors of A are loaded before x is there.
+// at a time. They are brought as far as L2 before x is there.
 struct layer_low {
-    uint4 a[2];
     const bf16* row; // the lane's first columns of A
     int32_t job;     // LAYER_PARTS r + part
 
@@ -479,17 +591,17 @@ struct layer_low {
         return l.a[k][i] + (int64_t)r * l.stacks[k].K;
     }
 
-    __device__ __forceinline__ void load(const decode_layer& l, int32_t k, int32_t jobs,
+    __device__ __forceinline__ void find(const decode_layer& l, int32_t k, int32_t jobs,
                                          int32_t next) {
         int32_t columns = l.stacks[k].K / LAYER_PARTS;
         int32_t c = (int32_t)threadIdx.x % 32 * 8;
         job = next;
-        a[0] = make_uint4(0, 0, 0, 0);
-        a[1] = a[0];
         if (job < jobs) {
-            row = row_of(l, k, job / LAYER_PARTS) + job % LAYER_PARTS * columns + c;
-            a[0] = c < columns ? *(const uint4*)row : a[0];
-            a[1] = c + 256 < columns ? *(const uint4*)(row + 256) : a[1];
+            row = row_of(l, k, job / LAYER_PARTS) + job % LAYER_PARTS * columns;
+#pragma unroll 1
+            for (; c < columns; c += 256) {
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(row + c));
+            }
         }
     }
 
@@ -507,49 +619,74 @@ struct layer_low {
     }
 
     __device__ __forceinline__ void make(const decode_layers& p, const decode_layer& l, int32_t k,
-                                         int32_t jobs, const bf16* x) {
+                                         int32_t jobs, const bf16* x, uint32_t mark) {
         int32_t columns = l.stacks[k].K / LAYER_PARTS;
         int32_t lane = (int32_t)threadIdx.x % 32;
 #pragma unroll 1
         while (job < jobs) {
-            const bf16* own = x + job % LAYER_PARTS * columns + lane * 8;
-            float sum = lane * 8 < columns ? dot(a[0], own) : 0.0f;
-            sum += lane * 8 + 256 < columns ? dot(a[1], own + 256) : 0.0f;
+            const bf16* own = x + job % LAYER_PARTS * columns;
+            float sum = 0.0f;
 #pragma unroll 4
-            for (int32_t c = 512; c + lane * 8 < columns; c += 256) {
+            for (int32_t c = lane * 8; c < columns; c += 256) {
                 sum += dot(*(const uint4*)(row + c), own + c);
             }
             sum = warp_sum(sum);
             if (lane == 0) {
                 int32_t part = k * LAYER_PARTS + job % LAYER_PARTS;
-                p.z[part * p.ldz + job / LAYER_PARTS] = sum;
-                layer_count(p.counters + LAYER_Z);
+                layer_leave(p.z + part * p.ldz + job / LAYER_PARTS, sum, mark);
             }
-            load(l, k, jobs, job + (int32_t)gridDim.x * LAYER_WARPS);
+            find(l, k, jobs, job + (int32_t)gridDim.x * LAYER_WARPS);
         }
     }
 };
 
-// z, when its parts are complete: 32 values by each of the last warps.
+// z, when its parts are there: 16 values by each of the last warps. Two lanes add the parts of a
+// value, one after the other.
 __device__ __forceinline__ void layer_z(const decode_layers& p, int32_t k, int32_t ranks,
-                                        uint32_t until, float* zs) {
-    int32_t lane = (int32_t)threadIdx.x % 32;
-    if (lane == 0) {
-        layer_wait(p.counters + LAYER_Z, until);
-    }
-    __syncwarp();
+                                        uint32_t mark, float* zs) {
+    enum { HALF = LAYER_PARTS / 2 };
+    int32_t own = LAYER_THREADS - 1 - (int32_t)threadIdx.x;
 #pragma unroll 1
-    for (int32_t i = LAYER_THREADS - 1 - (int32_t)threadIdx.x; i < ranks; i += LAYER_THREADS) {
+    for (int32_t first = own / 32 * 16; first < ranks; first += LAYER_THREADS / 2) {
+        int32_t i = first + own % 16;
+        i = i < ranks ? i : ranks - 1;
+        const uint64_t* from = p.z + (k * LAYER_PARTS + own % 32 / 16 * HALF) * p.ldz + i;
+        uint64_t v[HALF];
+        bool there;
+        do {
+            there = true;
+#pragma unroll
+            for (int j = 0; j < HALF; j++) {
+                v[j] = layer_look(from + j * p.ldz);
+            }
+#pragma unroll
+            for (int j = 0; j < HALF; j++) {
+                there = there && (uint32_t)(v[j] >> 32) == mark;
+            }
+        } while (__any_sync(QLORA_FULL_WARP, !there));
         float sum = 0.0f;
 #pragma unroll
-        for (int j = 0; j < LAYER_PARTS; j++) {
-            sum += __ldcg(p.z + (k * LAYER_PARTS + j) * p.ldz + i);
+        for (int j = 0; j < HALF; j++) {
+            sum += __uint_as_float((uint32_t)v[j]);
         }
-        zs[i] = to_float(to_bf16(sum));
+        float before = __shfl_xor_sync(QLORA_FULL_WARP, sum, 16);
+#pragma unroll
+        for (int j = 0; j < HALF; j++) {
+            before += __uint_as_float((uint32_t)v[j]);
+        }
+        if (own % 32 >= 16) {
+            zs[i] = to_float(to_bf16(before));
+        }
     }
 }
 
 // ---- the results
+
+// The words of h that a stack adds to; null if it does not, or if h is not words yet.
+__device__ __forceinline__ const uint32_t* layer_old(const decode_layers& p, int32_t layer,
+                                                     int32_t k) {
+    return k == 3 ? p.rows[2] : k == 1 && layer > 0 ? p.rows[0] : 0;
+}
 
 // One of the block's outputs of a stack, and what a thread loads of it before the wait.
 struct layer_place {
@@ -557,8 +694,7 @@ struct layer_place {
     int32_t column;
     int32_t vectors; // of the row of sB, in shared memory; 0: it is read where it is
     float bias;
-    bf16 old; // value of h
-    uint4 lifted[LAYER_LIFT];
+    uint32_t old; // word of h
 
     // With gate and up, neighbours have the same row of the two.
     __device__ __forceinline__ void find(const layer_plan& plan, int32_t i) {
@@ -568,41 +704,73 @@ struct layer_place {
         column += i % 16;
         vectors = 0;
         bias = 0.0f;
-        old.bits = 0;
+        old = 0;
     }
 
-    __device__ __forceinline__ void load(const decode_layers& p, const decode_product& q,
-                                         bool later) {
+    // `h`: where the words of h are, null if they are not added to.
+    __device__ __forceinline__ void load(const decode_product& q, const uint32_t* h) {
         const decode_part& own = q.parts[part];
-        old.bits = later ? __ldcg((const unsigned short*)(p.h + column)) : old.bits;
+        old = h ? layer_one(h + column) : old;
         bias = own.bias ? to_float(own.bias[column]) : 0.0f;
         // The room in shared memory is for the rank of the first part; z is read four at a time.
         if (own.sb && own.rank % 8 == 0 && own.rank / 8 <= q.parts[0].rank / 8 &&
             own.z_at % 4 == 0) {
             vectors = own.rank / 8;
-            const uint4* from = (const uint4*)(own.sb + (int64_t)column * own.rank);
-#pragma unroll
-            for (int i = 0; i < LAYER_LIFT; i++) {
-                lifted[i] = i < vectors ? from[i] : make_uint4(0, 0, 0, 0);
-            }
         }
     }
 
-    // Brings the row of sB to shared memory, for the thread itself.
-    __device__ __forceinline__ void lift(const decode_product& q, uint4* to) const {
+    // Requests the row of sB, for the thread itself: the next group of copies.
+    __device__ __forceinline__ void request(const decode_product& q, uint4* rows) const {
         const uint4* from = (const uint4*)(q.parts[part].sb + (int64_t)column * vectors * 8);
-#pragma unroll
-        for (int i = 0; i < LAYER_LIFT; i++) {
-            if (i < vectors) {
-                to[i] = lifted[i];
-            }
+        uint32_t to = (uint32_t)__cvta_generic_to_shared(rows);
+#pragma unroll 1
+        for (int32_t i = 0; i < vectors; i++) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 16u * i),
+                         "l"(from + i)
+                         : "memory");
         }
-#pragma unroll 2
-        for (int32_t i = LAYER_LIFT; i < vectors; i++) {
-            to[i] = from[i];
-        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
     }
 };
+
+// Waits for the row of sB; the pieces that were requested after it, `later` of them, may be in
+// flight.
+__device__ __forceinline__ void layer_await(int32_t later) {
+    if (later >= 2) {
+        asm volatile("cp.async.wait_group 2;" ::: "memory");
+    } else if (later == 1) {
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    } else {
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+    }
+}
+
+// By a warp: brings the rows of sB and the weights of the norm of a stack as far as L2, of these a
+// part by every block.
+__device__ __forceinline__ void layer_warm(const decode_layers& p, const layer_shared* s,
+                                           int32_t stack) {
+    const decode_layer& l = s->layers[stack / 4 % LAYER_SLOTS];
+    int32_t k = stack % 4;
+    const layer_plan& plan = s->plans[k];
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    if (stack >= p.count * 4) {
+        return;
+    }
+#pragma unroll 1
+    for (int32_t i = lane; i < (plan.units << plan.gated) * 4; i += 32) {
+        int32_t first;
+        const decode_part& part = l.stacks[k].parts[layer_find(plan, i / 4, first)];
+        const bf16* from = part.sb + (int64_t)first * part.rank;
+#pragma unroll 1
+        for (int32_t line = i % 4; part.sb && line * 4 < part.rank; line += 4) { // 64 values
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(from + line * 64));
+        }
+    }
+    int32_t c = ((int32_t)blockIdx.x + lane * (int32_t)gridDim.x) * 32;
+    if (k % 2 == 0 && c < p.hidden) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(l.norms[k / 2] + c));
+    }
+}
 
 // The sum of an output's columns, from those of the warps that shared its tile.
 __device__ __forceinline__ float layer_sum(const float* sums, int32_t slots) {
@@ -646,41 +814,40 @@ __device__ __forceinline__ float layer_output(const decode_part& part, int32_t K
 
 // Leaves the sums of the first tile for the block before, if that has the tile, too.
 __device__ __forceinline__ void layer_share(const decode_layers& p, const layer_plan& plan,
-                                            const float* sums) {
-    if (plan.begin > 0 && threadIdx.x < 32) {
-        if (threadIdx.x < 16) {
-            p.shares[blockIdx.x * 16 + threadIdx.x] = layer_sum(sums + threadIdx.x, plan.slots);
-        }
-        __syncwarp();
-        if (threadIdx.x == 0) {
-            layer_count(p.counters + LAYER_SHARES + blockIdx.x);
-        }
+                                            const float* sums, uint32_t mark) {
+    if (plan.begin > 0 && threadIdx.x < 16) {
+        layer_leave(p.shares + blockIdx.x * 16 + threadIdx.x,
+                    layer_sum(sums + threadIdx.x, plan.slots), mark);
     }
 }
 
-// The sum that the block after has left for an output of the last tile; the `shared`th of these.
-__device__ __forceinline__ float layer_rest(const decode_layers& p, int32_t i, uint32_t shared) {
-    layer_wait(p.counters + LAYER_SHARES + blockIdx.x + 1, shared);
-    return __ldcg(p.shares + (blockIdx.x + 1) * 16 + i % 16);
+// The sum that the block after has left for an output of the last tile.
+__device__ __forceinline__ float layer_rest(const decode_layers& p, int32_t i, uint32_t mark) {
+    uint64_t v;
+    do {
+        v = layer_look(p.shares + (blockIdx.x + 1) * 16 + i % 16);
+    } while ((v ^ (uint64_t)mark << 32) > 0xffffffffu);
+    return __uint_as_float((uint32_t)v);
 }
 
-// Adds the sums of the warps and writes the block's outputs of a stack; with `later`, into h.
-// `place` is that of the thread's first output, `rows` the rows of sB, `stride` vectors apart.
+// Adds the sums of the warps and writes the block's outputs of stack k. `place` is that of the
+// thread's first output, `rows` the rows of sB, `stride` vectors apart.
 __device__ __forceinline__ void layer_finish(const decode_layers& p, const decode_product& q,
                                              const layer_plan& plan, const float* sums,
-                                             const float* zs, bool later, layer_place place,
-                                             const uint4* rows, int32_t stride, uint32_t shared) {
+                                             const float* zs, int32_t layer, int32_t k,
+                                             layer_place place, const uint4* rows,
+                                             int32_t stride) {
+    const uint32_t* h = layer_old(p, layer, k);
     int32_t gated = plan.gated;
     int32_t all = plan.units * 16 << gated;
+    uint32_t* to = p.rows[k == 0 ? 4 : k == 3 ? 0 : k + 1];
 #pragma unroll 1
     for (int32_t i = (int32_t)threadIdx.x; i < all; i += LAYER_THREADS) {
         if (i >= LAYER_THREADS) {
             place.find(plan, i);
             bool has = q.parts[place.part].bias != 0;
             place.bias = has ? to_float(q.parts[place.part].bias[place.column]) : 0.0f;
-            if (later) {
-                place.old.bits = __ldcg((const unsigned short*)(p.h + place.column));
-            }
+            place.old = h ? layer_one(h + place.column) : 0;
         }
         const decode_part& part = q.parts[place.part];
         // The output among those of the block, gate before up.
@@ -690,15 +857,27 @@ __device__ __forceinline__ void layer_finish(const decode_layers& p, const decod
             continue; // it is the block before that has the tile
         }
         if (plan.end != 0 && i >= (plan.units - 1) * 16) {
-            v += layer_rest(p, i, shared);
+            v += layer_rest(p, i, (uint32_t)(layer * 4 + k + 1));
         }
         v = layer_output(part, q.K, v, zs, place, rows + i * stride);
         bf16 rounded = to_bf16(v);
-        if (later) {
+        if (k % 2 != 0) {
             float d = to_float(rounded);
             d = p.scale != 1.0f ? to_float(to_bf16(p.scale * d)) : d;
-            p.h[place.column] = to_bf16(to_float(place.old) + d);
-            continue;
+            if (h) {
+                uint32_t since = layer_mark(k == 3 ? layer : layer - 1);
+                while ((place.old ^ since) > 65535u) {
+                    place.old = layer_one(h + place.column);
+                }
+            } else {
+                place.old = p.h[place.column].bits;
+            }
+            bf16 old;
+            old.bits = (unsigned short)place.old;
+            rounded = to_bf16(to_float(old) + d);
+            if (k == 3 && layer + 1 == p.count) {
+                p.h[place.column] = rounded;
+            }
         }
         if (gated != 0) {
             bf16 up;
@@ -709,7 +888,7 @@ __device__ __forceinline__ void layer_finish(const decode_layers& p, const decod
             rounded = to_bf16(g * s * to_float(up)); // of the lane that has gate
         }
         if ((i & gated) == 0) {
-            ((bf16*)q.y)[part.y_at + place.column] = rounded;
+            layer_put(to + part.y_at + place.column, rounded.bits, layer_mark(layer));
         }
     }
 }
@@ -745,41 +924,227 @@ __device__ __forceinline__ int32_t layer_item(const decode_layers& p, const deco
     return p.units * (w.last_page - first + 1);
 }
 
-// Attention, by the first 256 threads: items from the block's number on. `until`: qkv is there.
+// The rows of q of an item's heads, of k and of v, when they are there, and what they meet: turns,
+// and the weights of their norms, where the scores will be.
+__device__ __forceinline__ void layer_raw(const decode_attention& q, const attention_place& w,
+                                          const uint32_t* words, uint32_t mark,
+                                          attention_shared* s) {
+    int32_t own = (int32_t)threadIdx.x;
+    int32_t pieces = q.dim / 4;
+    bool weighed = q.q_norm && q.norm_heads != 0 && own < q.dim;
+    float gains[2] = {0.0f, 0.0f};
+    attention_turns turns;
+    turns.load(q, w);
+    if (weighed) {
+        gains[0] = q.k_norm[own];
+        gains[1] = q.q_norm[own];
+    }
+    attention_clear(s);
+#pragma unroll 1
+    for (int32_t i = own; i < (w.heads + 2) * pieces; i += 256) {
+        int32_t head = i / pieces;
+        head = head < w.heads ? w.first_head + head
+                              : q.heads + (head - w.heads) * q.kv_heads + w.kv;
+        ((uint2*)s->raw)[i] = layer_four(words + head * q.dim + i % pieces * 4, mark);
+    }
+    turns.store(q, s);
+    if (weighed) {
+        s->scores[0][own] = gains[0]; // the rows are read as one
+        s->scores[0][ATTENTION_DIM + own] = gains[1];
+    }
+    attention_sync();
+}
+
+// What attention_page left: to o if this is the only page, otherwise to the partial results.
+__device__ __forceinline__ void layer_store(const decode_layers& p, const decode_attention& q,
+                                            const attention_place& w, const attention_shared* s,
+                                            const float (*acc)[2][4], uint32_t mark) {
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    int32_t h = lane / 4;
+    if (h >= w.heads) {
+        return;
+    }
+    int32_t head = w.first_head + h;
+    uint64_t* to = p.partials + (int64_t)(head * w.pages + w.page) * (q.dim + 2);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int32_t c = (int32_t)threadIdx.x / 32 * 16 + j / 2 * 128 + j % 2 * 8 + lane % 4 * 2;
+        const float* v = acc[j / 2][j % 2];
+        if (c >= q.dim) {
+            continue;
+        }
+        if (w.first_page == w.last_page) {
+            uint32_t pair = pack_bf16(v[0] / s->total[h], v[1] / s->total[h]);
+            layer_put(p.rows[1] + head * q.dim + c, pair & 65535u, mark);
+            layer_put(p.rows[1] + head * q.dim + c + 1, pair >> 16, mark);
+            continue;
+        }
+        layer_two::leave(to + 2 + c, v[0], v[1], mark);
+        if (c == 0) {
+            layer_two::leave(to, s->top[h], s->total[h], mark);
+        }
+    }
+}
+
+// The items of attention of a block, from its number on.
+struct layer_items {
+    attention_place w;
+    int32_t item;
+    int32_t row;
+
+    __device__ __forceinline__ bool first(const decode_layers& p, const decode_attention& q,
+                                          const layer_shared* s) {
+        item = (int32_t)blockIdx.x;
+        w = s->place;
+        row = s->row;
+        int32_t items = s->items;
+        if (q.window != s->window) {
+            items = layer_item(p, q, s, item, w, row);
+        }
+        return s->alive != 0 && item < items;
+    }
+
+    __device__ __forceinline__ bool next(const decode_layers& p, const decode_attention& q,
+                                         const layer_shared* s) {
+        item += (int32_t)gridDim.x;
+        return item < layer_item(p, q, s, item, w, row);
+    }
+};
+
+__device__ __forceinline__ bf16* layer_tiles(uint8_t* area) {
+    return (bf16*)(area + (sizeof(attention_shared) + 15) / 16 * 16);
+}
+
+// Attention, by the first 256 threads.
 __device__ __forceinline__ void layer_attend(const decode_layers& p, const decode_attention& q,
                                              const layer_shared* all, uint8_t* area,
-                                             uint32_t until) {
+                                             uint32_t mark) {
     attention_shared* s = (attention_shared*)area;
-    bf16* tiles = (bf16*)(area + (sizeof(attention_shared) + 15) / 16 * 16);
-    int32_t item = (int32_t)blockIdx.x;
-    attention_place w = all->place;
-    int32_t items = all->items;
-    int32_t row = all->row;
-    bool known = q.window == all->window;
-    bool waited = false;
+    layer_items at;
+    bool more = at.first(p, q, all);
 #pragma unroll 1
-    for (;; item += (int32_t)gridDim.x) {
-        if (!known) {
-            items = layer_item(p, q, all, item, w, row);
+    while (more) {
+        layer_raw(q, at.w, p.rows[4], mark, s);
+        if (q.q_norm) {
+            attention_norms(q, at.w, p.rows[4], mark, s);
         }
-        known = false; // the next one
-        if (item >= items) {
-            break;
-        }
-        bool done = all->alive == 0 && w.page == w.first_page;
-        if (all->alive != 0) {
-            bf16* keys = attention_keys(q, w, row);
-            attention_begin(q, w, keys, tiles, s);
-            if (!waited && threadIdx.x == 0) {
-                layer_wait(p.counters + LAYER_ALL, until);
-            }
-            waited = true;
+        float acc[2][2][4] = {};
+        attention_page<true>(q, at.w, s, attention_keys(q, at.w, at.row), layer_tiles(area), acc);
+        layer_store(p, q, at.w, s, acc, mark);
+        more = at.next(p, q, all);
+        if (more) {
             attention_sync();
-            done = attention_run(q, w, keys, tiles, q.counters + w.unit, s);
+            asm volatile("bar.arrive 4, 512;" ::: "memory"); // the tile has been read
         }
-        attention_sync(); // also: the memory is free
-        if (done && threadIdx.x == 0) {
-            layer_count(p.counters + LAYER_UNITS);
+    }
+}
+
+// Keys and values of the items, by the other threads.
+__device__ __forceinline__ void layer_bring(const decode_layers& p, const decode_attention& q,
+                                            const layer_shared* all, uint8_t* area) {
+    layer_items at;
+    bool more = at.first(p, q, all);
+#pragma unroll 1
+    while (more) {
+        attention_request(q, at.w, attention_keys(q, at.w, at.row), 0, layer_tiles(area));
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        asm volatile("bar.arrive 2, 512;" ::: "memory");
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        asm volatile("bar.arrive 3, 512;" ::: "memory");
+        more = at.next(p, q, all);
+        if (more) {
+            asm volatile("bar.sync 4, 512;" ::: "memory");
+        }
+    }
+}
+
+// Brings the first tile of the block's first item as far as L2: a row of keys or values by two
+// threads.
+__device__ __forceinline__ void layer_near(const decode_attention& q, const layer_shared* s) {
+    int32_t row = (int32_t)threadIdx.x / 4;
+    if (s->alive != 0 && (int32_t)blockIdx.x < s->items && q.window == s->window &&
+        row < s->place.tile && s->place.page * q.chunk + row < s->position) {
+        const bf16* from = attention_keys(q, s->place, s->row + row) +
+                           (threadIdx.x & 2 ? (int64_t)q.kv_heads * q.dim : 0);
+#pragma unroll 1
+        for (int32_t c = (int32_t)threadIdx.x % 2 * 64; c < q.dim; c += 128) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(from + c));
+        }
+    }
+}
+
+// Joins the pages of a column of a head, in their order. The lanes of a warp have columns of the
+// same head; each of the first ones asks for the top and the total of a page.
+__device__ __forceinline__ bf16 layer_join(const decode_layers& p, const decode_attention& q,
+                                           int32_t head, int32_t column, int32_t first,
+                                           int32_t last, uint32_t mark) {
+    int32_t width = q.dim + 2;
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    const uint64_t* from = p.partials + (int64_t)head * p.pages * width;
+    float top = -INFINITY;
+    float total = 0.0f;
+    float sum = 0.0f;
+#pragma unroll 1
+    for (; first <= last; first += ATTENTION_JOIN) {
+        layer_two own; // top and total
+        uint64_t v[ATTENTION_JOIN];
+        int32_t page = first + lane % ATTENTION_JOIN;
+        page = page < last ? page : last;
+        do {
+            own.look(from + page * width);
+        } while (__any_sync(QLORA_FULL_WARP, !own.made(mark)));
+        bool there;
+        do {
+            there = true;
+#pragma unroll
+            for (int j = 0; j < ATTENTION_JOIN; j++) {
+                v[j] = layer_look(from + (first + j < last ? first + j : last) * width + column);
+            }
+#pragma unroll
+            for (int j = 0; j < ATTENTION_JOIN; j++) {
+                there = there && (uint32_t)(v[j] >> 32) == mark;
+            }
+        } while (__any_sync(QLORA_FULL_WARP, !there));
+        float before = top;
+        top = fmaxf(top, warp_max(own.values().x));
+        float factor = exp_of(before - top, (const bf16*)0);
+        float weight = exp_of(own.values().x - top, (const bf16*)0);
+        total *= factor;
+        sum *= factor;
+#pragma unroll
+        for (int j = 0; j < ATTENTION_JOIN; j++) {
+            float w = __shfl_sync(QLORA_FULL_WARP, weight, j);
+            float t = __shfl_sync(QLORA_FULL_WARP, own.values().y, j);
+            if (first + j <= last) {
+                total += t * w;
+                sum += __uint_as_float((uint32_t)v[j]) * w;
+            }
+        }
+    }
+    return to_bf16(sum / total);
+}
+
+// Attention's results, by the warps that do not attend; those of a single page are there.
+__device__ __forceinline__ void layer_collect(const decode_layers& p, const decode_attention& q,
+                                              const layer_shared* s, uint32_t mark) {
+    int32_t first = attention_begins(q, s->position) / q.chunk;
+    int32_t last = s->position / q.chunk;
+    int32_t groups = (q.dim + 31) / 32; // of columns of a head
+    int32_t job = (int32_t)blockIdx.x + ((int32_t)threadIdx.x / 32 - 8) * (int32_t)gridDim.x;
+    if (s->alive != 0 && first == last) {
+        return;
+    }
+#pragma unroll 1
+    for (; job < q.heads * groups; job += (int32_t)gridDim.x * LAYER_JOINERS) {
+        int32_t c = job % groups * 32 + (int32_t)threadIdx.x % 32;
+        bf16 v;
+        v.bits = 0;
+        if (s->alive != 0) {
+            int32_t column = 2 + (c < q.dim ? c : 0);
+            v = layer_join(p, q, job / groups, column, first, last, mark);
+        }
+        if (c < q.dim) {
+            layer_put(p.rows[1] + job / groups * q.dim + c, v.bits, mark);
         }
     }
 }
@@ -789,14 +1154,13 @@ __device__ __forceinline__ void layer_attend(const decode_layers& p, const decod
 __device__ __forceinline__ void layer_multiply(const decode_layers& p, const layer_shared* s,
                                                int32_t layer, int32_t k, layer_ahead& ahead,
                                                uint8_t* shared, const bf16* x, float* sums,
-                                               float* zs, int32_t ranks, uint32_t z_until,
-                                               uint32_t& stage) {
+                                               float* zs, int32_t ranks, uint32_t& stage) {
     int32_t warp = (int32_t)threadIdx.x / 32;
     const layer_plan& plan = s->plans[k];
     int32_t last = layer + 1 < p.count ? layer + 1 : layer;
     int32_t count = layer_pieces(plan);
     int32_t pieces = plan.pieces;
-    int32_t fetch = (LAYER_WARPS - 1 - warp) * 32 < ranks ? count / 2 : -1; // before which piece z
+    int32_t fetch = (LAYER_WARPS - 1 - warp) * 16 < ranks ? count / 2 : -1; // before which piece z
     layer_start now;
     now.unpack(s->starts[k][warp]);
     layer_ring ring;
@@ -811,12 +1175,13 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
     uint4 x_now = make_uint4(0, 0, 0, 0);
     float middle = 0.0f;
     float acc[2] = {0.0f, 0.0f};
+    int32_t flew = ahead.flying;
     ahead.fill(s, last, ring);
     // It is long because requests and their use belong to one loop.
 #pragma unroll 1
     for (int32_t i = 0; i < count; i++) {
         if (i == fetch) {
-            layer_z(p, k, ranks, z_until, zs);
+            layer_z(p, k, ranks, (uint32_t)layer + 1, zs);
         }
         if (i == 0 || now.piece == 0) {
             int32_t first;
@@ -868,9 +1233,10 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
             from = own_x;
         }
     }
-    if (fetch == 0 && count == 0) {
-        layer_z(p, k, ranks, z_until, zs);
+    if (fetch == 0 && count == 0 && plan.all > 0) {
+        layer_z(p, k, ranks, (uint32_t)layer + 1, zs);
     }
+    layer_await(ahead.flying - flew + count);
 }
 
 // What is the same for all layers.
@@ -902,9 +1268,6 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
     uint8_t* area = (uint8_t*)(s + 1);
     int32_t own = (int32_t)threadIdx.x;
     uint32_t stage = 0;
-    uint32_t ended = 0; // blocks that have to have ended a stack
-    uint32_t z_until = 0;
-    uint32_t shared_tiles = 0; // with the block after
     layer_ahead ahead;
     ahead.layer = 0;
     ahead.stack = -1;
@@ -933,57 +1296,48 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
         int32_t stride = q.parts[0].rank / 8;
         // It is long because what does not depend on the other blocks is loaded before the wait.
         layer_low low;
-        layer_gain gain;
         layer_place place;
-        low.load(l, k, ranks * LAYER_PARTS,
-                 (int32_t)blockIdx.x + own / 32 * (int32_t)gridDim.x);
-        if (k % 2 == 0 && own * 8 < p.hidden) {
-            gain.load(l.norms[k / 2] + own * 8);
-        }
+        low.find(l, k, ranks * LAYER_PARTS,
+                 (int32_t)blockIdx.x + (LAYER_WARPS - 1 - own / 32) * (int32_t)gridDim.x);
         place.find(plan, own);
         if (own < plan.units * 16 << plan.gated) {
-            place.load(p, q, k % 2 != 0);
-        }
-#pragma unroll 1
-        for (int32_t j = own; j < room; j += LAYER_THREADS) {
-            sums[j] = 0.0f;
-        }
-        if (i > 0 && own == 0) {
-            if (k == 1) {
-                layer_wait(p.counters + LAYER_UNITS, (uint32_t)(p.units * (layer + 1)));
-            } else {
-                layer_wait(p.counters + LAYER_ALL, ended);
-            }
-        }
-        __syncthreads();
-        if (k % 2 == 0) {
-            layer_norm(p, l.norms[k / 2], gain, x, s->sums);
-        } else {
-            layer_copy(q.x, q.K, x);
-        }
-        if (place.vectors > 0) {
-            place.lift(q, rows + own * stride);
-        }
-        __syncthreads();
-        low.make(p, l, k, ranks * LAYER_PARTS, x);
-        z_until += (uint32_t)(ranks * LAYER_PARTS);
-        layer_multiply(p, s, layer, k, ahead, shared, x, sums, zs, ranks, z_until, stage);
-        __syncthreads();
-        layer_share(p, plan, sums);
-        shared_tiles += plan.end != 0 ? 1u : 0u;
-        layer_finish(p, q, plan, sums, zs, k % 2 != 0, place, rows, stride, shared_tiles);
-        __syncthreads();
-        ended += gridDim.x;
-        if (own == 0) {
-            layer_count(p.counters + LAYER_ALL);
+            place.load(q, layer_old(p, layer, k));
         }
         if (k == 0) {
-            if (own < 256) {
-                layer_attend(p, l.attention, s, area, ended);
+            layer_near(l.attention, s);
+        }
+        __syncthreads(); // what the last stack had in shared memory has been read
+        if (plan.all > 0 || (int32_t)blockIdx.x < ranks * LAYER_PARTS) {
+#pragma unroll 1
+            for (int32_t j = own; j < room; j += LAYER_THREADS) {
+                sums[j] = 0.0f;
+            }
+            place.request(q, rows + own * stride);
+            uint32_t mark = k > 0 ? layer_mark(layer) : layer > 0 ? layer_mark(layer - 1) : 0;
+            if (k % 2 == 0) {
+                layer_norm(p, l.norms[k / 2], p.rows[k], mark, x, s->sums);
             } else {
-                layer_load(p, layer + 2, 256, s);
+                layer_copy(p.rows[k], mark, q.K, x);
             }
             __syncthreads();
+            low.make(p, l, k, ranks * LAYER_PARTS, x, (uint32_t)layer + 1);
+            if (own / 32 == LAYER_WARPS - 1) {
+                layer_warm(p, s, i + 1);
+            }
+            layer_multiply(p, s, layer, k, ahead, shared, x, sums, zs, ranks, stage);
+            __syncthreads();
+            layer_share(p, plan, sums, (uint32_t)(layer * 4 + k + 1));
+            layer_finish(p, q, plan, sums, zs, layer, k, place, rows, stride);
+        }
+        if (k == 0) {
+            __syncthreads();
+            if (own < 256) {
+                layer_attend(p, l.attention, s, area, layer_mark(layer));
+            } else {
+                layer_load(p, layer + 2, 256, s);
+                layer_bring(p, l.attention, s, area);
+                layer_collect(p, l.attention, s, layer_mark(layer));
+            }
         }
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");

@@ -14,8 +14,7 @@
 #define QLORA__DECODE_ROWS 8
 #define QLORA__DECODE_LAYER_BYTES 1920 // of qlora__decode_layer
 #define QLORA__DECODE_SHARES 256       // blocks that may share tiles
-#define QLORA__DECODE_MARKS (96 + QLORA__DECODE_SHARES) // as in kernels/decode_layers.cuh
-#define QLORA__DECODE_PARTS 8          // LAYER_PARTS there
+#define QLORA__DECODE_PARTS 8          // LAYER_PARTS in kernels/decode_layers.cuh
 #define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
 #define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
 #define QLORA__DECODE_MANY_TILES 144 // blocks whose sums have room
@@ -50,6 +49,37 @@ static bool qlora__decode_fits(const qlora_model* m) {
         }
     }
     return fits;
+}
+
+// What the blocks of decode_layers leave for each other, in words of 32 bits: x of the four stacks
+// and qkv, a word for each value; z, sums of shared tiles and of pages, two words for each.
+enum {
+    QLORA__MARKS_QKV = QLORA__GROUPS,
+    QLORA__MARKS_Z,
+    QLORA__MARKS_SHARES,
+    QLORA__MARKS_PARTIALS,
+    QLORA__MARKS_COUNT
+};
+
+// Where each of them begins; returns how many words there are.
+static int64_t qlora__decode_marks(const qlora_model* m, int64_t* at) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__decode* d = &m->decode;
+    int64_t words[QLORA__MARKS_COUNT];
+    int64_t all = 0;
+    words[QLORA__QKV] = c->hidden;
+    words[QLORA__O] = qlora__q_width(c);
+    words[QLORA__GATE_UP] = c->hidden;
+    words[QLORA__DOWN] = c->intermediate;
+    words[QLORA__MARKS_QKV] = qlora__q_width(c) + 2 * qlora__kv_width(c);
+    words[QLORA__MARKS_Z] = QLORA__GROUPS * QLORA__DECODE_PARTS * d->wide * 2;
+    words[QLORA__MARKS_SHARES] = QLORA__DECODE_SHARES * 16 * 2;
+    words[QLORA__MARKS_PARTIALS] = c->heads * d->pages * (c->head_dim + 2) * 2;
+    for (int i = 0; i < QLORA__MARKS_COUNT; i++) {
+        at[i] = all;
+        all += (words[i] + 3) / 4 * 4;
+    }
+    return all;
 }
 
 static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
@@ -97,10 +127,9 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, QLORA_I32, groups, QLORA__DECODE_MANY_TILES, &d->arrivals);
     }
     if (n == 1) {
-        int64_t wide = qlora__max(pad, d->z_rank);
-        qlora__arena_tensor(arena, QLORA_I32, 1, QLORA__DECODE_MARKS, &d->marks);
-        qlora__arena_tensor(arena, QLORA_F32, QLORA__DECODE_SHARES, 16, &d->shares);
-        qlora__arena_tensor(arena, QLORA_F32, QLORA__GROUPS * QLORA__DECODE_PARTS, wide, &d->low);
+        int64_t at[QLORA__MARKS_COUNT];
+        d->wide = qlora__max(pad, d->z_rank);
+        qlora__arena_tensor(arena, QLORA_I32, 1, qlora__decode_marks(m, at), &d->marks);
         qlora__arena_tensor(arena, QLORA_U8, 1, 2 * c->layers * QLORA__DECODE_LAYER_BYTES,
                             &d->params);
     }

@@ -19,8 +19,10 @@ typedef char
 typedef struct qlora__decode_layers {
     const void* layers;
     void* h;
+    void* rows[QLORA__MARKS_QKV + 1];
     void* z;
-    void* counters;
+    void* partials;
+    void* shares;
     int32_t count;
     int32_t hidden;
     int32_t ldz;
@@ -29,7 +31,6 @@ typedef struct qlora__decode_layers {
     float eps;
     float scale;
     int32_t split;
-    void* shares;
 } qlora__decode_layers;
 
 enum {
@@ -247,16 +248,21 @@ static qlora_result qlora__decode_layers_run(const qlora_model* m, int stream, i
     p.layers = (const char*)d->params.data +
                (m->use_adapters ? c->layers * QLORA__DECODE_LAYER_BYTES : 0);
     p.h = d->h[stream].data;
-    p.z = d->low.data;
-    p.counters = d->marks.data;
+    int64_t at[QLORA__MARKS_COUNT];
+    (void)qlora__decode_marks(m, at);
+    for (int i = 0; i <= QLORA__MARKS_QKV; i++) {
+        p.rows[i] = (int32_t*)d->marks.data + at[i];
+    }
+    p.z = (int32_t*)d->marks.data + at[QLORA__MARKS_Z];
+    p.partials = (int32_t*)d->marks.data + at[QLORA__MARKS_PARTIALS];
+    p.shares = (int32_t*)d->marks.data + at[QLORA__MARKS_SHARES];
     p.count = (int32_t)c->layers;
     p.hidden = (int32_t)c->hidden;
-    p.ldz = (int32_t)d->low.ld;
+    p.ldz = (int32_t)d->wide;
     p.units = (int32_t)d->counters.cols;
     p.pages = (int32_t)d->pages;
     p.eps = (float)c->rms_eps;
     p.scale = (float)c->residual_scale;
-    p.shares = d->shares.data;
     qlora__decode_layer first;
     (void)qlora__decode_layer_of(m, 0, &first); // it fits
     p.split = qlora__decode_layers_mask(m, &first, blocks);

@@ -232,6 +232,7 @@ typedef struct qlora__decode {
     int64_t chunk;                    // positions of a page of the cache
     int64_t pages;                    // of a text
     int64_t z_rank;                   // columns of z
+    int64_t wide;                     // columns of z in decode_layers
     uint32_t variants;                // of the kernels and launches: QLORA__DECODE_...
     qlora_tensor h[2];                // [texts, H] residual stream, in turn
     qlora_tensor x;                   // [texts, H + pad] input of qkv, gate/up and the head, with z
@@ -244,9 +245,7 @@ typedef struct qlora__decode {
     qlora_tensor logits;              // [texts, V]
     qlora_tensor partials;            // f32 [texts * heads * pages, head_dim + 2]
     qlora_tensor counters;            // I32 [texts, blocks of a row]
-    qlora_tensor marks;               // I32: counters of decode_layers
-    qlora_tensor shares;              // of tiles that its blocks share
-    qlora_tensor low;                 // [4, z of a stack]: its z
+    qlora_tensor marks;               // I32: see qlora__decode_marks
     qlora_tensor params;              // U8: qlora__decode_layer of all layers, without and with
                                       // adapters
     qlora_tensor table;               // I32 [texts, pages]: where the pages of a text are

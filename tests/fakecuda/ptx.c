@@ -526,8 +526,8 @@ static bool trap_deadlock(ptx_run* run) {
     return false;
 }
 
-// Instructions of a loop that waits for an mbarrier, at most.
-#define PTX_SPIN 16
+// Instructions of a loop that waits for an mbarrier or a word of another block, at most.
+#define PTX_SPIN 100
 
 static void block_begin(ptx_run* run) {
     memset(run->barriers, 0, sizeof run->barriers);
@@ -670,8 +670,9 @@ static void run_together(ptx_run* run) {
             waiting = order[i];
             run->result = block->result;
         }
+        // A warp's turn is over at every load of what it waits for, and there may be many.
         idle_rounds = moved || left == 0 ? 0 : idle_rounds + 1;
-        if (idle_rounds > 2 && run->result == PTX_OK) {
+        if (idle_rounds > 16 && run->result == PTX_OK) {
             trap_deadlock(&blocks[waiting]);
             run->result = blocks[waiting].result;
         }

@@ -38,7 +38,7 @@ typedef struct ptx_env {
     // griddepcontrol.wait, and may write to no global memory before.
     bool early;
     // A cooperative launch: all blocks are resident, and take turns where one waits for another
-    // with ld.acquire.
+    // with ld.acquire or ld.relaxed.
     bool together;
     // If set, called for every access to global memory; false if the kernel before may still write
     // there. `waited`: after griddepcontrol.wait, or there is nothing to wait for.

@@ -245,7 +245,7 @@ static bool check_vector(ptx_parser* p, const ptx_insn* in, const char* vector, 
 static bool decode_ld(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     in->space = space_at(m, 3);
     in->type = (u8)type_at(m, 8);
-    in->sub = m->mod[1] != NULL && same(m->mod[1], "acquire");
+    in->sub = m->mod[1] != NULL && (same(m->mod[1], "acquire") || same(m->mod[1], "relaxed"));
     in->exec = exec_ld;
     if (m->mod[4] != NULL && same(m->mod[4], "nc") && in->space != SPACE_GLOBAL) {
         return refuse(p, in->line, "ld.nc is for global memory");

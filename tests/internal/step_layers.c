@@ -13,6 +13,9 @@ static const step_kind layers_kinds[] = {
     {"wide heads", QLORA_FAMILY_LLAMA, 256, 2, 1, 256, 0, 8, false, false, false, QLORA_BASE_NF4},
 };
 
+static const step_kind layers_long = {
+    "many heads", QLORA_FAMILY_LLAMA, 256, 36, 4, 64, 0, 8, false, false, false, QLORA_BASE_NF4};
+
 static const step_kind layers_large = {
     "large", QLORA_FAMILY_LLAMA, 2048, 32, 8, 64, 0, 16, false, false, false, QLORA_BASE_NF4};
 
@@ -156,6 +159,21 @@ TEST projections_may_have_other_ranks(const test_machine* machine) {
         ASSERT(held);
         ASSERT(stage_end(&s));
     }
+    PASS();
+}
+
+// A thread has several vectors of x.
+TEST rows_may_be_long(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    ctx->gpu->sm_count = 6;
+    step_depth = 1;
+    bool held = !layers_room(ctx) || layers_hold(ctx, &layers_long, 1);
+    step_depth = 2;
+    ASSERT(held);
+    ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }
 
@@ -346,6 +364,7 @@ SUITE(step_layers_suite) {
     RUN_ON(TEST_ONE_GPU, layers_are_like_single_kernels);
     RUN_ON(TEST_ONE_GPU, any_number_of_layers_is_taken);
     RUN_ON(TEST_ONE_GPU, projections_may_have_other_ranks);
+    RUN_ON(TEST_ONE_GPU, rows_may_be_long);
     RUN_ON(TEST_ONE_FAKE, few_blocks_take_all_layers);
     RUN_ON(TEST_ONE_GPU, blocks_may_share_tiles);
     RUN_ON(TEST_TENSOR_CORES, layers_have_the_same_bits_again);
