@@ -43347,6 +43347,8 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         need |= c->logits_cap > 0.0 ? QLORA__NEED_CAP : 0;
         need |= m->head_is_nf4 ? QLORA__NEED_HEAD_NF4 : 0;
         need |= qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0;
+        // What several adapters run depends on the batch, not on the model alone.
+        need |= qlora__has_several(m) || m->dora ? QLORA__NEED_ANY : 0;
         return qlora__cache_warm(ctx, need, false);
     }
 #else
@@ -52503,4 +52505,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 2586e594d035f586
+//@@ end 6413dcfa035f9a1c

@@ -267,6 +267,8 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         need |= c->logits_cap > 0.0 ? QLORA__NEED_CAP : 0;
         need |= m->head_is_nf4 ? QLORA__NEED_HEAD_NF4 : 0;
         need |= qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0;
+        // What several adapters run depends on the batch, not on the model alone.
+        need |= qlora__has_several(m) || m->dora ? QLORA__NEED_ANY : 0;
         return qlora__cache_warm(ctx, need, false);
     }
 #else

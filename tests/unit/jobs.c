@@ -642,6 +642,36 @@ TEST jobs_are_checked(const test_machine* machine) {
 }
 
 // A text is generated with the adapter that was selected when it began.
+// How many rows a product has decides which kernel computes it: all are there after opening.
+TEST prompts_of_any_length(const test_machine* machine) {
+    static const int64_t lengths[] = {1, 7, 20, 40};
+    setup s = jobs_setup(machine);
+    int32_t prompt[40];
+    for (int i = 0; i < 40; i++) {
+        prompt[i] = i % 7;
+    }
+    s.model.mode = test_has_bf16(machine) ? QLORA_MODE_BF16 : QLORA_MODE_F32;
+    s.model.cache = QLORA_CHOICE_OFF;
+    s.model.generate_tokens = 48;
+    jobs j;
+    ASSERT(jobs_open(&j, &s, WITHOUT));
+    for (int i = 0; i < 4; i++) {
+        qlora_generation* g = NULL;
+        qlora_generate_desc d;
+        int32_t token = 0;
+        bool stopped = false;
+        memset(&d, 0, sizeof d);
+        d.prompt = prompt;
+        d.prompt_tokens = lengths[i];
+        ASSERT_OK(j.r, qlora_adapter_select(j.r.model, i % JOBS));
+        ASSERT_OK(j.r, qlora_generate_begin(j.r.model, &d, &g));
+        ASSERT_OK(j.r, qlora_generate_next(g, &token, &stopped));
+        ASSERT_OK(j.r, qlora_generate_end(g));
+    }
+    ASSERT(jobs_close(&j, &s));
+    PASS();
+}
+
 TEST generates_by_adapter(const test_machine* machine) {
     setup s = jobs_setup(machine);
     static const int32_t prompt[] = {3, 1, 4, 1, 5};
@@ -753,6 +783,7 @@ SUITE(jobs_suite) {
     RUN_ON(TEST_ONE_EACH, renewed_magnitudes);
     RUN_ON(TEST_ONE_EACH, jobs_resume);
     RUN_ON(TEST_ONE_EACH, jobs_are_checked);
+    RUN_ON(TEST_ONE_EACH, prompts_of_any_length);
     RUN_ON(TEST_ONE_EACH, generates_by_adapter);
     RUN_ON(TEST_ONE_EACH, texts_by_adapter);
 }
