@@ -11,9 +11,10 @@
 // Blocks leave each other words: a value, and the number of the layer that made it, in one store.
 // Whoever needs a value reads its word until the number is right, so that no counter, fence or
 // second load stands between a result and its use. Words are zero at the start; layers count from
-// 1. A word is overwritten only by the next layer, which depends on all that was made of it: a
-// block reads x of a stack only if it has tiles or parts of z of it. Words are loaded with
-// ld.relaxed, never through a cache that others do not write to.
+// 1. A word is overwritten only by the next layer, or in `shares` by the next stack, which depends
+// on all that was made of it: a block reads x of a stack only if it has tiles or parts of z of it,
+// and attention reads all of qkv. Words are loaded with ld.relaxed, never through a cache that
+// others do not write to.
 //
 // Every block makes x for itself. z = x A^T is made in parts, sums over LAYER_PARTS ranges of the
 // columns, each by one warp; they are spread over the blocks, the last warps first, since these
@@ -55,7 +56,7 @@ enum {
 
 // Same layout as qlora__decode_layer.
 struct decode_layer {
-    decode_product stacks[4]; // qkv, o, gate and up, down; y of o and down is h
+    decode_product stacks[4]; // qkv, o, gate and up, down; x and y are not used
     decode_attention attention;
     const bf16* a[4][3]; // [ranks[k][i], K of the stack]
     const float* norms[2];
@@ -918,8 +919,7 @@ __device__ __forceinline__ int32_t layer_item(const decode_layers& p, const deco
                                               const layer_shared* s, int32_t item,
                                               attention_place& w, int32_t& row) {
     int32_t first = attention_begins(q, s->position) / q.chunk;
-    w = attention_find(q, item % p.units, first + item / p.units, p.pages, 0, s->position,
-                       s->alive != 0);
+    w = attention_find(q, item % p.units, first + item / p.units, p.pages, 0, s->position, true);
     row = attention_row(q, w);
     return p.units * (w.last_page - first + 1);
 }
@@ -1001,7 +1001,7 @@ struct layer_items {
         if (q.window != s->window) {
             items = layer_item(p, q, s, item, w, row);
         }
-        return s->alive != 0 && item < items;
+        return item < items;
     }
 
     __device__ __forceinline__ bool next(const decode_layers& p, const decode_attention& q,
@@ -1062,7 +1062,7 @@ __device__ __forceinline__ void layer_bring(const decode_layers& p, const decode
 // threads.
 __device__ __forceinline__ void layer_near(const decode_attention& q, const layer_shared* s) {
     int32_t row = (int32_t)threadIdx.x / 4;
-    if (s->alive != 0 && (int32_t)blockIdx.x < s->items && q.window == s->window &&
+    if ((int32_t)blockIdx.x < s->items && q.window == s->window &&
         row < s->place.tile && s->place.page * q.chunk + row < s->position) {
         const bf16* from = attention_keys(q, s->place, s->row + row) +
                            (threadIdx.x & 2 ? (int64_t)q.kv_heads * q.dim : 0);
@@ -1131,18 +1131,13 @@ __device__ __forceinline__ void layer_collect(const decode_layers& p, const deco
     int32_t last = s->position / q.chunk;
     int32_t groups = (q.dim + 31) / 32; // of columns of a head
     int32_t job = (int32_t)blockIdx.x + ((int32_t)threadIdx.x / 32 - 8) * (int32_t)gridDim.x;
-    if (s->alive != 0 && first == last) {
+    if (first == last) {
         return;
     }
 #pragma unroll 1
     for (; job < q.heads * groups; job += (int32_t)gridDim.x * LAYER_JOINERS) {
         int32_t c = job % groups * 32 + (int32_t)threadIdx.x % 32;
-        bf16 v;
-        v.bits = 0;
-        if (s->alive != 0) {
-            int32_t column = 2 + (c < q.dim ? c : 0);
-            v = layer_join(p, q, job / groups, column, first, last, mark);
-        }
+        bf16 v = layer_join(p, q, job / groups, 2 + (c < q.dim ? c : 0), first, last, mark);
         if (c < q.dim) {
             layer_put(p.rows[1] + job / groups * q.dim + c, v.bits, mark);
         }
@@ -1278,6 +1273,9 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
     layer_load(p, 1, 0, s);
     __syncthreads();
     layers_plan(p, s);
+    if (s->alive == 0) {
+        return; // in all blocks: there is no text, and nobody reads what would be made
+    }
     row_table(s->layers[0].stacks[0], shared);
     __syncthreads();
 #pragma unroll 1
