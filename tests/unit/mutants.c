@@ -65,6 +65,8 @@ static const mutant mutants[] = {
      "setp.gt.u64 *,*,4294967295;", "setp.gt.u64 *,*,-1;", "blocks_may_share_tiles_sm_90"},
     {"words of the layer before are taken", "qlora_decode_layers", 4, "setp.gt.u32 *,*,65535;",
      "setp.gt.u32 *,*,262143;", "layers_in_one_launch_are_passes_sm_90_reversed"},
+    {"the rest of x is not waited for", "qlora_decode_layers", 5, "setp.gt.u32 *,*,65535;",
+     "setp.gt.u32 *,*,4294967295;", "rows_may_be_long_sm_90"},
     {"values are read before they have come", "qlora_decode_layers", 2, "cp.async.wait_group 0;",
      "cp.async.wait_group 1;", "layers_in_one_launch_are_passes_sm_90"},
     {"a row of sB is read before it has come", "qlora_decode_layers", 4, "cp.async.wait_group 0;",
