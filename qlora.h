@@ -42736,7 +42736,10 @@ static bool qlora__decode_layers_fit(const qlora_model* m, int64_t* blocks, int6
     }
     for (int64_t l = 0; l < c->layers && fits; l++) {
         qlora__decode_layer layer;
-        fits = qlora__decode_layer_of(m, l, &layer);
+        // The launch has one mask for all layers.
+        fits = qlora__decode_layer_of(m, l, &layer) &&
+               qlora__decode_layers_mask(m, &layer, *blocks) ==
+                   qlora__decode_layers_mask(m, &first, *blocks);
         *shared = qlora__max(*shared, qlora__decode_layers_shared(m, &layer, *blocks));
     }
     return fits && *shared <= gpu->max_shared;
@@ -52505,4 +52508,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 6413dcfa035f9a1c
+//@@ end 7a8d3923996a4611
