@@ -22578,6 +22578,7 @@ static qlora_result qlora__module_resolve(qlora_ctx* ctx, const qlora__ptx_text*
         snprintf(entry, sizeof entry, "qlora_%s", row->name);
         QLORA__TRY(
             qlora__kernel_resolve(ctx, handle, entry, row->shared, &cache->kernels[i].function));
+        cache->info.kernels++; // qlora__module_forget takes back what has a function
         // These share a multiprocessor with the one before, which they can only if both want the
         // same division of its memory. The others need much of it as a cache.
         if (cache->kernels[i].waits &&
@@ -22591,7 +22592,6 @@ static qlora_result qlora__module_resolve(qlora_ctx* ctx, const qlora__ptx_text*
         cache->kernels[i].owner = ctx;
         cache->kernels[i].key = row->name;
         cache->kernels[i].shared_allowed = row->shared > 48 * 1024 ? row->shared : 48 * 1024;
-        cache->info.kernels++;
     }
     return QLORA_OK;
 }
@@ -41321,10 +41321,14 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
 static const qlora__fp8* qlora__dh_codes(const qlora__pass* pass, const qlora__layer* layer,
                                          int group) {
     const qlora_model* m = pass->m;
-    const qlora__layer* next = group == QLORA__GATE_UP ? layer : layer - 1;
-    int to = group == QLORA__GATE_UP ? QLORA__O : QLORA__DOWN;
-    bool any = next >= m->layers && !qlora__has_own_d_out(m) && m->desc.dropout == 0.0f &&
-               (group == QLORA__GATE_UP || (m->plan.tile == 0 && !next->recompute));
+    bool below = group != QLORA__GATE_UP;
+    if (below && layer == m->layers) {
+        return NULL;
+    }
+    const qlora__layer* next = below ? layer - 1 : layer;
+    int to = below ? QLORA__DOWN : QLORA__O;
+    bool any = !qlora__has_own_d_out(m) && m->desc.dropout == 0.0f &&
+               (!below || (m->plan.tile == 0 && !next->recompute));
     return any && qlora__norm_writes_codes(pass, next, to, true) ? &next->fp8[to] : NULL;
 }
 
@@ -52508,4 +52512,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 7a8d3923996a4611
+//@@ end 20ab173db8fd3625

@@ -96,6 +96,7 @@ static qlora_result qlora__module_resolve(qlora_ctx* ctx, const qlora__ptx_text*
         snprintf(entry, sizeof entry, "qlora_%s", row->name);
         QLORA__TRY(
             qlora__kernel_resolve(ctx, handle, entry, row->shared, &cache->kernels[i].function));
+        cache->info.kernels++; // qlora__module_forget takes back what has a function
         // These share a multiprocessor with the one before, which they can only if both want the
         // same division of its memory. The others need much of it as a cache.
         if (cache->kernels[i].waits &&
@@ -109,7 +110,6 @@ static qlora_result qlora__module_resolve(qlora_ctx* ctx, const qlora__ptx_text*
         cache->kernels[i].owner = ctx;
         cache->kernels[i].key = row->name;
         cache->kernels[i].shared_allowed = row->shared > 48 * 1024 ? row->shared : 48 * 1024;
-        cache->info.kernels++;
     }
     return QLORA_OK;
 }

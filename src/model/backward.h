@@ -371,10 +371,14 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
 static const qlora__fp8* qlora__dh_codes(const qlora__pass* pass, const qlora__layer* layer,
                                          int group) {
     const qlora_model* m = pass->m;
-    const qlora__layer* next = group == QLORA__GATE_UP ? layer : layer - 1;
-    int to = group == QLORA__GATE_UP ? QLORA__O : QLORA__DOWN;
-    bool any = next >= m->layers && !qlora__has_own_d_out(m) && m->desc.dropout == 0.0f &&
-               (group == QLORA__GATE_UP || (m->plan.tile == 0 && !next->recompute));
+    bool below = group != QLORA__GATE_UP;
+    if (below && layer == m->layers) {
+        return NULL;
+    }
+    const qlora__layer* next = below ? layer - 1 : layer;
+    int to = below ? QLORA__DOWN : QLORA__O;
+    bool any = !qlora__has_own_d_out(m) && m->desc.dropout == 0.0f &&
+               (!below || (m->plan.tile == 0 && !next->recompute));
     return any && qlora__norm_writes_codes(pass, next, to, true) ? &next->fp8[to] : NULL;
 }
 
