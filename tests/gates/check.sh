@@ -1159,7 +1159,7 @@ FetchContent_MakeAvailable(qlora)"
     cmake_runs "$d/fetch" "-DQLORA_DEFINITIONS=QLORA_NO_CUDA;QLORA_NO_MODEL"
     cmake_project "$d/packed" C "add_subdirectory($PWD qlora)" qlora::qlora
     cmake_runs "$d/packed" -DQLORA_PACKED=ON
-    grep -rq --include=libqlora.a 'visible .entry' "$d/packed/build" &&
+    grep -rq --include=libqlora.a 'visible .entry qlora_attn' "$d/packed/build" &&
         fault "QLORA_PACKED does not pack"
     cmake_project "$d/headers" C "add_subdirectory($PWD qlora)" qlora::headers
     cmake_runs "$d/headers"
