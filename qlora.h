@@ -21774,7 +21774,6 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(fp8_quantise, fp8, 0, FP8)                                                                   \
     X(fp8_quantise_u, fp8_tails, 0, FP8)                                                           \
     X(fp8_u_sum, fp8_tails, 0, FP8)                                                                \
-    X(fp8_gated, fp8_tails, 232320, FP8)                                                           \
     X(fp8_norm_fwd, fp8_norm, 0, FP8)                                                              \
     X(fp8_norm_bwd, fp8_norm, 0, FP8)                                                              \
     X(fp8_measure, fp8, 0, FP8)                                                                    \
@@ -31208,51 +31207,16 @@ static qlora_result qlora__tails_backward(qlora_ctx* ctx, bool gelu, const qlora
 
 //@@ src/ops/fp8_tails.h
 
-// ---- operands of FP8 products with what adapters make of them -----------------------------------
+// ---- gradients as operands of FP8 products, with what adapters make of them ---------------------
 //
-// The activation of an MLP in e4m3, with z of the adapter after it, and the gradients of gate and
-// up in e4m3, with u of the adapters before them (kernels/fp8_tails.cu): computed apart, each of
-// these reads the largest matrices of a layer once more, and the activation would be stored in bf16
-// as well, which nothing else reads. Codes, scales and z are those of qlora__fp8_quantise_gpu and
-// qlora__tails_forward to the bit; u has an order of sums of its own, which depends on the shapes
-// alone.
+// The gradients of gate and up in e4m3, with u of the adapters before them (kernels/fp8_tails.cu):
+// computed apart, each reads the largest matrices of a layer once more. Codes and scales are those
+// of qlora__fp8_quantise_gpu to the bit; u has an order of sums of its own, which depends on the
+// shapes alone. The same for the activation of an MLP and z of the adapter after it was not faster.
 
-#define QLORA__FP8_GATED_ROWS 8 // of a block
-#define QLORA__FP8_GATED_MOST 232320
 #define QLORA__FP8_U_ROWS 128   // of a block
 #define QLORA__FP8_U_WIDTH 1024 // columns of a piece
 #define QLORA__FP8_U_RANK 16    // of the sums of a piece
-
-// Bytes of shared memory for 8 rows of an activation.
-static int64_t qlora__fp8_gated_room(int64_t cols) {
-    int64_t pitch = qlora__ceil_div(cols, 64) * 128 + 64;
-    return qlora__max(QLORA__FP8_GATED_ROWS * pitch, 8192);
-}
-
-// The codes and scales of s = act(gate) up for the products of f, and z = s A^T.
-static QLORA__UNUSED qlora_result qlora__fp8_gated(qlora_ctx* ctx, bool gelu, const qlora__fp8* f,
-                                                   const qlora_tensor* gate, const qlora_tensor* up,
-                                                   const qlora_tensor* a, const qlora_tensor* z) {
-    void* data[] = {gate->data, f->factors.data, f->codes.data, f->scales.data, a->data, z->data};
-    int32_t ld = (int32_t)gate->ld;
-    int32_t lda = (int32_t)a->ld;
-    int64_t ldz = z->ld;
-    int64_t rows = gate->rows;
-    int32_t cols = (int32_t)gate->cols;
-    int64_t pitch = qlora__fp8_pitch(cols);
-    int32_t rank = (int32_t)a->rows;
-    int32_t kind = gelu;
-    int32_t after = (int32_t)(((char*)up->data - (char*)gate->data) / 2);
-    int64_t room = qlora__fp8_gated_room(cols);
-    QLORA_ASSERT(qlora__tails_aligned(gate) && qlora__tails_aligned(up) && gate->ld == up->ld &&
-                 qlora__tails_aligned(a) && rank % 8 == 0 && rank <= QLORA__TAILS_RANK &&
-                 room <= QLORA__FP8_GATED_MOST);
-    void* args[] = {&data[0], &ld,  &after,   &data[1], &data[2], &pitch, &data[3], &data[4],
-                    &lda,     &data[5], &ldz, &rows,    &cols,    &rank,  &kind};
-    int64_t groups = qlora__ceil_div(rows, QLORA__FP8_GATED_ROWS);
-    return qlora__launch(ctx, QLORA__K_fp8_gated, qlora__min(groups, QLORA__TAILS_BLOCKS), 1, 1,
-                         512, (uint32_t)room, args);
-}
 
 // Pieces of a part of the columns.
 static int64_t qlora__fp8_u_pieces(int64_t part) {
@@ -40120,14 +40084,6 @@ static bool qlora__z_comes(const qlora__pass* pass, const qlora__layer* layer) {
     return qlora__tails_come(pass, layer, QLORA__DOWN);
 }
 
-// Whether it computes the codes of down's input for FP8 products as well, and leaves s out: see
-// ops/fp8_tails.h.
-static bool qlora__codes_come(const qlora__pass* pass, const qlora__layer* layer) {
-    return qlora__is_fp8(pass->m) && qlora__z_comes(pass, layer) &&
-           !qlora__pass_reads_codes(pass, layer) &&
-           qlora__fp8_gated_room(pass->m->plan.config.intermediate) <= QLORA__FP8_GATED_MOST;
-}
-
 // Not if it computes other gradients from its tiles (ops/gated.h).
 static bool qlora__u_comes(const qlora__pass* pass, const qlora__layer* layer) {
     return qlora__tails_come(pass, layer, QLORA__GATE_UP) &&
@@ -40142,11 +40098,6 @@ static qlora_result qlora__layer_tail(const qlora__pass* pass, const qlora__laye
     qlora_tensor z = *s;
     z.data = (uint16_t*)s->data + s->cols;
     z.cols = layer->pads[QLORA__DOWN];
-    if (gate != NULL && qlora__codes_come(pass, layer)) {
-        return qlora__fp8_gated(pass->ctx, (m->arch->has & QLORA__HAS_GELU) != 0,
-                                &layer->fp8[QLORA__DOWN], gate, up,
-                                layer->linears[QLORA__DOWN].parts[0].a, &z);
-    }
     return qlora__tails_forward(pass->ctx, (m->arch->has & QLORA__HAS_GELU) != 0, gate, up, s,
                                 layer->linears[QLORA__DOWN].parts[0].a, &z);
 }
@@ -40160,10 +40111,7 @@ static qlora_result qlora__stack_forward_run(const qlora__pass* pass, qlora__lay
     qlora_tensor in = qlora__local(pass, x, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__local(pass, y, 0, stack.out);
     unsigned there = stack.coded ? QLORA__THERE_CODES : 0u;
-    if (group == QLORA__DOWN) {
-        there |= qlora__z_comes(pass, layer) ? QLORA__THERE_Z : 0u;
-        there |= qlora__codes_come(pass, layer) ? QLORA__THERE_CODES : 0u;
-    }
+    there |= group == QLORA__DOWN && qlora__z_comes(pass, layer) ? QLORA__THERE_Z : 0u;
     QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear,
                                                              there, &in, &out)));
@@ -52512,4 +52460,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 20ab173db8fd3625
+//@@ end 0d2c8ad10e1a6104

@@ -1,17 +1,16 @@
-// fp8_tails.cu - operands of FP8 products together with what an adapter makes of them: both read
-// the largest matrices of a layer.
+// fp8_tails.cu - the gradients of gate and up as operands of FP8 products, together with what their
+// adapters make of them: both read the largest matrices of a layer.
 // targets: 90a
 // groups: bf16 fp8
 //
-//   forward:   s = act(g) u, its codes and scales instead of itself     z = s A^T     [rows, rank]
-//   backward:  the codes and scales of d = dgate, dup                   u = d B
+//   the codes and scales of d = dgate, dup      u = d B
 //
 // Codes and scales are those of qlora_fp8_quantise: scale = max(max |x[r,:]| / 448, 1e-30), codes
 // e4m3(x / scale), with a pitch of ldq bytes, a multiple of 16, and scales[r] = scale * factor[0].
-// All matrices are bf16; s and d are rounded to it. cols, ranks and leading dimensions are
-// multiples of 8, and all rows begin at multiples of 16 bytes. Ranks are at most 16.
+// All matrices are bf16. cols, ranks and leading dimensions are multiples of 8, and all rows begin
+// at multiples of 16 bytes. Ranks are at most 16.
 //
-// Both multiply columns in the order in which a thread has them, as in tails.cu: 8 neighbouring
+// Columns are multiplied in the order in which a thread has them, as in tails.cu: 8 neighbouring
 // ones, which are those of two m16n8k16 products.
 #include "elementwise.cuh"
 #include "fp8.cuh"
@@ -20,13 +19,9 @@
 enum {
     SIDE = 2,              // groups of 8 ranks of an adapter
     LINE = SIDE * 16 + 16, // bytes of a row of B in shared memory: an odd number of 16
-    TALL = 128,            // rows of a block of the backward kernel, 16 for each warp
-    WIDE = 128,            // columns of its steps
-    PIECE = 1024,          // of a block
-    GROUP = 8,             // rows of a block of the forward kernel, two warps for each
-    SPLIT = 2,             // pieces of 8 columns that a thread has of gate, and of up
-    STEP = 512 * SPLIT,    // columns of its steps
-    WARPS = 16             // that it has
+    TALL = 128,            // rows of a block, 16 for each warp
+    WIDE = 128,            // columns of a step
+    PIECE = 1024           // of a block
 };
 
 // Two pieces of 8 columns of the rows that a thread has, 8 below each other.
@@ -176,178 +171,4 @@ QLORA_KERNEL __launch_bounds__(256)
         v += from[(int64_t)p * rows * SIDE * 8];
     }
     store(u + row * ldu + rank, v);
-}
-
-// The sigmoid of bf16 with fewer instructions and the same bits: its divisor is at least 1.
-struct fast_number {};
-
-__device__ __forceinline__ float sigmoid(float x, const fast_number*) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + exp_of(-x, (const bf16*)0)));
-    return y;
-}
-
-// The activation of 8 columns, as in elementwise.cuh.
-__device__ __forceinline__ uint4 gated_forward(uint4 raw_g, uint4 raw_u, bool gelu) {
-    float gate[8];
-    float up[8];
-    float at[8];
-    unpack(raw_g, gate);
-    unpack(raw_u, up);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        at[i] = gate[i];
-    }
-    if (gelu) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float g = gate[i];
-            at[i] = 1.5957691216057308f * (g + 0.044715f * g * g * g);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        gate[i] = gate[i] * sigmoid(at[i], (const fast_number*)0) * up[i];
-    }
-    return pack(gate);
-}
-
-// A thread's columns of gate and up in a step: 8 of every 256 of its warp.
-struct both {
-    uint4 g[SPLIT];
-    uint4 u[SPLIT];
-};
-
-__device__ __forceinline__ both load_both(const bf16* p, int32_t up, int32_t left) {
-    both x;
-#pragma unroll
-    for (int i = 0; i < SPLIT; i++) {
-        bool inside = left > i * 256;
-        x.g[i] = inside ? *(const uint4*)(p + i * 256) : make_uint4(0, 0, 0, 0);
-        x.u[i] = inside ? *(const uint4*)(p + i * 256 + up) : make_uint4(0, 0, 0, 0);
-    }
-    return x;
-}
-
-// Eight columns of A of each of 16 ranks that a warp multiplies in a step, for every 512 of its
-// columns. p: those of a thread's first rank; left: columns from there to the end.
-struct factors {
-    uint4 v[SPLIT][SIDE];
-    __device__ __forceinline__ void load(const bf16* p, int32_t lda, int32_t left, int32_t rank) {
-#pragma unroll
-        for (int i = 0; i < SPLIT; i++) {
-#pragma unroll
-            for (int n = 0; n < SIDE; n++) {
-                bool used = n * 8 < rank && left > i * 512;
-                v[i][n] = used ? *(const uint4*)(p + n * 8 * lda + i * 512)
-                               : make_uint4(0, 0, 0, 0);
-            }
-        }
-    }
-};
-
-// u begins `up` columns after g; gelu: the activation is GELU in its tanh form, otherwise SiLU. s
-// is not stored.
-// Launch: 512 threads, grid.x any number of blocks, which take 8 rows in turn; dynamic shared
-// memory: 8 rows of s, each of cols * 2 bytes rounded up to 128, and 64, so that the rows that a
-// quarter of a warp reads are in different banks; at least 8192. Two warps make a row of s, STEP
-// columns at a time; each warp multiplies 32 of every 512 columns of all rows, the ranks as rows
-// of the first operand. When s is there, its codes are written, and its sums added where it was.
-// Determinism: that of qlora_tails_gated, and the same z: a warp adds its columns of all steps in
-// their order; the sums of the 16 warps are added in theirs.
-QLORA_KERNEL __launch_bounds__(512, 1)
-    qlora_fp8_gated(const bf16* g, int32_t ld, int32_t up, const float* factor, uint8_t* q,
-                    int64_t ldq, float* scales, const bf16* a, int32_t lda, bf16* z, int64_t ldz,
-                    int64_t rows, int32_t cols, int32_t rank, int32_t gelu) {
-    // long because all parts of the loop use what is set up before it
-    extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ float mosts[WARPS];
-    int32_t lane = (int32_t)threadIdx.x % 32;
-    int32_t warp = (int32_t)threadIdx.x / 32;
-    int32_t pitch = (cols * 2 + 127) / 128 * 128 + 64;
-    int32_t col = warp % 2 * (STEP / 2) + lane * 8; // of a step
-    uint8_t* own = shared + warp / 2 * pitch + col * 2;
-    const uint8_t* other = shared + lane / 4 * pitch + warp * 64 + lane % 4 * 16;
-    const bf16* ranks = a + lane / 4 * lda + warp * 32 + lane % 4 * 8;
-    int32_t wide = cols - warp * 32 - lane % 4 * 8; // columns of A from there to the end
-    int64_t row = (int64_t)blockIdx.x * GROUP + warp / 2;
-    both next = load_both(g + row * ld + col, up, row < rows ? cols - col : 0);
-    factors f;
-    f.load(ranks, lda, wide, rank);
-#pragma unroll 1
-    for (int64_t group = blockIdx.x; group * GROUP < rows; group += gridDim.x) {
-        float sums[4] = {};
-        float most = 0.0f;
-        row = group * GROUP + warp / 2;
-        // The rows of the next group follow the last columns of these.
-        int64_t row_after = row + (int64_t)gridDim.x * GROUP;
-        const bf16* in = g + row * ld + col;
-        const bf16* after = g + row_after * ld + col;
-        int32_t left = row < rows ? cols - col : 0;
-        int32_t left_after = row_after < rows ? cols - col : 0;
-#pragma unroll 1
-        for (int32_t at = 0; at < cols; at += STEP) {
-            both x = next;
-            int32_t then = at + STEP < cols ? at + STEP : 0;
-            next = then > 0 ? load_both(in + then, up, left - then)
-                            : load_both(after, up, left_after);
-#pragma unroll
-            for (int i = 0; i < SPLIT; i++) {
-                uint4 s = gated_forward(x.g[i], x.u[i], gelu != 0);
-                most = largest_of(s, most);
-                if (left > at + i * 256) {
-                    *(uint4*)(own + (at + i * 256) * 2) = s;
-                }
-            }
-            __syncthreads();
-#pragma unroll
-            for (int i = 0; i < SPLIT; i++) {
-                uint4 s = wide > at + i * 512 ? *(const uint4*)(other + (at + i * 512) * 2)
-                                              : make_uint4(0, 0, 0, 0);
-                const uint32_t first[4] = {f.v[i][0].x, f.v[i][1].x, f.v[i][0].y, f.v[i][1].y};
-                const uint32_t second[4] = {f.v[i][0].z, f.v[i][1].z, f.v[i][0].w, f.v[i][1].w};
-                multiply(sums, first, s.x, s.y);
-                multiply(sums, second, s.z, s.w);
-            }
-            f.load(ranks + then, lda, wide - then, rank);
-        }
-        most = warp_max(most);
-        if (lane == 0) {
-            mosts[warp] = most;
-        }
-        __syncthreads();
-        float scale = fp8_scale(fmaxf(mosts[warp & ~1], mosts[warp | 1]));
-        float inverse = __frcp_rn(scale);
-        if (row < rows) {
-            if (lane == 0 && warp % 2 == 0) {
-                scales[row] = __fmul_rn(scale, *factor);
-            }
-            int32_t first = warp % 2 * 256 + lane * 8;
-            const uint8_t* from = shared + warp / 2 * pitch;
-            uint8_t* to = q + row * ldq;
-#pragma unroll 4
-            for (int32_t at = first; at < ldq; at += 512) {
-                uint4 s = at < cols ? *(const uint4*)(from + at * 2) : make_uint4(0, 0, 0, 0);
-                *(uint2*)(to + at) = codes_of(s, inverse);
-            }
-        }
-        __syncthreads(); // s is no longer needed
-        float* total = (float*)shared; // [warps, rank 16, rows]
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            total[(warp * 16 + lane / 4 + e / 2 * 8) * GROUP + lane % 4 * 2 + e % 2] = sums[e];
-        }
-        __syncthreads();
-        int32_t r = (int32_t)threadIdx.x / 16;
-        int32_t n = (int32_t)threadIdx.x % 16;
-        if (r < GROUP && n < rank && group * GROUP + r < rows) {
-            float v = 0.0f;
-#pragma unroll
-            for (int w = 0; w < WARPS; w++) {
-                v += total[(w * 16 + n) * GROUP + r];
-            }
-            store(z + (group * GROUP + r) * ldz + n, v);
-        }
-        __syncthreads();
-    }
 }

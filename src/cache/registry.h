@@ -109,7 +109,6 @@
     X(fp8_quantise, fp8, 0, FP8)                                                                   \
     X(fp8_quantise_u, fp8_tails, 0, FP8)                                                           \
     X(fp8_u_sum, fp8_tails, 0, FP8)                                                                \
-    X(fp8_gated, fp8_tails, 232320, FP8)                                                           \
     X(fp8_norm_fwd, fp8_norm, 0, FP8)                                                              \
     X(fp8_norm_bwd, fp8_norm, 0, FP8)                                                              \
     X(fp8_measure, fp8, 0, FP8)                                                                    \

@@ -288,14 +288,6 @@ static bool qlora__z_comes(const qlora__pass* pass, const qlora__layer* layer) {
     return qlora__tails_come(pass, layer, QLORA__DOWN);
 }
 
-// Whether it computes the codes of down's input for FP8 products as well, and leaves s out: see
-// ops/fp8_tails.h.
-static bool qlora__codes_come(const qlora__pass* pass, const qlora__layer* layer) {
-    return qlora__is_fp8(pass->m) && qlora__z_comes(pass, layer) &&
-           !qlora__pass_reads_codes(pass, layer) &&
-           qlora__fp8_gated_room(pass->m->plan.config.intermediate) <= QLORA__FP8_GATED_MOST;
-}
-
 // Not if it computes other gradients from its tiles (ops/gated.h).
 static bool qlora__u_comes(const qlora__pass* pass, const qlora__layer* layer) {
     return qlora__tails_come(pass, layer, QLORA__GATE_UP) &&
@@ -310,11 +302,6 @@ static qlora_result qlora__layer_tail(const qlora__pass* pass, const qlora__laye
     qlora_tensor z = *s;
     z.data = (uint16_t*)s->data + s->cols;
     z.cols = layer->pads[QLORA__DOWN];
-    if (gate != NULL && qlora__codes_come(pass, layer)) {
-        return qlora__fp8_gated(pass->ctx, (m->arch->has & QLORA__HAS_GELU) != 0,
-                                &layer->fp8[QLORA__DOWN], gate, up,
-                                layer->linears[QLORA__DOWN].parts[0].a, &z);
-    }
     return qlora__tails_forward(pass->ctx, (m->arch->has & QLORA__HAS_GELU) != 0, gate, up, s,
                                 layer->linears[QLORA__DOWN].parts[0].a, &z);
 }
@@ -328,10 +315,7 @@ static qlora_result qlora__stack_forward_run(const qlora__pass* pass, qlora__lay
     qlora_tensor in = qlora__local(pass, x, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__local(pass, y, 0, stack.out);
     unsigned there = stack.coded ? QLORA__THERE_CODES : 0u;
-    if (group == QLORA__DOWN) {
-        there |= qlora__z_comes(pass, layer) ? QLORA__THERE_Z : 0u;
-        there |= qlora__codes_come(pass, layer) ? QLORA__THERE_CODES : 0u;
-    }
+    there |= group == QLORA__DOWN && qlora__z_comes(pass, layer) ? QLORA__THERE_Z : 0u;
     QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear,
                                                              there, &in, &out)));

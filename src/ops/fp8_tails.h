@@ -1,48 +1,13 @@
-// ---- operands of FP8 products with what adapters make of them -----------------------------------
+// ---- gradients as operands of FP8 products, with what adapters make of them ---------------------
 //
-// The activation of an MLP in e4m3, with z of the adapter after it, and the gradients of gate and
-// up in e4m3, with u of the adapters before them (kernels/fp8_tails.cu): computed apart, each of
-// these reads the largest matrices of a layer once more, and the activation would be stored in bf16
-// as well, which nothing else reads. Codes, scales and z are those of qlora__fp8_quantise_gpu and
-// qlora__tails_forward to the bit; u has an order of sums of its own, which depends on the shapes
-// alone.
+// The gradients of gate and up in e4m3, with u of the adapters before them (kernels/fp8_tails.cu):
+// computed apart, each reads the largest matrices of a layer once more. Codes and scales are those
+// of qlora__fp8_quantise_gpu to the bit; u has an order of sums of its own, which depends on the
+// shapes alone. The same for the activation of an MLP and z of the adapter after it was not faster.
 
-#define QLORA__FP8_GATED_ROWS 8 // of a block
-#define QLORA__FP8_GATED_MOST 232320
 #define QLORA__FP8_U_ROWS 128   // of a block
 #define QLORA__FP8_U_WIDTH 1024 // columns of a piece
 #define QLORA__FP8_U_RANK 16    // of the sums of a piece
-
-// Bytes of shared memory for 8 rows of an activation.
-static int64_t qlora__fp8_gated_room(int64_t cols) {
-    int64_t pitch = qlora__ceil_div(cols, 64) * 128 + 64;
-    return qlora__max(QLORA__FP8_GATED_ROWS * pitch, 8192);
-}
-
-// The codes and scales of s = act(gate) up for the products of f, and z = s A^T.
-static QLORA__UNUSED qlora_result qlora__fp8_gated(qlora_ctx* ctx, bool gelu, const qlora__fp8* f,
-                                                   const qlora_tensor* gate, const qlora_tensor* up,
-                                                   const qlora_tensor* a, const qlora_tensor* z) {
-    void* data[] = {gate->data, f->factors.data, f->codes.data, f->scales.data, a->data, z->data};
-    int32_t ld = (int32_t)gate->ld;
-    int32_t lda = (int32_t)a->ld;
-    int64_t ldz = z->ld;
-    int64_t rows = gate->rows;
-    int32_t cols = (int32_t)gate->cols;
-    int64_t pitch = qlora__fp8_pitch(cols);
-    int32_t rank = (int32_t)a->rows;
-    int32_t kind = gelu;
-    int32_t after = (int32_t)(((char*)up->data - (char*)gate->data) / 2);
-    int64_t room = qlora__fp8_gated_room(cols);
-    QLORA_ASSERT(qlora__tails_aligned(gate) && qlora__tails_aligned(up) && gate->ld == up->ld &&
-                 qlora__tails_aligned(a) && rank % 8 == 0 && rank <= QLORA__TAILS_RANK &&
-                 room <= QLORA__FP8_GATED_MOST);
-    void* args[] = {&data[0], &ld,  &after,   &data[1], &data[2], &pitch, &data[3], &data[4],
-                    &lda,     &data[5], &ldz, &rows,    &cols,    &rank,  &kind};
-    int64_t groups = qlora__ceil_div(rows, QLORA__FP8_GATED_ROWS);
-    return qlora__launch(ctx, QLORA__K_fp8_gated, qlora__min(groups, QLORA__TAILS_BLOCKS), 1, 1,
-                         512, (uint32_t)room, args);
-}
 
 // Pieces of a part of the columns.
 static int64_t qlora__fp8_u_pieces(int64_t part) {

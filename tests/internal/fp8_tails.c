@@ -1,4 +1,4 @@
-// fp8_tails.c - operands of FP8 products with what adapters make of them: codes, scales and z are
+// fp8_tails.c - operands of FP8 products with what adapters make of them: codes and scales are
 // compared bit for bit, u with sums in double precision.
 
 SUITE_EXTERN(fp8_tails_suite);
@@ -8,26 +8,24 @@ enum { CODED_MOST = 40000, CODED_ROWS = 1100 };
 typedef struct coded_case {
     int64_t rows;
     int64_t cols;     // of gate, and of up
-    int64_t ranks[3]; // gate, up, down
+    int64_t ranks[2]; // gate, up
     bool joined;      // gate and up are one projection
 } coded_case;
 
 // More rows than a block has, and than all blocks have at once; more columns than a step, and than
 // a piece; codes that are filled up.
-static const coded_case coded_cases[] = {{17, 136, {16, 16, 16}, false},
-                                         {9, 1064, {16, 8, 8}, false},
-                                         {3, 1544, {8, 8, 16}, true},
-                                         {2, 4616, {8, 16, 8}, false},
-                                         {1100, 24, {0, 8, 16}, false},
-                                         {150, 40, {16, 16, 8}, true},
-                                         {1, 8, {8, 0, 16}, false}};
+static const coded_case coded_cases[] = {{17, 136, {16, 16}, false},
+                                         {9, 1064, {16, 8}, false},
+                                         {3, 1544, {8, 8}, true},
+                                         {2, 4616, {8, 16}, false},
+                                         {1100, 24, {0, 8}, false},
+                                         {150, 40, {16, 16}, true},
+                                         {1, 8, {8, 0}, false}};
 
 typedef struct coded_data {
     float gu[2 * CODED_MOST];
     float s[CODED_MOST];
-    float a[16 * 4700];
     float b[2 * 16 * 9400]; // as the kernel reads it
-    float z[2][16 * CODED_ROWS];
     float u[32 * CODED_ROWS];
     float most[CODED_ROWS];
     float scales[2][CODED_ROWS];
@@ -75,42 +73,6 @@ static bool coded_same(qlora_ctx* ctx, int64_t rows, qlora__fp8* f, coded_data* 
     qlora_tensor_destroy(ctx, &f->scales);
     qlora_tensor_destroy(ctx, &f->factors);
     return ok;
-}
-
-static qlora_result coded_gated(qlora_ctx* ctx, bool gelu, const qlora__fp8* f,
-                                const qlora_tensor* gate, const qlora_tensor* up,
-                                const qlora_tensor* a, const qlora_tensor* z) {
-    QLORA__ENTER(ctx, "fp8_tails");
-    return qlora__leave(ctx, qlora__fp8_gated(ctx, gelu, f, gate, up, a, z));
-}
-
-// The activation's codes and scales, and z, are those of the kernels that compute them apart.
-TEST coded_activation_is_right(qlora_ctx* ctx, const coded_case* c, bool gelu, coded_data* d,
-                               const qlora_tensor* gu) {
-    qlora_tensor a;
-    qlora_tensor s;
-    qlora_tensor z[2];
-    qlora__fp8 f;
-    qlora_tensor gate = qlora__window(gu, c->rows, 0, c->cols);
-    qlora_tensor up = qlora__window(gu, c->rows, c->cols, c->cols);
-    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_BF16, c->ranks[2], c->cols, d->a, &a));
-    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_BF16, c->rows, c->cols, &s));
-    for (int i = 0; i < 2; i++) {
-        ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_BF16, c->rows, c->ranks[2], &z[i]));
-    }
-    ASSERT(coded_open(ctx, c->rows, c->cols, &f));
-    ASSERT_EQ(QLORA_OK, tails_forward(ctx, gelu, &gate, &up, &s, &a, &z[0]));
-    ASSERT(test_read(ctx, &s, d->s));
-    coded_expect(d->s, c->rows, c->cols, d);
-    ASSERT_EQ(QLORA_OK, coded_gated(ctx, gelu, &f, &gate, &up, &a, &z[1]));
-    ASSERT(test_read(ctx, &z[0], d->z[0]) && test_read(ctx, &z[1], d->z[1]));
-    ASSERT(coded_same(ctx, c->rows, &f, d));
-    ASSERT(memcmp(d->z[0], d->z[1], (size_t)(c->rows * c->ranks[2]) * sizeof(float)) == 0);
-    qlora_tensor_destroy(ctx, &a);
-    qlora_tensor_destroy(ctx, &s);
-    qlora_tensor_destroy(ctx, &z[0]);
-    qlora_tensor_destroy(ctx, &z[1]);
-    PASS();
 }
 
 static qlora_result coded_u(qlora_ctx* ctx, const qlora__fp8* f, const qlora_tensor* x,
@@ -170,21 +132,17 @@ TEST coded_tails_are_right(const test_machine* machine) {
     if (ctx == NULL) {
         SKIPm(test_open_reason());
     }
-    for (size_t i = 0; i < 2 * sizeof coded_cases / sizeof coded_cases[0]; i++) {
-        const coded_case* c = &coded_cases[i / 2];
+    for (size_t i = 0; i < sizeof coded_cases / sizeof coded_cases[0]; i++) {
+        const coded_case* c = &coded_cases[i];
         test_random random = test_random_start("fp8 tails");
         qlora_tensor gu;
         gated_fill(d->gu, c->rows * 2 * c->cols, 2.0, &random);
-        gated_fill(d->a, 16 * c->cols, 1.0, &random);
         gated_fill(d->b, 2 * 16 * 2 * c->cols, 1.0, &random);
         for (int64_t r = 1; r < c->rows; r++) { // every column has the largest number of a row
             d->gu[r * 2 * c->cols + r % (2 * c->cols)] *= 16.0f;
         }
         ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_BF16, c->rows, 2 * c->cols, d->gu, &gu));
-        CHECK_CALL(coded_activation_is_right(ctx, c, i % 2 == 1, d, &gu));
-        if (i % 2 == 0) {
-            CHECK_CALL(coded_gradients_are_right(ctx, c, d, &gu));
-        }
+        CHECK_CALL(coded_gradients_are_right(ctx, c, d, &gu));
         qlora_tensor_destroy(ctx, &gu);
     }
     ASSERT(test_close_ctx(machine, ctx));
@@ -352,12 +310,8 @@ TEST narrow_copies_are_copies(const test_machine* machine) {
     PASS();
 }
 
-// How much of a multiprocessor's memory rows of an activation take, and how columns are divided.
+// How columns are divided.
 TEST coded_shapes_are_chosen(void) {
-    ASSERT_EQ(8 * (16384 + 64), qlora__fp8_gated_room(8192));
-    ASSERT_EQ(8192, qlora__fp8_gated_room(8));
-    ASSERT(qlora__fp8_gated_room(14336) <= QLORA__FP8_GATED_MOST);
-    ASSERT(qlora__fp8_gated_room(14592) > QLORA__FP8_GATED_MOST);
     ASSERT_EQ(2 * 9 * 100 * 16, qlora__fp8_u_room(100, 8960, 2));
     PASS();
 }
