@@ -41163,8 +41163,9 @@ static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora_
         g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
         g.factors[2].d = down->linear.parts[0].da;
     }
-    qlora_tensor most = qlora__window(&m->fp8_most, 1, 0, pass->rows);
+    qlora_tensor most;
     if (qlora__u_is_coded(m, layer)) {
+        most = qlora__window(&m->fp8_most, 1, 0, pass->rows);
         QLORA__TRY(qlora__tensor_zero(pass->ctx, &most));
         g.most = &most;
     }
@@ -52460,4 +52461,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 0d2c8ad10e1a6104
+//@@ end 79202bb4b9376a38

@@ -265,8 +265,9 @@ static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora_
         g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
         g.factors[2].d = down->linear.parts[0].da;
     }
-    qlora_tensor most = qlora__window(&m->fp8_most, 1, 0, pass->rows);
+    qlora_tensor most;
     if (qlora__u_is_coded(m, layer)) {
+        most = qlora__window(&m->fp8_most, 1, 0, pass->rows);
         QLORA__TRY(qlora__tensor_zero(pass->ctx, &most));
         g.most = &most;
     }
