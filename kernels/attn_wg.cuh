@@ -618,30 +618,44 @@ __device__ __forceinline__ void backward_kv_weights(const float (&s)[32], const 
     }
 }
 
+// Waits for streamed queries and starts their scores, and dO V^T.
+template <int HD>
+__device__ __forceinline__ void backward_kv_scores(float (&s)[32], float (&dp)[32], uint32_t tiles,
+                                                   const attn_barriers& b, const attn_stream& at,
+                                                   int32_t query, int32_t length) {
+    const uint32_t kept = tile_bytes<HD, TILE>();
+    const uint32_t bytes = tile_bytes<HD, HALF_TILE>();
+    const uint32_t own = tiles + (threadIdx.x / 128 - 1) * HALF_TILE * PANEL_ROW;
+    uint32_t q = tiles + 2 * kept + at.stage * 2 * bytes;
+    barrier_wait(b.full + 8 * at.stage, at.parity);
+    if (query + HALF_TILE > length) {
+        zero_rows<HD, HALF_TILE>(q, length - query);
+        zero_rows<HD, HALF_TILE>(q + bytes, length - query);
+        zero_done();
+    }
+    products_begin();
+    scores<HD, TILE, HALF_TILE>(s, own, q);
+    scores<HD, TILE, HALF_TILE>(dp, own + kept, q + bytes);
+    products_commit();
+}
+
+// From these, the weights; starts the sums.
 template <int HD>
 __device__ __forceinline__ void
-backward_kv_step(float (&dk)[HD / 2], float (&dv)[HD / 2], uint32_t k, uint32_t v, uint32_t q,
-                 uint32_t room, float factor, int32_t distance, uint32_t reach, int32_t queries) {
-    const uint32_t d_o = q + tile_bytes<HD, HALF_TILE>();
-    float s[HALF_TILE / 2];
-    float dp[HALF_TILE / 2];
+backward_kv_sums(float (&dk)[HD / 2], float (&dv)[HD / 2], const float (&s)[32],
+                 const float (&dp)[32], uint32_t tiles, uint32_t room, const attn_stream& at,
+                 const attn_tile& t, const attn_shape& a, int32_t query) {
+    const uint32_t bytes = tile_bytes<HD, HALF_TILE>();
+    const uint32_t q = tiles + 2 * tile_bytes<HD, TILE>() + at.stage * 2 * bytes;
     uint32_t p[HALF_TILE / 4];
     uint32_t ds[HALF_TILE / 4];
+    backward_kv_weights<false>(s, dp, a.scale * LOG2E, query + own_col() - t.first - own_row(),
+                               reach_of(a.window), t.length - query,
+                               room + at.stage * HALF_TILE * 8, p, ds);
     products_begin();
-    scores<HD, TILE, HALF_TILE>(s, k, q);
-    scores<HD, TILE, HALF_TILE>(dp, v, d_o);
-    products_commit();
-    products_wait<0>();
-    products_hold(s);
-    products_hold(dp);
-    backward_kv_weights<false>(s, dp, factor, distance, reach, queries, room, p, ds);
-    products_begin();
-    weighted_sum<HALF_TILE>(dv, p, d_o);
+    weighted_sum<HALF_TILE>(dv, p, q + bytes);
     weighted_sum<HALF_TILE>(dk, ds, q);
     products_commit();
-    products_wait<0>();
-    products_hold(dv);
-    products_hold(dk);
 }
 
 // The same of one of the sums: of dk, or of dv.
@@ -684,27 +698,58 @@ template <int HD>
 __device__ __forceinline__ void
 backward_kv_compute(uint32_t tiles, uint32_t room, const attn_barriers& b, const attn_tile& t,
                     const attn_shape& a, int32_t heads, float (&dk)[HD / 2], float (&dv)[HD / 2]) {
-    const uint32_t kept = tile_bytes<HD, TILE>();
-    const uint32_t streamed = 2 * tile_bytes<HD, HALF_TILE>();
-    const int32_t own = (threadIdx.x / 128 - 1) * HALF_TILE;
     int32_t end = last_query(t, a.window, TILE);
     attn_stream at = {0, 0};
     barrier_wait(b.kept, 0);
     for (int32_t head = 0; head < heads; head++) {
         for (int32_t query = t.first; query < end; query += HALF_TILE, at.next()) {
-            uint32_t q = tiles + 2 * kept + at.stage * streamed;
-            barrier_wait(b.full + 8 * at.stage, at.parity);
-            if (query + HALF_TILE > t.length) {
-                zero_rows<HD, HALF_TILE>(q, t.length - query);
-                zero_rows<HD, HALF_TILE>(q + streamed / 2, t.length - query);
-                zero_done();
-            }
-            backward_kv_step<HD>(dk, dv, tiles + own * PANEL_ROW, tiles + kept + own * PANEL_ROW, q,
-                                 room + at.stage * HALF_TILE * 8, a.scale * LOG2E,
-                                 query + own_col() - t.first - own_row(), reach_of(a.window),
-                                 t.length - query);
+            float s[HALF_TILE / 2];
+            float dp[HALF_TILE / 2];
+            backward_kv_scores<HD>(s, dp, tiles, b, at, query, t.length);
+            products_wait<0>();
+            products_hold(s);
+            products_hold(dp);
+            backward_kv_sums<HD>(dk, dv, s, dp, tiles, room, at, t, a, query);
+            products_wait<0>();
+            products_hold(dv);
+            products_hold(dk);
             barrier_arrive(b.empty + 8 * at.stage); // every thread: each has read statistics
         }
+    }
+}
+
+// The same for small heads, which leave registers for the scores of the next queries beside the
+// sums of these: half as many waits. With heads of 128, those registers would be spilled.
+template <int HD>
+__device__ __forceinline__ void
+backward_kv_compute_small(uint32_t tiles, uint32_t room, const attn_barriers& b, const attn_tile& t,
+                          const attn_shape& a, int32_t heads, float (&dk)[HD / 2],
+                          float (&dv)[HD / 2]) {
+    int32_t end = last_query(t, a.window, TILE);
+    int32_t left = heads * ((end - t.first + HALF_TILE - 1) / HALF_TILE);
+    int32_t query = t.first;
+    attn_stream at = {0, 0};
+    float s[HALF_TILE / 2];
+    float dp[HALF_TILE / 2];
+    barrier_wait(b.kept, 0);
+    backward_kv_scores<HD>(s, dp, tiles, b, at, query, t.length);
+    products_wait<0>();
+    products_hold(s);
+    products_hold(dp);
+    for (; left > 0; left--) {
+        uint32_t empty = b.empty + 8 * at.stage;
+        backward_kv_sums<HD>(dk, dv, s, dp, tiles, room, at, t, a, query);
+        query = query + HALF_TILE < end ? query + HALF_TILE : t.first;
+        at.next();
+        if (left > 1) {
+            backward_kv_scores<HD>(s, dp, tiles, b, at, query, t.length);
+        }
+        products_wait<0>();
+        products_hold(dv);
+        products_hold(dk);
+        products_hold(s);
+        products_hold(dp);
+        barrier_arrive(empty); // every thread: each has read statistics
     }
 }
 
@@ -950,8 +995,13 @@ attn_backward_kv(const tensor_map* q, const tensor_map* k, const tensor_map* v,
     for (int i = 0; i < HD / 2; i++) {
         acc_k[i] = acc_v[i] = 0.0f;
     }
-    backward_kv_compute<HD>(tiles, shared_address(room), b, t, a, end_head - first_head, acc_k,
-                            acc_v);
+    if (HD <= 64) {
+        backward_kv_compute_small<HD>(tiles, shared_address(room), b, t, a, end_head - first_head,
+                                      acc_k, acc_v);
+    } else {
+        backward_kv_compute<HD>(tiles, shared_address(room), b, t, a, end_head - first_head, acc_k,
+                                acc_v);
+    }
     int32_t row = t.first + own_row();
     if (parts != nullptr) {
         store_part<HD>(acc_v, 1.0f, own_parts, width, row, t.length);
