@@ -964,7 +964,8 @@ struct qlora_plan {
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
     int64_t offload_every; // of these, only one in n stays there during the step, because the host
                            // has too little memory; 1 = all. The others are computed once more
-    int64_t offloaded_attention; // the first n layers have what they keep of attention there
+    int64_t offloaded_attention; // n layers have what they keep of attention there: the first ones
+                                 // if layers are recomputed, otherwise spread over all
     bool offloaded_embedding;
     int64_t tile;       // tokens at a time, or 0: all at once
     int64_t base_vocab; // rows of the embedding in the files; config.vocab includes new tokens
@@ -33899,6 +33900,7 @@ typedef struct qlora__layer {
     qlora__kept kept;
     void* away; // pinned host memory of its input, if that is offloaded
     void* away_attention; // and of what it keeps of attention
+    int64_t turn; // its number among the layers that have that in memory in turn; -1: in its own
 } qlora__layer;
 
 // The inputs of a micro-batch: views of one block, which is filled on the host and copied as a
@@ -34193,7 +34195,7 @@ struct qlora_model {
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
     qlora__kept turns[2]; // what layers have of attention in turn, if it is offloaded
-    size_t turn_bytes[2]; // output and row statistics; with q, k and v
+    size_t turn_bytes[3]; // output and row statistics; with z of q, k and v; with those
     // FP8 mode
     qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
     qlora_tensor fp8_codes;   // U8: rows of x or dy
@@ -35047,28 +35049,31 @@ static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) 
 }
 
 // Memory that layers use in turn for what they keep of attention while it is copied. One copy takes
-// all of it, so it is in one piece; what fewer layers keep is at the end.
+// all of it, so it is in one piece; what fewer layers keep is at the end, and last q, k and v, which
+// are there before the rest.
 static void qlora__layout_turn(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* turn) {
     size_t first = arena->used;
     memset(turn, 0, sizeof *turn);
     qlora__layout_attention(arena, m, pads, turn);
     m->turn_bytes[0] = arena->used - first;
+    m->turn_bytes[1] = m->turn_bytes[0];
     if (qlora__turns_have_heads(m)) {
-        qlora__layout_heads(arena, m, turn);
         qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, turn);
+        m->turn_bytes[1] = arena->used - first;
+        qlora__layout_heads(arena, m, turn);
     }
-    m->turn_bytes[1] = arena->used - first;
+    m->turn_bytes[2] = arena->used - first;
 }
 
 // Bytes of what a layer keeps of it.
 static size_t qlora__turn_bytes(const qlora_model* m, const qlora__layer* layer) {
-    return m->turn_bytes[layer->keeps_heads || !layer->recompute ? 1 : 0];
+    return m->turn_bytes[layer->keeps_heads || !layer->recompute ? 2 : 0];
 }
 
 // What a layer has of attention is in the memory of its turn.
 static void qlora__layer_turn(qlora_model* m, qlora__layer* layer) {
-    const qlora__kept* turn = &m->turns[(layer - m->layers) % 2];
+    const qlora__kept* turn = &m->turns[layer->turn % 2];
     qlora__kept* kept = &layer->kept;
     kept->o = turn->o;
     kept->lse = turn->lse;
@@ -35094,7 +35099,7 @@ static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__laye
 
 // What a layer that is not recomputed keeps besides its input.
 static void qlora__layout_whole(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
-    bool leaves = layer - m->layers < m->plan.offloaded_attention;
+    bool leaves = layer->turn >= 0;
     unsigned z = leaves ? QLORA__Z_KEPT & ~QLORA__Z_SHARED : QLORA__Z_KEPT;
     qlora__layout_kept(arena, m, layer->pads, !leaves, !leaves, &layer->kept);
     memset(layer->kept.z, 0, sizeof layer->kept.z);
@@ -35183,7 +35188,8 @@ static void qlora__layout_host(qlora_model* m) {
     qlora__layout_turn(&turn, m, pads, &m->turns[0]); // counts its bytes
     int64_t users = m->plan.recompute_layers > 0 ? c->layers : m->plan.offloaded_attention;
     for (int64_t l = 0; l < c->layers; l++) {
-        bool leaves = l < m->plan.offloaded_attention && l < users - 2;
+        int64_t number = m->layers[l].turn;
+        bool leaves = number >= 0 && number < qlora__min(m->plan.offloaded_attention, users - 2);
         m->layers[l].away_attention =
             leaves ? qlora__arena_take(&host, qlora__turn_bytes(m, &m->layers[l])) : NULL;
     }
@@ -37312,7 +37318,7 @@ typedef struct qlora__choices {
     int64_t recompute;
     int64_t attention; // the first n layers keep its output, if they are recomputed
     int64_t heads;     // and the first n q, k and v, if it is offloaded
-    int64_t away;      // the first n layers have both on the host, if none is recomputed
+    int64_t away;      // n layers have both on the host, if none is recomputed
     bool here;         // what recomputed layers keep of attention is on the device
     int64_t cached;
     int64_t tile;
@@ -37363,6 +37369,22 @@ static void qlora__plan_attention(qlora_model* m, const qlora__choices* choices)
     p->heads_layers = p->recompute_layers > 0 ? p->heads_layers : 0;
 }
 
+// Which layers have what they keep of attention in memory that they use in turn, while it is copied
+// to the host: all, or, if none is recomputed, as many as planned. The others are spread evenly
+// among them: with each, the copies catch up by the time of a layer, if they take longer than those
+// do (1B in FP8 on an H200: 1.8 ms, a layer 1.5).
+static void qlora__plan_turns(qlora_model* m) {
+    int64_t layers = m->plan.config.layers;
+    int64_t others = m->plan.recompute_layers > 0 ? 0 : layers - m->plan.offloaded_attention;
+    int64_t passed = 0;
+    for (int64_t l = 0; l < layers; l++) {
+        bool own = m->plan.offloaded_attention == 0 ||
+                   (passed < others && l == (passed + 1) * layers / (others + 1));
+        m->layers[l].turn = own ? -1 : l - passed;
+        passed += own ? 1 : 0;
+    }
+}
+
 static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     const qlora_model_config* c = &m->plan.config;
     m->plan.recompute_layers = choices->recompute;
@@ -37375,6 +37397,7 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     m->plan.offloaded_embedding =
         choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
     qlora__plan_attention(m, choices);
+    qlora__plan_turns(m);
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         layer->recompute = l < choices->recompute;
@@ -40351,6 +40374,57 @@ static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__la
     return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
 }
 
+// A copy of bytes [from, end) of what a layer keeps of attention, to the host or back.
+static qlora_result qlora__turn_copy(const qlora__pass* pass, const qlora__layer* layer,
+                                     size_t from, size_t end, bool back) {
+    if (layer->away_attention == NULL || from == end) {
+        return QLORA_OK;
+    }
+    qlora_tensor some = layer->kept.o;
+    some.data = (char*)some.data + from;
+    some.dtype = QLORA_U8;
+    some.rows = 1;
+    some.cols = (int64_t)(end - from);
+    some.ld = some.cols;
+    return qlora__away_copy(pass->ctx, 2 + (int)(layer->turn % 2), back, &some,
+                            (char*)layer->away_attention + from);
+}
+
+// The copy back.
+static qlora_result qlora__turn_back(const qlora__pass* pass, const qlora__layer* layer) {
+    return qlora__turn_copy(pass, layer, 0, qlora__turn_bytes(pass->m, layer), true);
+}
+
+// Waits for the copies of the memory of a layer's turn: of what it keeps of attention, or before
+// that of the last layer that had this memory.
+static qlora_result qlora__turn_wait(const qlora__pass* pass, const qlora__layer* layer) {
+    return layer->turn >= 0 ? qlora__away_wait(pass->ctx, 4u << layer->turn % 2) : QLORA_OK;
+}
+
+// Begins the copies to the host, each as soon as its part is there. Those of a layer take longer
+// than the layer itself if its products are fast. A recomputed layer has one, before o_proj, whose
+// z is computed once more before it is needed.
+typedef enum qlora__turn_part {
+    QLORA__TURN_HEADS,     // q, k and v, rotated
+    QLORA__TURN_ATTENTION, // its output
+    QLORA__TURN_O          // z of o_proj, in the same rows
+} qlora__turn_part;
+
+static qlora_result qlora__turn_away(const qlora__pass* pass, const qlora__layer* layer,
+                                     qlora__turn_part part) {
+    const qlora_model* m = pass->m;
+    if (!pass->training || layer->away_attention == NULL ||
+        layer->recompute != (part == QLORA__TURN_ATTENTION)) {
+        return QLORA_OK;
+    }
+    if (part == QLORA__TURN_HEADS) {
+        return qlora__turn_copy(pass, layer, m->turn_bytes[1], m->turn_bytes[2], false);
+    }
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z of q, k and v
+    size_t end = layer->recompute ? qlora__turn_bytes(m, layer) : m->turn_bytes[1];
+    return qlora__turn_copy(pass, layer, 0, end, false);
+}
+
 // Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->x, gate
 // and up.
 static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
@@ -40360,6 +40434,7 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
     qlora_tensor h2 = qlora__layer_h2(pass, layer);
     QLORA__TRY(pass->gathered ? qlora__layer_gather(pass, layer, &o, &h) : QLORA_OK);
     QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &o, qlora__layer_out(m, layer, 0)));
+    QLORA__TRY(qlora__turn_away(pass, layer, QLORA__TURN_O));
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
     QLORA__TRY(qlora__layer_add(pass, layer, 0, &h, &h2,
                                 qlora__layer_norm(m, layer, QLORA__NORM_MLP), true));
@@ -40584,32 +40659,6 @@ static qlora_result qlora__input_away(const qlora__pass* pass, int64_t index) {
                : QLORA_OK;
 }
 
-// A copy of what a layer keeps of attention, to the host or back.
-static qlora_result qlora__attention_copy(const qlora__pass* pass, int64_t index, bool back) {
-    const qlora_model* m = pass->m;
-    const qlora__layer* layer = &m->layers[index];
-    if (layer->away_attention == NULL) {
-        return QLORA_OK;
-    }
-    qlora_tensor all = layer->kept.o;
-    all.dtype = QLORA_U8;
-    all.rows = 1;
-    all.cols = (int64_t)qlora__turn_bytes(m, layer);
-    all.ld = all.cols;
-    return qlora__away_copy(pass->ctx, 2 + (int)(index % 2), back, &all, layer->away_attention);
-}
-
-// Begins the copy to the host: for a layer that is recomputed before o_proj, whose z is computed
-// once more before it is needed, and otherwise after it.
-static qlora_result qlora__attention_away(const qlora__pass* pass, int64_t index, bool after) {
-    const qlora__layer* layer = &pass->m->layers[index];
-    if (!pass->training || layer->away_attention == NULL || layer->recompute == after) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z of q, k and v
-    return qlora__attention_copy(pass, index, false);
-}
-
 // Input of a layer -> rotated q, k and v, tile by tile.
 static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* layer, bool again) {
     qlora_model* m = pass->m;
@@ -40639,15 +40688,15 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
     if (pass->group && layer->keeps_attention) { // its output is there
         return QLORA_OK;
     }
-    // The copy of the layer before the last, which had the same memory.
-    QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
+    QLORA__TRY(qlora__turn_wait(pass, layer));
     QLORA__TRY(qlora__layer_heads(pass, layer, false));
+    QLORA__TRY(qlora__turn_away(pass, layer, QLORA__TURN_HEADS));
     if (pass->decoding) {
         QLORA__TRY(qlora__cache_store(pass, index));
     }
     if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
         QLORA__TRY(qlora__layer_attention(pass, layer));
-        return qlora__attention_away(pass, index, false);
+        return qlora__turn_away(pass, layer, QLORA__TURN_ATTENTION);
     }
     return pass->rows > 1 ? qlora__cache_attention_rows(pass, index)
                           : qlora__cache_attention(pass, index);
@@ -40665,7 +40714,6 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
         qlora_tensor h2 = qlora__layer_h2(&tile, layer);
         qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
         QLORA__TRY(qlora__layer_middle(&tile, layer));
-        QLORA__TRY(qlora__attention_away(&tile, index, true));
         QLORA__TRY(qlora__layer_down(&tile, layer));
         // The copy of the input before that of this layer, which was in the same memory.
         QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
@@ -41570,20 +41618,26 @@ static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
     QLORA__TRY(
         qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away));
-    return qlora__attention_copy(pass, index - 1, true);
+    return qlora__turn_back(pass, below);
 }
 
-// The same for what a layer keeps of attention and is not recomputed. The second stream no longer
-// reads that memory: it has finished the gradients of o of the layer above, and is waited for here
-// with those of q, k and v.
-static qlora_result qlora__attention_back(const qlora__pass* pass, int64_t index) {
-    const qlora_model* m = pass->m;
-    QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
-    if (index == 0 || m->layers[index].recompute || m->layers[index - 1].away_attention == NULL) {
+// The same for what a layer keeps of attention and is not recomputed: the layer below it is the one
+// whose turn was before. The second stream no longer reads that memory: it has finished the
+// gradients of o of the layer above, and is waited for here with those of q, k and v.
+static qlora_result qlora__attention_back(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora__layer* below = layer;
+    QLORA__TRY(qlora__turn_wait(pass, layer));
+    if (layer->turn < 1 || layer->recompute) {
+        return QLORA_OK;
+    }
+    while (below->turn != layer->turn - 1) {
+        below--;
+    }
+    if (below->away_attention == NULL) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV));
-    return qlora__attention_copy(pass, index - 1, true);
+    return qlora__turn_back(pass, below);
 }
 
 // Whether the backward pass enters a group of layers of which only the first has its input on the
@@ -41631,7 +41685,7 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
     QLORA__TRY(qlora__group_begins(m, index) ? qlora__group_again(pass, index) : QLORA_OK);
     QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
-        QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
+        QLORA__TRY(qlora__turn_wait(pass, layer));
         QLORA__TRY(qlora__layer_again(pass, &after, layer));
     }
     qlora__tiles_begin(pass);
@@ -41656,7 +41710,7 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
     bool gathered = qlora__pass_after(pass, index).gathered;
-    QLORA__TRY(qlora__attention_back(pass, index));
+    QLORA__TRY(qlora__attention_back(pass, layer));
     QLORA__TRY(gathered ? qlora__backward_labelled(pass, index)
                : tiled  ? QLORA_OK
                         : qlora__layer_o_backward(pass, layer));
@@ -52461,4 +52515,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 79202bb4b9376a38
+//@@ end 1f4e5a1b64a89dc2

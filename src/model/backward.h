@@ -672,20 +672,26 @@ static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
     QLORA__TRY(
         qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away));
-    return qlora__attention_copy(pass, index - 1, true);
+    return qlora__turn_back(pass, below);
 }
 
-// The same for what a layer keeps of attention and is not recomputed. The second stream no longer
-// reads that memory: it has finished the gradients of o of the layer above, and is waited for here
-// with those of q, k and v.
-static qlora_result qlora__attention_back(const qlora__pass* pass, int64_t index) {
-    const qlora_model* m = pass->m;
-    QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
-    if (index == 0 || m->layers[index].recompute || m->layers[index - 1].away_attention == NULL) {
+// The same for what a layer keeps of attention and is not recomputed: the layer below it is the one
+// whose turn was before. The second stream no longer reads that memory: it has finished the
+// gradients of o of the layer above, and is waited for here with those of q, k and v.
+static qlora_result qlora__attention_back(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora__layer* below = layer;
+    QLORA__TRY(qlora__turn_wait(pass, layer));
+    if (layer->turn < 1 || layer->recompute) {
+        return QLORA_OK;
+    }
+    while (below->turn != layer->turn - 1) {
+        below--;
+    }
+    if (below->away_attention == NULL) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV));
-    return qlora__attention_copy(pass, index - 1, true);
+    return qlora__turn_back(pass, below);
 }
 
 // Whether the backward pass enters a group of layers of which only the first has its input on the
@@ -733,7 +739,7 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
     QLORA__TRY(qlora__group_begins(m, index) ? qlora__group_again(pass, index) : QLORA_OK);
     QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
-        QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
+        QLORA__TRY(qlora__turn_wait(pass, layer));
         QLORA__TRY(qlora__layer_again(pass, &after, layer));
     }
     qlora__tiles_begin(pass);
@@ -758,7 +764,7 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
     bool gathered = qlora__pass_after(pass, index).gathered;
-    QLORA__TRY(qlora__attention_back(pass, index));
+    QLORA__TRY(qlora__attention_back(pass, layer));
     QLORA__TRY(gathered ? qlora__backward_labelled(pass, index)
                : tiled  ? QLORA_OK
                         : qlora__layer_o_backward(pass, layer));
