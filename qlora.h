@@ -21795,7 +21795,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(skinny_sum, skinny, 0, LORA_BF16)                                                            \
     X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
     X(linear_gated_sum, linear, 0, GATED)                                                          \
-    X(gated_backward, gated, 82944, GATED)                                                         \
+    X(gated_backward, gated, 87296, GATED)                                                         \
     X(tails_gated, tails, 34816, CALL_LORA_BF16)                                                   \
     X(tails_gated_bwd, tails, 94208, CALL_LORA_BF16)
 
@@ -30988,18 +30988,25 @@ typedef struct qlora__gated {
     const qlora_tensor* parts;      // f32, qlora__gated_room elements
     const qlora_tensor* most;       // f32 [1, rows], or NULL: raised to the largest magnitudes of
                                     // the rows of both gradients
+    const qlora_tensor* a; // [rank of down, cols] bf16, or NULL: dh lacks u of down times it
     bool gelu;
 } qlora__gated;
 
 #define QLORA__GATED_RANK 16   // at most; higher ranks need more registers than a block has
 #define QLORA__GATED_STRIP 128 // columns of a block
-#define QLORA__GATED_SHARED 82944
+#define QLORA__GATED_SHARED 87296
 
 // Elements of the activation from which on it pays. With fewer, its matrices are still in the L2
 // cache when they are read once more: on an H200, a step with 2048 x 4864 takes 0.5 % longer with
 // the kernel, with 8192 x 8192 1.5 % less. The tests set it to 1.
 #ifndef QLORA__GATED_FROM
 #define QLORA__GATED_FROM ((int64_t)1 << 24)
+#endif
+
+// Whether the kernel adds what the adapter of down adds to dh, if that is a product of its own. The
+// tests compare both.
+#ifndef QLORA__GATED_SHARE
+#define QLORA__GATED_SHARE true
 #endif
 
 // Whether there is a kernel for ranks of gate, up and down.
@@ -31056,12 +31063,15 @@ static qlora_result qlora__gated_tiles(qlora_ctx* ctx, const qlora__gated* g) {
     }
     QLORA_ASSERT(qlora__gated_takes(ranks) && aligned);
     QLORA_ASSERT(g->gate->ld == g->up->ld && g->gate->cols % 8 == 0);
+    QLORA_ASSERT(g->a == NULL || qlora__gated_aligned(g->a));
     int64_t rows = g->dh->rows;
     int64_t cols = g->dh->cols;
     int32_t each = qlora__gated_each(rows, cols);
     int32_t gelu = g->gelu;
     void* parts = g->parts->data;
     void* most = g->most != NULL ? g->most->data : NULL;
+    void* a = g->a != NULL ? g->a->data : NULL;
+    int32_t lda = g->a != NULL ? (int32_t)g->a->ld : 0;
     void* dh = g->dh->data;
     void* gate = g->gate->data;
     int32_t ldd = (int32_t)g->dh->ld;
@@ -31069,7 +31079,8 @@ static qlora_result qlora__gated_tiles(qlora_ctx* ctx, const qlora__gated* g) {
     int32_t up = (int32_t)(((char*)g->up->data - (char*)gate) / 2);
     void* args[] = {&dh,   &ldd,    &gate,    &ld,      &up,   &rows,   &cols,
                     &each, &z[0],   &ldz[0],  &rank[0], &z[1], &ldz[1], &rank[1],
-                    &z[2], &ldz[2], &rank[2], &parts,   &gelu, &most};
+                    &z[2], &ldz[2], &rank[2], &parts,   &gelu, &most,   &a,
+                    &lda};
     return qlora__launch(ctx, QLORA__K_gated_backward, qlora__ceil_div(cols, QLORA__GATED_STRIP),
                          qlora__ceil_div(rows, each), 1, 256, QLORA__GATED_SHARED, args);
 }
@@ -41170,6 +41181,15 @@ static qlora_result qlora__layer_gated_backward(const qlora__pass* pass, const q
                : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
 }
 
+// Whether ds lacks what the adapter of down adds to it, which the activation's backward pass then
+// adds: in FP8, where it is a product of its own that writes a matrix as large as the activation.
+static bool qlora__ds_lacks_share(const qlora__pass* pass, const qlora__layer* layer,
+                                  const qlora__stack* down) {
+    int64_t ranks[3];
+    return QLORA__GATED_SHARE && down->linear.fp8 != NULL &&
+           qlora__gated_ranks(pass->m, layer, ranks) && ranks[2] > 0;
+}
+
 // The gradients of gate and up from ds, and with them dB of gate and up and dA of down, which are
 // added up on the second stream: dy has u of down.
 static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora__layer* layer,
@@ -41211,6 +41231,12 @@ static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora_
         g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
         g.factors[2].d = down->linear.parts[0].da;
     }
+    qlora_tensor a;
+    qlora_tensor sb;
+    if (qlora__ds_lacks_share(pass, layer, down) &&
+        qlora__linear_joined(&down->linear, down->pad, &a, &sb)) {
+        g.a = &a;
+    }
     qlora_tensor most;
     if (qlora__u_is_coded(m, layer)) {
         most = qlora__window(&m->fp8_most, 1, 0, pass->rows);
@@ -41249,8 +41275,14 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
         return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
     // The activation is computed again, over its gradient, in the same pass over gate and up.
-    QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded,
-                                  &ds));
+    if (qlora__ds_lacks_share(pass, layer, &stack)) {
+        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
+        QLORA__TRY(qlora__fp8_product(ctx, stack.linear.fp8, true, stack.coded, &dy_inner, &ds,
+                                      false));
+    } else {
+        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded,
+                                      &ds));
+    }
     if (qlora__gated_ranks(m, layer, NULL)) {
         QLORA__TRY(qlora__layer_gated_gradients(pass, layer, &stack, &ds, &dy));
     } else if (qlora__u_comes(pass, layer)) {
@@ -52515,4 +52547,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 1f4e5a1b64a89dc2
+//@@ end 6674ab122c387008

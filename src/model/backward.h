@@ -224,6 +224,15 @@ static qlora_result qlora__layer_gated_backward(const qlora__pass* pass, const q
                : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
 }
 
+// Whether ds lacks what the adapter of down adds to it, which the activation's backward pass then
+// adds: in FP8, where it is a product of its own that writes a matrix as large as the activation.
+static bool qlora__ds_lacks_share(const qlora__pass* pass, const qlora__layer* layer,
+                                  const qlora__stack* down) {
+    int64_t ranks[3];
+    return QLORA__GATED_SHARE && down->linear.fp8 != NULL &&
+           qlora__gated_ranks(pass->m, layer, ranks) && ranks[2] > 0;
+}
+
 // The gradients of gate and up from ds, and with them dB of gate and up and dA of down, which are
 // added up on the second stream: dy has u of down.
 static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora__layer* layer,
@@ -265,6 +274,12 @@ static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora_
         g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
         g.factors[2].d = down->linear.parts[0].da;
     }
+    qlora_tensor a;
+    qlora_tensor sb;
+    if (qlora__ds_lacks_share(pass, layer, down) &&
+        qlora__linear_joined(&down->linear, down->pad, &a, &sb)) {
+        g.a = &a;
+    }
     qlora_tensor most;
     if (qlora__u_is_coded(m, layer)) {
         most = qlora__window(&m->fp8_most, 1, 0, pass->rows);
@@ -303,8 +318,14 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
         return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
     // The activation is computed again, over its gradient, in the same pass over gate and up.
-    QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded,
-                                  &ds));
+    if (qlora__ds_lacks_share(pass, layer, &stack)) {
+        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
+        QLORA__TRY(qlora__fp8_product(ctx, stack.linear.fp8, true, stack.coded, &dy_inner, &ds,
+                                      false));
+    } else {
+        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded,
+                                      &ds));
+    }
     if (qlora__gated_ranks(m, layer, NULL)) {
         QLORA__TRY(qlora__layer_gated_gradients(pass, layer, &stack, &ds, &dy));
     } else if (qlora__u_comes(pass, layer)) {

@@ -231,8 +231,9 @@ TEST coded_norms_are_right(const test_machine* machine) {
 
 // Every gradient of a model in FP8 mode is that of the path for dropout, which has none of these
 // kernels: it rounds the gradient of x twice, after which other codes are the nearest. It is nearer
-// to that of a model whose u comes apart. One that is recomputed has the same bits as one that is
-// not, although not all codes come from the same kernels.
+// to that of a model whose u comes apart, unless ds gets the share of the adapter of down later,
+// with another rounding. One that is recomputed has the same bits as one that is not, although not
+// all codes come from the same kernels.
 TEST coded_models_have_the_gradients(const test_machine* machine) {
     if (!fp8_here(machine)) {
         SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
@@ -252,14 +253,20 @@ TEST coded_models_have_the_gradients(const test_machine* machine) {
         bool made = gated_micro(&s, false, &apart);
         test_gated_from = 1;
         ASSERTm(gated_kinds[i].name, made);
-        for (int way = 0; way < 3; way++) {
+        first.values = NULL;
+        for (int n = 0; n < 6; n++) {
+            int way = n % 3;
             gated_gradients got;
             s.model.recompute = way == 0 ? QLORA_CHOICE_OFF : QLORA_CHOICE_ON;
             s.model.tile = way == 2 ? 8 : 0;
-            ASSERTm(gated_kinds[i].name, gated_micro(&s, true, &got));
+            test_gated_share = n >= 3 ? 1 : 0;
+            made = gated_micro(&s, true, &got);
+            test_gated_share = 1;
+            ASSERTm(gated_kinds[i].name, made);
             ASSERT(gated_within(gated_kinds[i].name, &expected, &got, 0.1));
-            ASSERT(gated_close(gated_kinds[i].name, &apart, &got));
+            ASSERT(n >= 3 || gated_close(gated_kinds[i].name, &apart, &got));
             if (way == 0) {
+                free(first.values);
                 first = got;
                 continue;
             }
