@@ -21777,6 +21777,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(fp8_u_sum, fp8_tails, 0, FP8)                                                                \
     X(fp8_norm_fwd, fp8_norm, 0, FP8)                                                              \
     X(fp8_norm_bwd, fp8_norm, 0, FP8)                                                              \
+    X(fp8_rope, fp8_norm, 0, FP8)                                                                  \
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
     X(fp8_widen_turned, fp8, 0, FP8)                                                               \
@@ -27513,6 +27514,36 @@ static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
                     &neighbours};
     return qlora__launch(ctx, x->dtype == QLORA_F32 ? QLORA__K_rope_f32 : QLORA__K_rope_bf16,
                          items > 0 ? x->rows : 0, 1, 1, threads, 0, args);
+}
+
+// Pairs, and other columns, of a row that the kernel below takes.
+#define QLORA__ROPE_CODED 8192
+
+// Rotates the first heads of x back, half of whose columns are as many as the table's cosines, and
+// writes the codes and scales of x for the products of f. On a GPU, in bf16.
+static QLORA__UNUSED qlora_result qlora__rope_coded(qlora_ctx* ctx, const qlora_tensor* x,
+                                                    int64_t heads, const qlora_tensor* positions,
+                                                    const qlora_tensor* table,
+                                                    const qlora_tensor* flag,
+                                                    const qlora__fp8* f) {
+    qlora_tensor to = *x; // parameters are passed by address
+    qlora__fp8 codes = *f;
+    int64_t pitch = qlora__fp8_pitch(x->cols);
+    int32_t half = (int32_t)(table->cols / 2);
+    int32_t rotated = (int32_t)(heads * table->cols);
+    int32_t cols = (int32_t)x->cols;
+    int32_t max_pos = (int32_t)table->rows;
+    int64_t most = qlora__max(rotated / 2, pitch - rotated);
+    uint32_t threads = (uint32_t)(qlora__ceil_div(qlora__min(most, 512 * 8), 32 * 8) * 32);
+    void* bad = NULL;
+    QLORA_ASSERT(x->dtype == QLORA_BF16 && (uintptr_t)x->data % 16 == 0 && x->ld % 8 == 0 &&
+                 (uintptr_t)table->data % 16 == 0 && table->ld % 4 == 0 && cols % 8 == 0 &&
+                 half % 8 == 0 && rotated <= cols && most <= QLORA__ROPE_CODED);
+    QLORA__TRY(qlora__flag_pointer(ctx, flag, &bad));
+    void* args[] = {&to.data, &to.ld,   (void*)&positions->data, (void*)&table->data,
+                    (void*)&table->ld,  &max_pos, &rotated, &cols, &half, &bad,
+                    &codes.factors.data, &codes.codes.data, &pitch, &codes.scales.data};
+    return qlora__launch(ctx, QLORA__K_fp8_rope, x->rows, 1, 1, threads, 0, args);
 }
 
 static qlora_result qlora__rope_apply(qlora_ctx* ctx, const qlora_rotation_desc* desc,
@@ -41580,9 +41611,32 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
 }
 
+// Whether the rotation writes the codes of dy of q, k and v for the product after it: it is the last
+// thing before that and takes all columns of a head, in pairs half of it apart.
+static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t turned = qlora__q_width(c) + qlora__kv_width(c);
+    return m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
+           m->desc.dropout == 0.0f && !qlora__pass_has_runs(pass) && !c->qk_norm &&
+           !layer->no_rope && !qlora__scales_queries(m) &&
+           (m->arch->has & QLORA__HAS_PAIRED_ROPE) == 0 && m->rope.cols == c->head_dim &&
+           c->head_dim % 16 == 0 && turned / 2 <= QLORA__ROPE_CODED;
+}
+
 // Gradients of q, k and v -> those before norm and rotation.
 static qlora_result qlora__layer_heads_backward(const qlora__pass* pass, qlora__layer* layer) {
-    const qlora_model_config* c = &pass->m->plan.config;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    if (qlora__rotation_writes_codes(pass, layer)) {
+        int64_t cols = qlora__q_width(c) + 2 * qlora__kv_width(c);
+        qlora_tensor all = qlora__slice(pass, &m->dqkv, 0, cols);
+        qlora_tensor positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
+        m->coded = &layer->fp8[QLORA__QKV];
+        m->coded_turned = true;
+        return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &positions,
+                                 layer->sliding ? &m->rope_sliding : &m->rope, &m->flag, m->coded);
+    }
     qlora_tensor turned =
         qlora__slice(pass, &pass->m->dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
     QLORA__TRY(qlora__layer_rotate(pass, layer, &turned, NULL, true));
@@ -52547,4 +52601,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 6674ab122c387008
+//@@ end a916579ef4fd6c64

@@ -111,6 +111,7 @@
     X(fp8_u_sum, fp8_tails, 0, FP8)                                                                \
     X(fp8_norm_fwd, fp8_norm, 0, FP8)                                                              \
     X(fp8_norm_bwd, fp8_norm, 0, FP8)                                                              \
+    X(fp8_rope, fp8_norm, 0, FP8)                                                                  \
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
     X(fp8_widen_turned, fp8, 0, FP8)                                                               \

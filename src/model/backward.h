@@ -623,9 +623,32 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
 }
 
+// Whether the rotation writes the codes of dy of q, k and v for the product after it: it is the last
+// thing before that and takes all columns of a head, in pairs half of it apart.
+static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t turned = qlora__q_width(c) + qlora__kv_width(c);
+    return m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
+           m->desc.dropout == 0.0f && !qlora__pass_has_runs(pass) && !c->qk_norm &&
+           !layer->no_rope && !qlora__scales_queries(m) &&
+           (m->arch->has & QLORA__HAS_PAIRED_ROPE) == 0 && m->rope.cols == c->head_dim &&
+           c->head_dim % 16 == 0 && turned / 2 <= QLORA__ROPE_CODED;
+}
+
 // Gradients of q, k and v -> those before norm and rotation.
 static qlora_result qlora__layer_heads_backward(const qlora__pass* pass, qlora__layer* layer) {
-    const qlora_model_config* c = &pass->m->plan.config;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    if (qlora__rotation_writes_codes(pass, layer)) {
+        int64_t cols = qlora__q_width(c) + 2 * qlora__kv_width(c);
+        qlora_tensor all = qlora__slice(pass, &m->dqkv, 0, cols);
+        qlora_tensor positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
+        m->coded = &layer->fp8[QLORA__QKV];
+        m->coded_turned = true;
+        return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &positions,
+                                 layer->sliding ? &m->rope_sliding : &m->rope, &m->flag, m->coded);
+    }
     qlora_tensor turned =
         qlora__slice(pass, &pass->m->dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
     QLORA__TRY(qlora__layer_rotate(pass, layer, &turned, NULL, true));
