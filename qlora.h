@@ -27517,7 +27517,7 @@ static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
 }
 
 // Pairs, and other columns, of a row that the kernel below takes.
-#define QLORA__ROPE_CODED 8192
+#define QLORA__ROPE_CODED 4096
 
 // Rotates the first heads of x back, half of whose columns are as many as the table's cosines, and
 // writes the codes and scales of x for the products of f. On a GPU, in bf16.
@@ -27534,7 +27534,7 @@ static QLORA__UNUSED qlora_result qlora__rope_coded(qlora_ctx* ctx, const qlora_
     int32_t cols = (int32_t)x->cols;
     int32_t max_pos = (int32_t)table->rows;
     int64_t most = qlora__max(rotated / 2, pitch - rotated);
-    uint32_t threads = (uint32_t)(qlora__ceil_div(qlora__min(most, 512 * 8), 32 * 8) * 32);
+    uint32_t threads = (uint32_t)(qlora__ceil_div(most, 32 * 8) * 32);
     void* bad = NULL;
     QLORA_ASSERT(x->dtype == QLORA_BF16 && (uintptr_t)x->data % 16 == 0 && x->ld % 8 == 0 &&
                  (uintptr_t)table->data % 16 == 0 && table->ld % 4 == 0 && cols % 8 == 0 &&
@@ -35090,9 +35090,9 @@ static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) 
     }
 }
 
-// Memory that layers use in turn for what they keep of attention while it is copied. One copy takes
-// all of it, so it is in one piece; what fewer layers keep is at the end, and last q, k and v, which
-// are there before the rest.
+// Memory that layers use in turn for what they keep of attention while it is copied. One copy can
+// take all of it, so it is in one piece; what fewer layers keep is at the end, and last q, k and v,
+// which are there before the rest.
 static void qlora__layout_turn(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* turn) {
     size_t first = arena->used;
@@ -41611,8 +41611,8 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
 }
 
-// Whether the rotation writes the codes of dy of q, k and v for the product after it: it is the last
-// thing before that and takes all columns of a head, in pairs half of it apart.
+// Whether the rotation writes the codes of dy of q, k and v for the product after it: it is the
+// last thing before that and takes all columns of a head, in pairs half of it apart.
 static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__layer* layer) {
     const qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -52601,4 +52601,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a916579ef4fd6c64
+//@@ end b4c4634eea86229e

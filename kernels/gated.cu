@@ -13,12 +13,11 @@
 // null, most[r] is raised to the largest magnitude of the rounded dg[r,:] and du[r,:]. If `a`
 // [rd, cols] is not null, dh + ud a, rounded to bf16, takes the place of dh.
 //
-// Launch: grid (ceil(cols / 128), splits), 256 threads, dynamic shared memory RING + R LINE. A block
-// has a
-// strip of 128 columns and the `each` rows (a multiple of 32) of one split, 32 rows at a time: four
-// warps side by side on the first 16 of them, four on the others. A thread computes 4 rows and 4
-// columns of a step, those that an m16n8k16 product wants as its second operand, so that dg, du
-// and s go from registers to the tensor cores.
+// Launch: grid (ceil(cols / 128), splits), 256 threads, dynamic shared memory RING + R LINE. A
+// block has a strip of 128 columns and the `each` rows (a multiple of 32) of one split, 32 rows at
+// a time: four warps side by side on the first 16 of them, four on the others. A thread computes 4
+// rows and 4 columns of a step, those that an m16n8k16 product wants as its second operand, so that
+// dg, du and s go from registers to the tensor cores.
 // Determinism: the sums of the upper and the lower warps are added in that order and stored in
 // parts [splits, 3, 16, cols]; qlora_linear_gated_sum adds the splits in their order. A maximum
 // does not depend on the order.
@@ -355,10 +354,11 @@ QLORA_KERNEL __launch_bounds__(256, 2)
         uint32_t b[3][C][2];
         float size[2][2];
         const bool kind[3] = {gelu != 0, most != 0, a != 0};
+        uint32_t factor =
+            ring + (uint32_t)(get + 3 * TILE + factor_at(line, lane / 8 % 2)); // the lane's row
+        uint32_t ud = factor + 2 * FACTOR; // of lanes 0 to 15 that of 8 rows
         uint32_t strip = ring + (uint32_t)(RING + (lane / 16 * 8 + lane % 8) * LINE +
                                            warp % 4 * 16 * C + lane / 8 % 2 * 16);
-        uint32_t ud = ring + (uint32_t)(get + 3 * TILE + 2 * FACTOR +
-                                        factor_at(warp / 4 * 16 + lane % 8, lane / 8 % 2));
         gated_rows(b, 0, shared + get + tile, out, ld, up, mine - at, kind[0], kind[1], size[0],
                    kind[2], ud, strip);
         gated_rows(b, 1, shared + get + tile, out, ld, up, mine - at, kind[0], kind[1], size[1],
@@ -368,12 +368,11 @@ QLORA_KERNEL __launch_bounds__(256, 2)
         }
 #pragma unroll
         for (int p = 0; p < 3; p++) {
-            uint32_t a[4];
-            load_transposed(
-                a, ring + (uint32_t)(get + 3 * TILE + p * FACTOR + factor_at(line, lane / 8 % 2)));
+            uint32_t f[4];
+            load_transposed(f, factor + (uint32_t)(p * FACTOR));
 #pragma unroll
             for (int c = 0; c < C; c++) {
-                multiply(sums[p][c], a, b[p][c][0], b[p][c][1]);
+                multiply(sums[p][c], f, b[p][c][0], b[p][c][1]);
             }
         }
         out += (int64_t)STEP * ld;

@@ -458,9 +458,9 @@ static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) 
     }
 }
 
-// Memory that layers use in turn for what they keep of attention while it is copied. One copy takes
-// all of it, so it is in one piece; what fewer layers keep is at the end, and last q, k and v, which
-// are there before the rest.
+// Memory that layers use in turn for what they keep of attention while it is copied. One copy can
+// take all of it, so it is in one piece; what fewer layers keep is at the end, and last q, k and v,
+// which are there before the rest.
 static void qlora__layout_turn(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* turn) {
     size_t first = arena->used;

@@ -623,8 +623,8 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
 }
 
-// Whether the rotation writes the codes of dy of q, k and v for the product after it: it is the last
-// thing before that and takes all columns of a head, in pairs half of it apart.
+// Whether the rotation writes the codes of dy of q, k and v for the product after it: it is the
+// last thing before that and takes all columns of a head, in pairs half of it apart.
 static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__layer* layer) {
     const qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;

@@ -335,7 +335,7 @@ static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
 }
 
 // Pairs, and other columns, of a row that the kernel below takes.
-#define QLORA__ROPE_CODED 8192
+#define QLORA__ROPE_CODED 4096
 
 // Rotates the first heads of x back, half of whose columns are as many as the table's cosines, and
 // writes the codes and scales of x for the products of f. On a GPU, in bf16.
@@ -352,7 +352,7 @@ static QLORA__UNUSED qlora_result qlora__rope_coded(qlora_ctx* ctx, const qlora_
     int32_t cols = (int32_t)x->cols;
     int32_t max_pos = (int32_t)table->rows;
     int64_t most = qlora__max(rotated / 2, pitch - rotated);
-    uint32_t threads = (uint32_t)(qlora__ceil_div(qlora__min(most, 512 * 8), 32 * 8) * 32);
+    uint32_t threads = (uint32_t)(qlora__ceil_div(most, 32 * 8) * 32);
     void* bad = NULL;
     QLORA_ASSERT(x->dtype == QLORA_BF16 && (uintptr_t)x->data % 16 == 0 && x->ld % 8 == 0 &&
                  (uintptr_t)table->data % 16 == 0 && table->ld % 4 == 0 && cols % 8 == 0 &&
