@@ -964,7 +964,8 @@ struct qlora_plan {
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
     int64_t offload_every; // of these, only one in n stays there during the step, because the host
                            // has too little memory; 1 = all. The others are computed once more
-    int64_t offloaded_attention; // the first n layers have what they keep of attention there
+    int64_t offloaded_attention; // n layers have what they keep of attention there: the first ones
+                                 // if layers are recomputed, otherwise spread over all
     bool offloaded_embedding;
     int64_t tile;       // tokens at a time, or 0: all at once
     int64_t base_vocab; // rows of the embedding in the files; config.vocab includes new tokens
@@ -21776,6 +21777,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(fp8_u_sum, fp8_tails, 0, FP8)                                                                \
     X(fp8_norm_fwd, fp8_norm, 0, FP8)                                                              \
     X(fp8_norm_bwd, fp8_norm, 0, FP8)                                                              \
+    X(fp8_rope, fp8_norm, 0, FP8)                                                                  \
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
     X(fp8_widen_turned, fp8, 0, FP8)                                                               \
@@ -21794,7 +21796,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(skinny_sum, skinny, 0, LORA_BF16)                                                            \
     X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
     X(linear_gated_sum, linear, 0, GATED)                                                          \
-    X(gated_backward, gated, 82944, GATED)                                                         \
+    X(gated_backward, gated, 87296, GATED)                                                         \
     X(tails_gated, tails, 34816, CALL_LORA_BF16)                                                   \
     X(tails_gated_bwd, tails, 94208, CALL_LORA_BF16)
 
@@ -27514,6 +27516,36 @@ static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
                          items > 0 ? x->rows : 0, 1, 1, threads, 0, args);
 }
 
+// Pairs, and other columns, of a row that the kernel below takes.
+#define QLORA__ROPE_CODED 4096
+
+// Rotates the first heads of x back, half of whose columns are as many as the table's cosines, and
+// writes the codes and scales of x for the products of f. On a GPU, in bf16.
+static QLORA__UNUSED qlora_result qlora__rope_coded(qlora_ctx* ctx, const qlora_tensor* x,
+                                                    int64_t heads, const qlora_tensor* positions,
+                                                    const qlora_tensor* table,
+                                                    const qlora_tensor* flag,
+                                                    const qlora__fp8* f) {
+    qlora_tensor to = *x; // parameters are passed by address
+    qlora__fp8 codes = *f;
+    int64_t pitch = qlora__fp8_pitch(x->cols);
+    int32_t half = (int32_t)(table->cols / 2);
+    int32_t rotated = (int32_t)(heads * table->cols);
+    int32_t cols = (int32_t)x->cols;
+    int32_t max_pos = (int32_t)table->rows;
+    int64_t most = qlora__max(rotated / 2, pitch - rotated);
+    uint32_t threads = (uint32_t)(qlora__ceil_div(most, 32 * 8) * 32);
+    void* bad = NULL;
+    QLORA_ASSERT(x->dtype == QLORA_BF16 && (uintptr_t)x->data % 16 == 0 && x->ld % 8 == 0 &&
+                 (uintptr_t)table->data % 16 == 0 && table->ld % 4 == 0 && cols % 8 == 0 &&
+                 half % 8 == 0 && rotated <= cols && most <= QLORA__ROPE_CODED);
+    QLORA__TRY(qlora__flag_pointer(ctx, flag, &bad));
+    void* args[] = {&to.data, &to.ld,   (void*)&positions->data, (void*)&table->data,
+                    (void*)&table->ld,  &max_pos, &rotated, &cols, &half, &bad,
+                    &codes.factors.data, &codes.codes.data, &pitch, &codes.scales.data};
+    return qlora__launch(ctx, QLORA__K_fp8_rope, x->rows, 1, 1, threads, 0, args);
+}
+
 static qlora_result qlora__rope_apply(qlora_ctx* ctx, const qlora_rotation_desc* desc,
                                       const qlora_tensor* x, const qlora_tensor* positions,
                                       const qlora_tensor* table, const qlora_tensor* bias,
@@ -30987,18 +31019,25 @@ typedef struct qlora__gated {
     const qlora_tensor* parts;      // f32, qlora__gated_room elements
     const qlora_tensor* most;       // f32 [1, rows], or NULL: raised to the largest magnitudes of
                                     // the rows of both gradients
+    const qlora_tensor* a; // [rank of down, cols] bf16, or NULL: dh lacks u of down times it
     bool gelu;
 } qlora__gated;
 
 #define QLORA__GATED_RANK 16   // at most; higher ranks need more registers than a block has
 #define QLORA__GATED_STRIP 128 // columns of a block
-#define QLORA__GATED_SHARED 82944
+#define QLORA__GATED_SHARED 87296
 
 // Elements of the activation from which on it pays. With fewer, its matrices are still in the L2
 // cache when they are read once more: on an H200, a step with 2048 x 4864 takes 0.5 % longer with
 // the kernel, with 8192 x 8192 1.5 % less. The tests set it to 1.
 #ifndef QLORA__GATED_FROM
 #define QLORA__GATED_FROM ((int64_t)1 << 24)
+#endif
+
+// Whether the kernel adds what the adapter of down adds to dh, if that is a product of its own. The
+// tests compare both.
+#ifndef QLORA__GATED_SHARE
+#define QLORA__GATED_SHARE true
 #endif
 
 // Whether there is a kernel for ranks of gate, up and down.
@@ -31055,12 +31094,15 @@ static qlora_result qlora__gated_tiles(qlora_ctx* ctx, const qlora__gated* g) {
     }
     QLORA_ASSERT(qlora__gated_takes(ranks) && aligned);
     QLORA_ASSERT(g->gate->ld == g->up->ld && g->gate->cols % 8 == 0);
+    QLORA_ASSERT(g->a == NULL || qlora__gated_aligned(g->a));
     int64_t rows = g->dh->rows;
     int64_t cols = g->dh->cols;
     int32_t each = qlora__gated_each(rows, cols);
     int32_t gelu = g->gelu;
     void* parts = g->parts->data;
     void* most = g->most != NULL ? g->most->data : NULL;
+    void* a = g->a != NULL ? g->a->data : NULL;
+    int32_t lda = g->a != NULL ? (int32_t)g->a->ld : 0;
     void* dh = g->dh->data;
     void* gate = g->gate->data;
     int32_t ldd = (int32_t)g->dh->ld;
@@ -31068,7 +31110,8 @@ static qlora_result qlora__gated_tiles(qlora_ctx* ctx, const qlora__gated* g) {
     int32_t up = (int32_t)(((char*)g->up->data - (char*)gate) / 2);
     void* args[] = {&dh,   &ldd,    &gate,    &ld,      &up,   &rows,   &cols,
                     &each, &z[0],   &ldz[0],  &rank[0], &z[1], &ldz[1], &rank[1],
-                    &z[2], &ldz[2], &rank[2], &parts,   &gelu, &most};
+                    &z[2], &ldz[2], &rank[2], &parts,   &gelu, &most,   &a,
+                    &lda};
     return qlora__launch(ctx, QLORA__K_gated_backward, qlora__ceil_div(cols, QLORA__GATED_STRIP),
                          qlora__ceil_div(rows, each), 1, 256, QLORA__GATED_SHARED, args);
 }
@@ -33899,6 +33942,7 @@ typedef struct qlora__layer {
     qlora__kept kept;
     void* away; // pinned host memory of its input, if that is offloaded
     void* away_attention; // and of what it keeps of attention
+    int64_t turn; // its number among the layers that have that in memory in turn; -1: in its own
 } qlora__layer;
 
 // The inputs of a micro-batch: views of one block, which is filled on the host and copied as a
@@ -34193,7 +34237,7 @@ struct qlora_model {
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
     qlora__kept turns[2]; // what layers have of attention in turn, if it is offloaded
-    size_t turn_bytes[2]; // output and row statistics; with q, k and v
+    size_t turn_bytes[3]; // output and row statistics; with z of q, k and v; with those
     // FP8 mode
     qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
     qlora_tensor fp8_codes;   // U8: rows of x or dy
@@ -35046,29 +35090,32 @@ static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) 
     }
 }
 
-// Memory that layers use in turn for what they keep of attention while it is copied. One copy takes
-// all of it, so it is in one piece; what fewer layers keep is at the end.
+// Memory that layers use in turn for what they keep of attention while it is copied. One copy can
+// take all of it, so it is in one piece; what fewer layers keep is at the end, and last q, k and v,
+// which are there before the rest.
 static void qlora__layout_turn(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* turn) {
     size_t first = arena->used;
     memset(turn, 0, sizeof *turn);
     qlora__layout_attention(arena, m, pads, turn);
     m->turn_bytes[0] = arena->used - first;
+    m->turn_bytes[1] = m->turn_bytes[0];
     if (qlora__turns_have_heads(m)) {
-        qlora__layout_heads(arena, m, turn);
         qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, turn);
+        m->turn_bytes[1] = arena->used - first;
+        qlora__layout_heads(arena, m, turn);
     }
-    m->turn_bytes[1] = arena->used - first;
+    m->turn_bytes[2] = arena->used - first;
 }
 
 // Bytes of what a layer keeps of it.
 static size_t qlora__turn_bytes(const qlora_model* m, const qlora__layer* layer) {
-    return m->turn_bytes[layer->keeps_heads || !layer->recompute ? 1 : 0];
+    return m->turn_bytes[layer->keeps_heads || !layer->recompute ? 2 : 0];
 }
 
 // What a layer has of attention is in the memory of its turn.
 static void qlora__layer_turn(qlora_model* m, qlora__layer* layer) {
-    const qlora__kept* turn = &m->turns[(layer - m->layers) % 2];
+    const qlora__kept* turn = &m->turns[layer->turn % 2];
     qlora__kept* kept = &layer->kept;
     kept->o = turn->o;
     kept->lse = turn->lse;
@@ -35094,7 +35141,7 @@ static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__laye
 
 // What a layer that is not recomputed keeps besides its input.
 static void qlora__layout_whole(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
-    bool leaves = layer - m->layers < m->plan.offloaded_attention;
+    bool leaves = layer->turn >= 0;
     unsigned z = leaves ? QLORA__Z_KEPT & ~QLORA__Z_SHARED : QLORA__Z_KEPT;
     qlora__layout_kept(arena, m, layer->pads, !leaves, !leaves, &layer->kept);
     memset(layer->kept.z, 0, sizeof layer->kept.z);
@@ -35183,7 +35230,8 @@ static void qlora__layout_host(qlora_model* m) {
     qlora__layout_turn(&turn, m, pads, &m->turns[0]); // counts its bytes
     int64_t users = m->plan.recompute_layers > 0 ? c->layers : m->plan.offloaded_attention;
     for (int64_t l = 0; l < c->layers; l++) {
-        bool leaves = l < m->plan.offloaded_attention && l < users - 2;
+        int64_t number = m->layers[l].turn;
+        bool leaves = number >= 0 && number < qlora__min(m->plan.offloaded_attention, users - 2);
         m->layers[l].away_attention =
             leaves ? qlora__arena_take(&host, qlora__turn_bytes(m, &m->layers[l])) : NULL;
     }
@@ -37312,7 +37360,7 @@ typedef struct qlora__choices {
     int64_t recompute;
     int64_t attention; // the first n layers keep its output, if they are recomputed
     int64_t heads;     // and the first n q, k and v, if it is offloaded
-    int64_t away;      // the first n layers have both on the host, if none is recomputed
+    int64_t away;      // n layers have both on the host, if none is recomputed
     bool here;         // what recomputed layers keep of attention is on the device
     int64_t cached;
     int64_t tile;
@@ -37363,6 +37411,22 @@ static void qlora__plan_attention(qlora_model* m, const qlora__choices* choices)
     p->heads_layers = p->recompute_layers > 0 ? p->heads_layers : 0;
 }
 
+// Which layers have what they keep of attention in memory that they use in turn, while it is copied
+// to the host: all, or, if none is recomputed, as many as planned. The others are spread evenly
+// among them: with each, the copies catch up by the time of a layer, if they take longer than those
+// do (1B in FP8 on an H200: 1.8 ms, a layer 1.5).
+static void qlora__plan_turns(qlora_model* m) {
+    int64_t layers = m->plan.config.layers;
+    int64_t others = m->plan.recompute_layers > 0 ? 0 : layers - m->plan.offloaded_attention;
+    int64_t passed = 0;
+    for (int64_t l = 0; l < layers; l++) {
+        bool own = m->plan.offloaded_attention == 0 ||
+                   (passed < others && l == (passed + 1) * layers / (others + 1));
+        m->layers[l].turn = own ? -1 : l - passed;
+        passed += own ? 1 : 0;
+    }
+}
+
 static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     const qlora_model_config* c = &m->plan.config;
     m->plan.recompute_layers = choices->recompute;
@@ -37375,6 +37439,7 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     m->plan.offloaded_embedding =
         choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
     qlora__plan_attention(m, choices);
+    qlora__plan_turns(m);
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         layer->recompute = l < choices->recompute;
@@ -40351,6 +40416,57 @@ static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__la
     return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
 }
 
+// A copy of bytes [from, end) of what a layer keeps of attention, to the host or back.
+static qlora_result qlora__turn_copy(const qlora__pass* pass, const qlora__layer* layer,
+                                     size_t from, size_t end, bool back) {
+    if (layer->away_attention == NULL || from == end) {
+        return QLORA_OK;
+    }
+    qlora_tensor some = layer->kept.o;
+    some.data = (char*)some.data + from;
+    some.dtype = QLORA_U8;
+    some.rows = 1;
+    some.cols = (int64_t)(end - from);
+    some.ld = some.cols;
+    return qlora__away_copy(pass->ctx, 2 + (int)(layer->turn % 2), back, &some,
+                            (char*)layer->away_attention + from);
+}
+
+// The copy back.
+static qlora_result qlora__turn_back(const qlora__pass* pass, const qlora__layer* layer) {
+    return qlora__turn_copy(pass, layer, 0, qlora__turn_bytes(pass->m, layer), true);
+}
+
+// Waits for the copies of the memory of a layer's turn: of what it keeps of attention, or before
+// that of the last layer that had this memory.
+static qlora_result qlora__turn_wait(const qlora__pass* pass, const qlora__layer* layer) {
+    return layer->turn >= 0 ? qlora__away_wait(pass->ctx, 4u << layer->turn % 2) : QLORA_OK;
+}
+
+// Begins the copies to the host, each as soon as its part is there. Those of a layer take longer
+// than the layer itself if its products are fast. A recomputed layer has one, before o_proj, whose
+// z is computed once more before it is needed.
+typedef enum qlora__turn_part {
+    QLORA__TURN_HEADS,     // q, k and v, rotated
+    QLORA__TURN_ATTENTION, // its output
+    QLORA__TURN_O          // z of o_proj, in the same rows
+} qlora__turn_part;
+
+static qlora_result qlora__turn_away(const qlora__pass* pass, const qlora__layer* layer,
+                                     qlora__turn_part part) {
+    const qlora_model* m = pass->m;
+    if (!pass->training || layer->away_attention == NULL ||
+        layer->recompute != (part == QLORA__TURN_ATTENTION)) {
+        return QLORA_OK;
+    }
+    if (part == QLORA__TURN_HEADS) {
+        return qlora__turn_copy(pass, layer, m->turn_bytes[1], m->turn_bytes[2], false);
+    }
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z of q, k and v
+    size_t end = layer->recompute ? qlora__turn_bytes(m, layer) : m->turn_bytes[1];
+    return qlora__turn_copy(pass, layer, 0, end, false);
+}
+
 // Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->x, gate
 // and up.
 static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
@@ -40360,6 +40476,7 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
     qlora_tensor h2 = qlora__layer_h2(pass, layer);
     QLORA__TRY(pass->gathered ? qlora__layer_gather(pass, layer, &o, &h) : QLORA_OK);
     QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &o, qlora__layer_out(m, layer, 0)));
+    QLORA__TRY(qlora__turn_away(pass, layer, QLORA__TURN_O));
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
     QLORA__TRY(qlora__layer_add(pass, layer, 0, &h, &h2,
                                 qlora__layer_norm(m, layer, QLORA__NORM_MLP), true));
@@ -40584,32 +40701,6 @@ static qlora_result qlora__input_away(const qlora__pass* pass, int64_t index) {
                : QLORA_OK;
 }
 
-// A copy of what a layer keeps of attention, to the host or back.
-static qlora_result qlora__attention_copy(const qlora__pass* pass, int64_t index, bool back) {
-    const qlora_model* m = pass->m;
-    const qlora__layer* layer = &m->layers[index];
-    if (layer->away_attention == NULL) {
-        return QLORA_OK;
-    }
-    qlora_tensor all = layer->kept.o;
-    all.dtype = QLORA_U8;
-    all.rows = 1;
-    all.cols = (int64_t)qlora__turn_bytes(m, layer);
-    all.ld = all.cols;
-    return qlora__away_copy(pass->ctx, 2 + (int)(index % 2), back, &all, layer->away_attention);
-}
-
-// Begins the copy to the host: for a layer that is recomputed before o_proj, whose z is computed
-// once more before it is needed, and otherwise after it.
-static qlora_result qlora__attention_away(const qlora__pass* pass, int64_t index, bool after) {
-    const qlora__layer* layer = &pass->m->layers[index];
-    if (!pass->training || layer->away_attention == NULL || layer->recompute == after) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z of q, k and v
-    return qlora__attention_copy(pass, index, false);
-}
-
 // Input of a layer -> rotated q, k and v, tile by tile.
 static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* layer, bool again) {
     qlora_model* m = pass->m;
@@ -40639,15 +40730,15 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
     if (pass->group && layer->keeps_attention) { // its output is there
         return QLORA_OK;
     }
-    // The copy of the layer before the last, which had the same memory.
-    QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
+    QLORA__TRY(qlora__turn_wait(pass, layer));
     QLORA__TRY(qlora__layer_heads(pass, layer, false));
+    QLORA__TRY(qlora__turn_away(pass, layer, QLORA__TURN_HEADS));
     if (pass->decoding) {
         QLORA__TRY(qlora__cache_store(pass, index));
     }
     if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
         QLORA__TRY(qlora__layer_attention(pass, layer));
-        return qlora__attention_away(pass, index, false);
+        return qlora__turn_away(pass, layer, QLORA__TURN_ATTENTION);
     }
     return pass->rows > 1 ? qlora__cache_attention_rows(pass, index)
                           : qlora__cache_attention(pass, index);
@@ -40665,7 +40756,6 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
         qlora_tensor h2 = qlora__layer_h2(&tile, layer);
         qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
         QLORA__TRY(qlora__layer_middle(&tile, layer));
-        QLORA__TRY(qlora__attention_away(&tile, index, true));
         QLORA__TRY(qlora__layer_down(&tile, layer));
         // The copy of the input before that of this layer, which was in the same memory.
         QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
@@ -41122,6 +41212,15 @@ static qlora_result qlora__layer_gated_backward(const qlora__pass* pass, const q
                : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
 }
 
+// Whether ds lacks what the adapter of down adds to it, which the activation's backward pass then
+// adds: in FP8, where it is a product of its own that writes a matrix as large as the activation.
+static bool qlora__ds_lacks_share(const qlora__pass* pass, const qlora__layer* layer,
+                                  const qlora__stack* down) {
+    int64_t ranks[3];
+    return QLORA__GATED_SHARE && down->linear.fp8 != NULL &&
+           qlora__gated_ranks(pass->m, layer, ranks) && ranks[2] > 0;
+}
+
 // The gradients of gate and up from ds, and with them dB of gate and up and dA of down, which are
 // added up on the second stream: dy has u of down.
 static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora__layer* layer,
@@ -41163,6 +41262,12 @@ static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora_
         g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
         g.factors[2].d = down->linear.parts[0].da;
     }
+    qlora_tensor a;
+    qlora_tensor sb;
+    if (qlora__ds_lacks_share(pass, layer, down) &&
+        qlora__linear_joined(&down->linear, down->pad, &a, &sb)) {
+        g.a = &a;
+    }
     qlora_tensor most;
     if (qlora__u_is_coded(m, layer)) {
         most = qlora__window(&m->fp8_most, 1, 0, pass->rows);
@@ -41201,8 +41306,14 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
         return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
     // The activation is computed again, over its gradient, in the same pass over gate and up.
-    QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded,
-                                  &ds));
+    if (qlora__ds_lacks_share(pass, layer, &stack)) {
+        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
+        QLORA__TRY(qlora__fp8_product(ctx, stack.linear.fp8, true, stack.coded, &dy_inner, &ds,
+                                      false));
+    } else {
+        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded,
+                                      &ds));
+    }
     if (qlora__gated_ranks(m, layer, NULL)) {
         QLORA__TRY(qlora__layer_gated_gradients(pass, layer, &stack, &ds, &dy));
     } else if (qlora__u_comes(pass, layer)) {
@@ -41500,9 +41611,32 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
 }
 
+// Whether the rotation writes the codes of dy of q, k and v for the product after it: it is the
+// last thing before that and takes all columns of a head, in pairs half of it apart.
+static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t turned = qlora__q_width(c) + qlora__kv_width(c);
+    return m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
+           m->desc.dropout == 0.0f && !qlora__pass_has_runs(pass) && !c->qk_norm &&
+           !layer->no_rope && !qlora__scales_queries(m) &&
+           (m->arch->has & QLORA__HAS_PAIRED_ROPE) == 0 && m->rope.cols == c->head_dim &&
+           c->head_dim % 16 == 0 && turned / 2 <= QLORA__ROPE_CODED;
+}
+
 // Gradients of q, k and v -> those before norm and rotation.
 static qlora_result qlora__layer_heads_backward(const qlora__pass* pass, qlora__layer* layer) {
-    const qlora_model_config* c = &pass->m->plan.config;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    if (qlora__rotation_writes_codes(pass, layer)) {
+        int64_t cols = qlora__q_width(c) + 2 * qlora__kv_width(c);
+        qlora_tensor all = qlora__slice(pass, &m->dqkv, 0, cols);
+        qlora_tensor positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
+        m->coded = &layer->fp8[QLORA__QKV];
+        m->coded_turned = true;
+        return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &positions,
+                                 layer->sliding ? &m->rope_sliding : &m->rope, &m->flag, m->coded);
+    }
     qlora_tensor turned =
         qlora__slice(pass, &pass->m->dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
     QLORA__TRY(qlora__layer_rotate(pass, layer, &turned, NULL, true));
@@ -41570,20 +41704,26 @@ static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
     QLORA__TRY(
         qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away));
-    return qlora__attention_copy(pass, index - 1, true);
+    return qlora__turn_back(pass, below);
 }
 
-// The same for what a layer keeps of attention and is not recomputed. The second stream no longer
-// reads that memory: it has finished the gradients of o of the layer above, and is waited for here
-// with those of q, k and v.
-static qlora_result qlora__attention_back(const qlora__pass* pass, int64_t index) {
-    const qlora_model* m = pass->m;
-    QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
-    if (index == 0 || m->layers[index].recompute || m->layers[index - 1].away_attention == NULL) {
+// The same for what a layer keeps of attention and is not recomputed: the layer below it is the one
+// whose turn was before. The second stream no longer reads that memory: it has finished the
+// gradients of o of the layer above, and is waited for here with those of q, k and v.
+static qlora_result qlora__attention_back(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora__layer* below = layer;
+    QLORA__TRY(qlora__turn_wait(pass, layer));
+    if (layer->turn < 1 || layer->recompute) {
+        return QLORA_OK;
+    }
+    while (below->turn != layer->turn - 1) {
+        below--;
+    }
+    if (below->away_attention == NULL) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV));
-    return qlora__attention_copy(pass, index - 1, true);
+    return qlora__turn_back(pass, below);
 }
 
 // Whether the backward pass enters a group of layers of which only the first has its input on the
@@ -41631,7 +41771,7 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
     QLORA__TRY(qlora__group_begins(m, index) ? qlora__group_again(pass, index) : QLORA_OK);
     QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
-        QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
+        QLORA__TRY(qlora__turn_wait(pass, layer));
         QLORA__TRY(qlora__layer_again(pass, &after, layer));
     }
     qlora__tiles_begin(pass);
@@ -41656,7 +41796,7 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
     bool gathered = qlora__pass_after(pass, index).gathered;
-    QLORA__TRY(qlora__attention_back(pass, index));
+    QLORA__TRY(qlora__attention_back(pass, layer));
     QLORA__TRY(gathered ? qlora__backward_labelled(pass, index)
                : tiled  ? QLORA_OK
                         : qlora__layer_o_backward(pass, layer));
@@ -52461,4 +52601,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 79202bb4b9376a38
+//@@ end b4c4634eea86229e

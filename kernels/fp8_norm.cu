@@ -1,4 +1,5 @@
-// fp8_norm.cu - the norms of norm.cuh, with the codes of their results for FP8 products.
+// fp8_norm.cu - the norms of norm.cuh, and rope.cuh backward, with the codes of their results for
+// FP8 products.
 // targets: 90a
 // groups: bf16 fp8
 //
@@ -8,6 +9,7 @@
 // weights are f32. Launch: that of norm.cuh.
 #include "fp8.cuh"
 #include "norm.cuh"
+#include "rope.cuh"
 
 // Where the codes of a result go.
 struct coder {
@@ -138,4 +140,68 @@ QLORA_KERNEL __launch_bounds__(512, 2)
     }
     const coder to = {factor, q, ldq, scales};
     to.write(kept, row, rows, first, step, width, shared);
+}
+
+// Row r of x [rows, cols], in place: the first `rotated` columns, heads of 2 half columns, are
+// rotated back, as rope.cuh does it with sign -1, pairs half a head apart and no bias; and the
+// codes and the scale of the whole row, as qlora_fp8_quantise writes them. half and cols are
+// multiples of 8; rows, also of the table, begin at multiples of 16 bytes. Launch: one block per
+// row, of at most 512 threads, a multiple of 32, one for 8 pairs of a row, and for 8 of its other
+// columns up to ldq. Each element has one writer, and a maximum does not depend on the order.
+QLORA_KERNEL __launch_bounds__(512, 2)
+    qlora_fp8_rope(bf16* x, int64_t ld, const int32_t* positions, const float* table,
+                   int64_t ld_table, int32_t max_pos, int32_t rotated, int32_t cols, int32_t half,
+                   int32_t* bad, const float* factor, uint8_t* q, int64_t ldq, float* scales) {
+    __shared__ float shared[32];
+    int64_t row = blockIdx.x;
+    int32_t position = positions[row];
+    bool inside = position >= 0 && position < max_pos;
+    int32_t pair = (int32_t)threadIdx.x * 8;
+    int32_t at = pair + pair / half * half; // of the first of 8 pairs
+    int32_t rest = rotated + pair;
+    bool turns = pair < rotated / 2;
+    bf16* from = x + row * ld;
+    const uint4 zero = make_uint4(0, 0, 0, 0);
+    uint4 lo = turns ? *(const uint4*)(from + at) : zero;
+    uint4 hi = turns ? *(const uint4*)(from + at + half) : zero;
+    uint4 more = rest < cols ? *(const uint4*)(from + rest) : zero;
+    if (turns && inside) {
+        const float* turn = table + position * ld_table + at % (2 * half);
+        float a[8];
+        float b[8];
+        float c[8];
+        float s[8];
+        unpack(lo, a);
+        unpack(hi, b);
+#pragma unroll
+        for (int i = 0; i < 8; i += 4) {
+            *(float4*)(c + i) = *(const float4*)(turn + i);
+            *(float4*)(s + i) = *(const float4*)(turn + half + i);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            rotate(a[i], b[i], c[i], -s[i]);
+        }
+        lo = pack(a);
+        hi = pack(b);
+        *(uint4*)(from + at) = lo;
+        *(uint4*)(from + at + half) = hi;
+    }
+    float most = largest_of(more, largest_of(hi, largest_of(lo, 0.0f)));
+    float scale = fp8_scale(row_max(most, shared, (int32_t)blockDim.x));
+    float inverse = __frcp_rn(scale);
+    uint8_t* to = q + row * ldq;
+    if (turns) {
+        *(uint2*)(to + at) = codes_of(lo, inverse);
+        *(uint2*)(to + at + half) = codes_of(hi, inverse);
+    }
+    if (rest < ldq) {
+        *(uint2*)(to + rest) = codes_of(more, inverse);
+    }
+    if (threadIdx.x == 0) {
+        scales[row] = __fmul_rn(scale, *factor);
+        if (!inside) {
+            *bad = 1;
+        }
+    }
 }

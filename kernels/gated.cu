@@ -10,13 +10,14 @@
 // overwrites u. zg, zu and ud are [rows, rank]: what the A of gate and up made of their input, and
 // what the B of down made of its gradient. cols, ranks and leading dimensions are multiples of 8,
 // and matrices begin at multiples of 16 bytes. Ranks are at most 16 and may be 0. If `most` is not
-// null, most[r] is raised to the largest magnitude of the rounded dg[r,:] and du[r,:].
+// null, most[r] is raised to the largest magnitude of the rounded dg[r,:] and du[r,:]. If `a`
+// [rd, cols] is not null, dh + ud a, rounded to bf16, takes the place of dh.
 //
-// Launch: grid (ceil(cols / 128), splits), 256 threads, dynamic shared memory RING. A block has a
-// strip of 128 columns and the `each` rows (a multiple of 32) of one split, 32 rows at a time: four
-// warps side by side on the first 16 of them, four on the others. A thread computes 4 rows and 4
-// columns of a step, those that an m16n8k16 product wants as its second operand, so that dg, du
-// and s go from registers to the tensor cores.
+// Launch: grid (ceil(cols / 128), splits), 256 threads, dynamic shared memory RING + R LINE. A
+// block has a strip of 128 columns and the `each` rows (a multiple of 32) of one split, 32 rows at
+// a time: four warps side by side on the first 16 of them, four on the others. A thread computes 4
+// rows and 4 columns of a step, those that an m16n8k16 product wants as its second operand, so that
+// dg, du and s go from registers to the tensor cores.
 // Determinism: the sums of the upper and the lower warps are added in that order and stored in
 // parts [splits, 3, 16, cols]; qlora_linear_gated_sum adds the splits in their order. A maximum
 // does not depend on the order.
@@ -34,6 +35,7 @@ enum {
     FACTOR = STEP * R * 2, // of zg, zu or ud
     STAGE = 3 * (TILE + FACTOR),
     RING = STAGES * STAGE,
+    LINE = 32 * C * 2 + 16, // bytes of a row of a: an odd number of 16
     SUMS = 3 * C * 4 // of a thread
 };
 static_assert(WARPS * SUMS * 128 <= RING, "the sums of all threads fit in the ring");
@@ -161,12 +163,48 @@ __device__ __forceinline__ void gates_of(gates& to, const uint32_t (&g)[2][2], b
     }
 }
 
+// A strip of a: the columns of a thread's tile c of a warp beside each other, as products want them
+// for a first operand. What does not exist becomes zero.
+__device__ __forceinline__ void place_a(uint8_t* to, const bf16* a, int32_t lda, int32_t rank,
+                                        int64_t col, int64_t cols) {
+    int32_t r = (int32_t)threadIdx.x / 16;
+    int32_t chunk = (int32_t)threadIdx.x % 16;
+    uint4 raw = make_uint4(0, 0, 0, 0);
+    if (r < rank && col + chunk * 8 < cols) {
+        raw = *(const uint4*)(a + (int64_t)r * lda + col + chunk * 8);
+    }
+    const uint32_t word[4] = {raw.x, raw.y, raw.z, raw.w};
+    uint16_t* line = (uint16_t*)(to + r * LINE + chunk / C * 16 * C) + chunk % C * 2;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        line[i % C * 8 + i / C] = (uint16_t)(word[i / 2] >> 16 * (i % 2));
+    }
+}
+
+// x += ud a for the rows 2q and 2q + 1 of a half of a step, of which x has two pairs of columns
+// each. ud: the lane's row of it; strip: the lane's row of a.
+__device__ __forceinline__ void add_share(uint32_t (&x)[2][2], uint32_t ud, uint32_t strip) {
+    uint32_t factor[2];
+    load_pieces(factor, ud);
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        uint32_t f[4];
+        load_transposed(f, strip + (uint32_t)(c * 32));
+        float v[4] = {column_of(x[0][c], 0), column_of(x[1][c], 0), column_of(x[0][c], 1),
+                      column_of(x[1][c], 1)};
+        multiply(v, f, factor[0], factor[1]);
+        x[0][c] = pack_bf16(v[0], v[2]);
+        x[1][c] = pack_bf16(v[1], v[3]);
+    }
+}
+
 // Rows `half` * 8 + 2q and + 1 of a step: stores dg and du, and sets the operands of dg, du and s.
 // tile: the thread's columns of row 2q of dh; out: the same of g; left: rows from there to the end;
-// most: if wanted, the largest magnitudes of both rows, not rounded.
+// most: if wanted, the largest magnitudes of both rows, not rounded; ud and strip: as above.
 __device__ __forceinline__ void gated_rows(uint32_t (&b)[3][C][2], int half, const uint8_t* tile,
                                            bf16* out, int32_t ld, int32_t up, int32_t left,
-                                           bool gelu, bool wants, float (&most)[2]) {
+                                           bool gelu, bool wants, float (&most)[2],
+                                           bool shares, uint32_t ud, uint32_t strip) {
     uint32_t x[3][2][2]; // of a matrix, a row and a pair of columns
     uint32_t dg[2][2];
     uint32_t du[2][2];
@@ -177,6 +215,9 @@ __device__ __forceinline__ void gated_rows(uint32_t (&b)[3][C][2], int half, con
         uint2 raw = *(const uint2*)(tile + (half * 8 + i / 3 * 4) * 16 * C + i % 3 * TILE);
         x[i % 3][i / 3][0] = raw.x;
         x[i % 3][i / 3][1] = raw.y;
+    }
+    if (shares) {
+        add_share(x[0], ud, strip);
     }
     gates_of(at, x[1], gelu);
     most[0] = 0.0f;
@@ -269,7 +310,8 @@ __device__ __forceinline__ void store_sums(float* shared, const float (&sums)[3]
 // gelu: the activation is GELU in its tanh form, otherwise SiLU. One text for both: the rest of the
 // kernel is most of it. Two blocks on a multiprocessor, which bounds the registers.
 QLORA_KERNEL __launch_bounds__(256, 2)
-    qlora_gated_backward(GATED_PARAMETERS, int32_t gelu, float* most) {
+    qlora_gated_backward(GATED_PARAMETERS, int32_t gelu, float* most, const bf16* a,
+                         int32_t lda) {
     // long because what a step needs is set up before the first
     extern __shared__ __align__(128) uint8_t shared[];
     int32_t lane = (int32_t)threadIdx.x % 32;
@@ -279,6 +321,9 @@ QLORA_KERNEL __launch_bounds__(256, 2)
     int64_t col = (int64_t)blockIdx.x * 32 * C;
     int32_t left = rows - row < each ? (int32_t)(rows - row) : each;
     gated_source from(GATED_ARGUMENTS, row, col, left);
+    if (a != 0) {
+        place_a(shared + RING, a, lda, rd, col, cols); // visible after the barrier of a step
+    }
     int32_t q = lane % 4;
     row += warp / 4 * 16 + 2 * q;
     col += warp % 4 * 8 * C + lane / 4 * C;
@@ -308,20 +353,26 @@ QLORA_KERNEL __launch_bounds__(256, 2)
         copy_commit();
         uint32_t b[3][C][2];
         float size[2][2];
-        const bool kind[2] = {gelu != 0, most != 0};
-        gated_rows(b, 0, shared + get + tile, out, ld, up, mine - at, kind[0], kind[1], size[0]);
-        gated_rows(b, 1, shared + get + tile, out, ld, up, mine - at, kind[0], kind[1], size[1]);
+        const bool kind[3] = {gelu != 0, most != 0, a != 0};
+        uint32_t factor =
+            ring + (uint32_t)(get + 3 * TILE + factor_at(line, lane / 8 % 2)); // the lane's row
+        uint32_t ud = factor + 2 * FACTOR; // of lanes 0 to 15 that of 8 rows
+        uint32_t strip = ring + (uint32_t)(RING + (lane / 16 * 8 + lane % 8) * LINE +
+                                           warp % 4 * 16 * C + lane / 8 % 2 * 16);
+        gated_rows(b, 0, shared + get + tile, out, ld, up, mine - at, kind[0], kind[1], size[0],
+                   kind[2], ud, strip);
+        gated_rows(b, 1, shared + get + tile, out, ld, up, mine - at, kind[0], kind[1], size[1],
+                   kind[2], ud + 8 * R * 2, strip);
         if (most != 0) {
             raise_most(most + row - 2 * q + at, left - warp / 4 * 16 - at, size[0], size[1]);
         }
 #pragma unroll
         for (int p = 0; p < 3; p++) {
-            uint32_t a[4];
-            load_transposed(
-                a, ring + (uint32_t)(get + 3 * TILE + p * FACTOR + factor_at(line, lane / 8 % 2)));
+            uint32_t f[4];
+            load_transposed(f, factor + (uint32_t)(p * FACTOR));
 #pragma unroll
             for (int c = 0; c < C; c++) {
-                multiply(sums[p][c], a, b[p][c][0], b[p][c][1]);
+                multiply(sums[p][c], f, b[p][c][0], b[p][c][1]);
             }
         }
         out += (int64_t)STEP * ld;

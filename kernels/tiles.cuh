@@ -20,6 +20,14 @@ template <int LATER> __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
 }
 
+// Two pieces of 8 x 8.
+__device__ __forceinline__ void load_pieces(uint32_t (&r)[2], uint32_t from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(from)
+                 : "memory");
+}
+
 // Four pieces of 8 x 8, transposed.
 __device__ __forceinline__ void load_transposed(uint32_t (&r)[4], uint32_t from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -307,7 +307,8 @@ struct qlora_plan {
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
     int64_t offload_every; // of these, only one in n stays there during the step, because the host
                            // has too little memory; 1 = all. The others are computed once more
-    int64_t offloaded_attention; // the first n layers have what they keep of attention there
+    int64_t offloaded_attention; // n layers have what they keep of attention there: the first ones
+                                 // if layers are recomputed, otherwise spread over all
     bool offloaded_embedding;
     int64_t tile;       // tokens at a time, or 0: all at once
     int64_t base_vocab; // rows of the embedding in the files; config.vocab includes new tokens

@@ -111,6 +111,7 @@
     X(fp8_u_sum, fp8_tails, 0, FP8)                                                                \
     X(fp8_norm_fwd, fp8_norm, 0, FP8)                                                              \
     X(fp8_norm_bwd, fp8_norm, 0, FP8)                                                              \
+    X(fp8_rope, fp8_norm, 0, FP8)                                                                  \
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
     X(fp8_widen_turned, fp8, 0, FP8)                                                               \
@@ -129,7 +130,7 @@
     X(skinny_sum, skinny, 0, LORA_BF16)                                                            \
     X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
     X(linear_gated_sum, linear, 0, GATED)                                                          \
-    X(gated_backward, gated, 82944, GATED)                                                         \
+    X(gated_backward, gated, 87296, GATED)                                                         \
     X(tails_gated, tails, 34816, CALL_LORA_BF16)                                                   \
     X(tails_gated_bwd, tails, 94208, CALL_LORA_BF16)
 

@@ -458,29 +458,32 @@ static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) 
     }
 }
 
-// Memory that layers use in turn for what they keep of attention while it is copied. One copy takes
-// all of it, so it is in one piece; what fewer layers keep is at the end.
+// Memory that layers use in turn for what they keep of attention while it is copied. One copy can
+// take all of it, so it is in one piece; what fewer layers keep is at the end, and last q, k and v,
+// which are there before the rest.
 static void qlora__layout_turn(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* turn) {
     size_t first = arena->used;
     memset(turn, 0, sizeof *turn);
     qlora__layout_attention(arena, m, pads, turn);
     m->turn_bytes[0] = arena->used - first;
+    m->turn_bytes[1] = m->turn_bytes[0];
     if (qlora__turns_have_heads(m)) {
-        qlora__layout_heads(arena, m, turn);
         qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, turn);
+        m->turn_bytes[1] = arena->used - first;
+        qlora__layout_heads(arena, m, turn);
     }
-    m->turn_bytes[1] = arena->used - first;
+    m->turn_bytes[2] = arena->used - first;
 }
 
 // Bytes of what a layer keeps of it.
 static size_t qlora__turn_bytes(const qlora_model* m, const qlora__layer* layer) {
-    return m->turn_bytes[layer->keeps_heads || !layer->recompute ? 1 : 0];
+    return m->turn_bytes[layer->keeps_heads || !layer->recompute ? 2 : 0];
 }
 
 // What a layer has of attention is in the memory of its turn.
 static void qlora__layer_turn(qlora_model* m, qlora__layer* layer) {
-    const qlora__kept* turn = &m->turns[(layer - m->layers) % 2];
+    const qlora__kept* turn = &m->turns[layer->turn % 2];
     qlora__kept* kept = &layer->kept;
     kept->o = turn->o;
     kept->lse = turn->lse;
@@ -506,7 +509,7 @@ static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__laye
 
 // What a layer that is not recomputed keeps besides its input.
 static void qlora__layout_whole(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
-    bool leaves = layer - m->layers < m->plan.offloaded_attention;
+    bool leaves = layer->turn >= 0;
     unsigned z = leaves ? QLORA__Z_KEPT & ~QLORA__Z_SHARED : QLORA__Z_KEPT;
     qlora__layout_kept(arena, m, layer->pads, !leaves, !leaves, &layer->kept);
     memset(layer->kept.z, 0, sizeof layer->kept.z);
@@ -595,7 +598,8 @@ static void qlora__layout_host(qlora_model* m) {
     qlora__layout_turn(&turn, m, pads, &m->turns[0]); // counts its bytes
     int64_t users = m->plan.recompute_layers > 0 ? c->layers : m->plan.offloaded_attention;
     for (int64_t l = 0; l < c->layers; l++) {
-        bool leaves = l < m->plan.offloaded_attention && l < users - 2;
+        int64_t number = m->layers[l].turn;
+        bool leaves = number >= 0 && number < qlora__min(m->plan.offloaded_attention, users - 2);
         m->layers[l].away_attention =
             leaves ? qlora__arena_take(&host, qlora__turn_bytes(m, &m->layers[l])) : NULL;
     }

@@ -224,6 +224,15 @@ static qlora_result qlora__layer_gated_backward(const qlora__pass* pass, const q
                : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
 }
 
+// Whether ds lacks what the adapter of down adds to it, which the activation's backward pass then
+// adds: in FP8, where it is a product of its own that writes a matrix as large as the activation.
+static bool qlora__ds_lacks_share(const qlora__pass* pass, const qlora__layer* layer,
+                                  const qlora__stack* down) {
+    int64_t ranks[3];
+    return QLORA__GATED_SHARE && down->linear.fp8 != NULL &&
+           qlora__gated_ranks(pass->m, layer, ranks) && ranks[2] > 0;
+}
+
 // The gradients of gate and up from ds, and with them dB of gate and up and dA of down, which are
 // added up on the second stream: dy has u of down.
 static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora__layer* layer,
@@ -265,6 +274,12 @@ static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora_
         g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
         g.factors[2].d = down->linear.parts[0].da;
     }
+    qlora_tensor a;
+    qlora_tensor sb;
+    if (qlora__ds_lacks_share(pass, layer, down) &&
+        qlora__linear_joined(&down->linear, down->pad, &a, &sb)) {
+        g.a = &a;
+    }
     qlora_tensor most;
     if (qlora__u_is_coded(m, layer)) {
         most = qlora__window(&m->fp8_most, 1, 0, pass->rows);
@@ -303,8 +318,14 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
         return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
     // The activation is computed again, over its gradient, in the same pass over gate and up.
-    QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded,
-                                  &ds));
+    if (qlora__ds_lacks_share(pass, layer, &stack)) {
+        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
+        QLORA__TRY(qlora__fp8_product(ctx, stack.linear.fp8, true, stack.coded, &dy_inner, &ds,
+                                      false));
+    } else {
+        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded,
+                                      &ds));
+    }
     if (qlora__gated_ranks(m, layer, NULL)) {
         QLORA__TRY(qlora__layer_gated_gradients(pass, layer, &stack, &ds, &dy));
     } else if (qlora__u_comes(pass, layer)) {
@@ -602,9 +623,32 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
 }
 
+// Whether the rotation writes the codes of dy of q, k and v for the product after it: it is the
+// last thing before that and takes all columns of a head, in pairs half of it apart.
+static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t turned = qlora__q_width(c) + qlora__kv_width(c);
+    return m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
+           m->desc.dropout == 0.0f && !qlora__pass_has_runs(pass) && !c->qk_norm &&
+           !layer->no_rope && !qlora__scales_queries(m) &&
+           (m->arch->has & QLORA__HAS_PAIRED_ROPE) == 0 && m->rope.cols == c->head_dim &&
+           c->head_dim % 16 == 0 && turned / 2 <= QLORA__ROPE_CODED;
+}
+
 // Gradients of q, k and v -> those before norm and rotation.
 static qlora_result qlora__layer_heads_backward(const qlora__pass* pass, qlora__layer* layer) {
-    const qlora_model_config* c = &pass->m->plan.config;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    if (qlora__rotation_writes_codes(pass, layer)) {
+        int64_t cols = qlora__q_width(c) + 2 * qlora__kv_width(c);
+        qlora_tensor all = qlora__slice(pass, &m->dqkv, 0, cols);
+        qlora_tensor positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
+        m->coded = &layer->fp8[QLORA__QKV];
+        m->coded_turned = true;
+        return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &positions,
+                                 layer->sliding ? &m->rope_sliding : &m->rope, &m->flag, m->coded);
+    }
     qlora_tensor turned =
         qlora__slice(pass, &pass->m->dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
     QLORA__TRY(qlora__layer_rotate(pass, layer, &turned, NULL, true));
@@ -672,20 +716,26 @@ static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
     QLORA__TRY(
         qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away));
-    return qlora__attention_copy(pass, index - 1, true);
+    return qlora__turn_back(pass, below);
 }
 
-// The same for what a layer keeps of attention and is not recomputed. The second stream no longer
-// reads that memory: it has finished the gradients of o of the layer above, and is waited for here
-// with those of q, k and v.
-static qlora_result qlora__attention_back(const qlora__pass* pass, int64_t index) {
-    const qlora_model* m = pass->m;
-    QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
-    if (index == 0 || m->layers[index].recompute || m->layers[index - 1].away_attention == NULL) {
+// The same for what a layer keeps of attention and is not recomputed: the layer below it is the one
+// whose turn was before. The second stream no longer reads that memory: it has finished the
+// gradients of o of the layer above, and is waited for here with those of q, k and v.
+static qlora_result qlora__attention_back(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora__layer* below = layer;
+    QLORA__TRY(qlora__turn_wait(pass, layer));
+    if (layer->turn < 1 || layer->recompute) {
+        return QLORA_OK;
+    }
+    while (below->turn != layer->turn - 1) {
+        below--;
+    }
+    if (below->away_attention == NULL) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV));
-    return qlora__attention_copy(pass, index - 1, true);
+    return qlora__turn_back(pass, below);
 }
 
 // Whether the backward pass enters a group of layers of which only the first has its input on the
@@ -733,7 +783,7 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
     QLORA__TRY(qlora__group_begins(m, index) ? qlora__group_again(pass, index) : QLORA_OK);
     QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
-        QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
+        QLORA__TRY(qlora__turn_wait(pass, layer));
         QLORA__TRY(qlora__layer_again(pass, &after, layer));
     }
     qlora__tiles_begin(pass);
@@ -758,7 +808,7 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
     bool gathered = qlora__pass_after(pass, index).gathered;
-    QLORA__TRY(qlora__attention_back(pass, index));
+    QLORA__TRY(qlora__attention_back(pass, layer));
     QLORA__TRY(gathered ? qlora__backward_labelled(pass, index)
                : tiled  ? QLORA_OK
                         : qlora__layer_o_backward(pass, layer));

@@ -57,32 +57,6 @@ static qlora_result qlora__input_away(const qlora__pass* pass, int64_t index) {
                : QLORA_OK;
 }
 
-// A copy of what a layer keeps of attention, to the host or back.
-static qlora_result qlora__attention_copy(const qlora__pass* pass, int64_t index, bool back) {
-    const qlora_model* m = pass->m;
-    const qlora__layer* layer = &m->layers[index];
-    if (layer->away_attention == NULL) {
-        return QLORA_OK;
-    }
-    qlora_tensor all = layer->kept.o;
-    all.dtype = QLORA_U8;
-    all.rows = 1;
-    all.cols = (int64_t)qlora__turn_bytes(m, layer);
-    all.ld = all.cols;
-    return qlora__away_copy(pass->ctx, 2 + (int)(index % 2), back, &all, layer->away_attention);
-}
-
-// Begins the copy to the host: for a layer that is recomputed before o_proj, whose z is computed
-// once more before it is needed, and otherwise after it.
-static qlora_result qlora__attention_away(const qlora__pass* pass, int64_t index, bool after) {
-    const qlora__layer* layer = &pass->m->layers[index];
-    if (!pass->training || layer->away_attention == NULL || layer->recompute == after) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z of q, k and v
-    return qlora__attention_copy(pass, index, false);
-}
-
 // Input of a layer -> rotated q, k and v, tile by tile.
 static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* layer, bool again) {
     qlora_model* m = pass->m;
@@ -112,15 +86,15 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
     if (pass->group && layer->keeps_attention) { // its output is there
         return QLORA_OK;
     }
-    // The copy of the layer before the last, which had the same memory.
-    QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
+    QLORA__TRY(qlora__turn_wait(pass, layer));
     QLORA__TRY(qlora__layer_heads(pass, layer, false));
+    QLORA__TRY(qlora__turn_away(pass, layer, QLORA__TURN_HEADS));
     if (pass->decoding) {
         QLORA__TRY(qlora__cache_store(pass, index));
     }
     if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
         QLORA__TRY(qlora__layer_attention(pass, layer));
-        return qlora__attention_away(pass, index, false);
+        return qlora__turn_away(pass, layer, QLORA__TURN_ATTENTION);
     }
     return pass->rows > 1 ? qlora__cache_attention_rows(pass, index)
                           : qlora__cache_attention(pass, index);
@@ -138,7 +112,6 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
         qlora_tensor h2 = qlora__layer_h2(&tile, layer);
         qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
         QLORA__TRY(qlora__layer_middle(&tile, layer));
-        QLORA__TRY(qlora__attention_away(&tile, index, true));
         QLORA__TRY(qlora__layer_down(&tile, layer));
         // The copy of the input before that of this layer, which was in the same memory.
         QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));

@@ -555,6 +555,57 @@ static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__la
     return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
 }
 
+// A copy of bytes [from, end) of what a layer keeps of attention, to the host or back.
+static qlora_result qlora__turn_copy(const qlora__pass* pass, const qlora__layer* layer,
+                                     size_t from, size_t end, bool back) {
+    if (layer->away_attention == NULL || from == end) {
+        return QLORA_OK;
+    }
+    qlora_tensor some = layer->kept.o;
+    some.data = (char*)some.data + from;
+    some.dtype = QLORA_U8;
+    some.rows = 1;
+    some.cols = (int64_t)(end - from);
+    some.ld = some.cols;
+    return qlora__away_copy(pass->ctx, 2 + (int)(layer->turn % 2), back, &some,
+                            (char*)layer->away_attention + from);
+}
+
+// The copy back.
+static qlora_result qlora__turn_back(const qlora__pass* pass, const qlora__layer* layer) {
+    return qlora__turn_copy(pass, layer, 0, qlora__turn_bytes(pass->m, layer), true);
+}
+
+// Waits for the copies of the memory of a layer's turn: of what it keeps of attention, or before
+// that of the last layer that had this memory.
+static qlora_result qlora__turn_wait(const qlora__pass* pass, const qlora__layer* layer) {
+    return layer->turn >= 0 ? qlora__away_wait(pass->ctx, 4u << layer->turn % 2) : QLORA_OK;
+}
+
+// Begins the copies to the host, each as soon as its part is there. Those of a layer take longer
+// than the layer itself if its products are fast. A recomputed layer has one, before o_proj, whose
+// z is computed once more before it is needed.
+typedef enum qlora__turn_part {
+    QLORA__TURN_HEADS,     // q, k and v, rotated
+    QLORA__TURN_ATTENTION, // its output
+    QLORA__TURN_O          // z of o_proj, in the same rows
+} qlora__turn_part;
+
+static qlora_result qlora__turn_away(const qlora__pass* pass, const qlora__layer* layer,
+                                     qlora__turn_part part) {
+    const qlora_model* m = pass->m;
+    if (!pass->training || layer->away_attention == NULL ||
+        layer->recompute != (part == QLORA__TURN_ATTENTION)) {
+        return QLORA_OK;
+    }
+    if (part == QLORA__TURN_HEADS) {
+        return qlora__turn_copy(pass, layer, m->turn_bytes[1], m->turn_bytes[2], false);
+    }
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z of q, k and v
+    size_t end = layer->recompute ? qlora__turn_bytes(m, layer) : m->turn_bytes[1];
+    return qlora__turn_copy(pass, layer, 0, end, false);
+}
+
 // Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->x, gate
 // and up.
 static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
@@ -564,6 +615,7 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
     qlora_tensor h2 = qlora__layer_h2(pass, layer);
     QLORA__TRY(pass->gathered ? qlora__layer_gather(pass, layer, &o, &h) : QLORA_OK);
     QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &o, qlora__layer_out(m, layer, 0)));
+    QLORA__TRY(qlora__turn_away(pass, layer, QLORA__TURN_O));
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
     QLORA__TRY(qlora__layer_add(pass, layer, 0, &h, &h2,
                                 qlora__layer_norm(m, layer, QLORA__NORM_MLP), true));

@@ -84,6 +84,7 @@ typedef struct qlora__layer {
     qlora__kept kept;
     void* away; // pinned host memory of its input, if that is offloaded
     void* away_attention; // and of what it keeps of attention
+    int64_t turn; // its number among the layers that have that in memory in turn; -1: in its own
 } qlora__layer;
 
 // The inputs of a micro-batch: views of one block, which is filled on the host and copied as a
@@ -378,7 +379,7 @@ struct qlora_model {
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
     qlora__kept turns[2]; // what layers have of attention in turn, if it is offloaded
-    size_t turn_bytes[2]; // output and row statistics; with q, k and v
+    size_t turn_bytes[3]; // output and row statistics; with z of q, k and v; with those
     // FP8 mode
     qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
     qlora_tensor fp8_codes;   // U8: rows of x or dy

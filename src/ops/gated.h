@@ -22,18 +22,25 @@ typedef struct qlora__gated {
     const qlora_tensor* parts;      // f32, qlora__gated_room elements
     const qlora_tensor* most;       // f32 [1, rows], or NULL: raised to the largest magnitudes of
                                     // the rows of both gradients
+    const qlora_tensor* a; // [rank of down, cols] bf16, or NULL: dh lacks u of down times it
     bool gelu;
 } qlora__gated;
 
 #define QLORA__GATED_RANK 16   // at most; higher ranks need more registers than a block has
 #define QLORA__GATED_STRIP 128 // columns of a block
-#define QLORA__GATED_SHARED 82944
+#define QLORA__GATED_SHARED 87296
 
 // Elements of the activation from which on it pays. With fewer, its matrices are still in the L2
 // cache when they are read once more: on an H200, a step with 2048 x 4864 takes 0.5 % longer with
 // the kernel, with 8192 x 8192 1.5 % less. The tests set it to 1.
 #ifndef QLORA__GATED_FROM
 #define QLORA__GATED_FROM ((int64_t)1 << 24)
+#endif
+
+// Whether the kernel adds what the adapter of down adds to dh, if that is a product of its own. The
+// tests compare both.
+#ifndef QLORA__GATED_SHARE
+#define QLORA__GATED_SHARE true
 #endif
 
 // Whether there is a kernel for ranks of gate, up and down.
@@ -90,12 +97,15 @@ static qlora_result qlora__gated_tiles(qlora_ctx* ctx, const qlora__gated* g) {
     }
     QLORA_ASSERT(qlora__gated_takes(ranks) && aligned);
     QLORA_ASSERT(g->gate->ld == g->up->ld && g->gate->cols % 8 == 0);
+    QLORA_ASSERT(g->a == NULL || qlora__gated_aligned(g->a));
     int64_t rows = g->dh->rows;
     int64_t cols = g->dh->cols;
     int32_t each = qlora__gated_each(rows, cols);
     int32_t gelu = g->gelu;
     void* parts = g->parts->data;
     void* most = g->most != NULL ? g->most->data : NULL;
+    void* a = g->a != NULL ? g->a->data : NULL;
+    int32_t lda = g->a != NULL ? (int32_t)g->a->ld : 0;
     void* dh = g->dh->data;
     void* gate = g->gate->data;
     int32_t ldd = (int32_t)g->dh->ld;
@@ -103,7 +113,8 @@ static qlora_result qlora__gated_tiles(qlora_ctx* ctx, const qlora__gated* g) {
     int32_t up = (int32_t)(((char*)g->up->data - (char*)gate) / 2);
     void* args[] = {&dh,   &ldd,    &gate,    &ld,      &up,   &rows,   &cols,
                     &each, &z[0],   &ldz[0],  &rank[0], &z[1], &ldz[1], &rank[1],
-                    &z[2], &ldz[2], &rank[2], &parts,   &gelu, &most};
+                    &z[2], &ldz[2], &rank[2], &parts,   &gelu, &most,   &a,
+                    &lda};
     return qlora__launch(ctx, QLORA__K_gated_backward, qlora__ceil_div(cols, QLORA__GATED_STRIP),
                          qlora__ceil_div(rows, each), 1, 256, QLORA__GATED_SHARED, args);
 }

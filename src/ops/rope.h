@@ -334,6 +334,36 @@ static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
                          items > 0 ? x->rows : 0, 1, 1, threads, 0, args);
 }
 
+// Pairs, and other columns, of a row that the kernel below takes.
+#define QLORA__ROPE_CODED 4096
+
+// Rotates the first heads of x back, half of whose columns are as many as the table's cosines, and
+// writes the codes and scales of x for the products of f. On a GPU, in bf16.
+static QLORA__UNUSED qlora_result qlora__rope_coded(qlora_ctx* ctx, const qlora_tensor* x,
+                                                    int64_t heads, const qlora_tensor* positions,
+                                                    const qlora_tensor* table,
+                                                    const qlora_tensor* flag,
+                                                    const qlora__fp8* f) {
+    qlora_tensor to = *x; // parameters are passed by address
+    qlora__fp8 codes = *f;
+    int64_t pitch = qlora__fp8_pitch(x->cols);
+    int32_t half = (int32_t)(table->cols / 2);
+    int32_t rotated = (int32_t)(heads * table->cols);
+    int32_t cols = (int32_t)x->cols;
+    int32_t max_pos = (int32_t)table->rows;
+    int64_t most = qlora__max(rotated / 2, pitch - rotated);
+    uint32_t threads = (uint32_t)(qlora__ceil_div(most, 32 * 8) * 32);
+    void* bad = NULL;
+    QLORA_ASSERT(x->dtype == QLORA_BF16 && (uintptr_t)x->data % 16 == 0 && x->ld % 8 == 0 &&
+                 (uintptr_t)table->data % 16 == 0 && table->ld % 4 == 0 && cols % 8 == 0 &&
+                 half % 8 == 0 && rotated <= cols && most <= QLORA__ROPE_CODED);
+    QLORA__TRY(qlora__flag_pointer(ctx, flag, &bad));
+    void* args[] = {&to.data, &to.ld,   (void*)&positions->data, (void*)&table->data,
+                    (void*)&table->ld,  &max_pos, &rotated, &cols, &half, &bad,
+                    &codes.factors.data, &codes.codes.data, &pitch, &codes.scales.data};
+    return qlora__launch(ctx, QLORA__K_fp8_rope, x->rows, 1, 1, threads, 0, args);
+}
+
 static qlora_result qlora__rope_apply(qlora_ctx* ctx, const qlora_rotation_desc* desc,
                                       const qlora_tensor* x, const qlora_tensor* positions,
                                       const qlora_tensor* table, const qlora_tensor* bias,

@@ -153,7 +153,40 @@ TEST hidden_copies_are_chosen(const test_machine* machine) {
     PASS();
 }
 
+// Layers whose attention is on the device are spread among the others, whose turns follow each
+// other. Recomputed layers all have turns.
+TEST turns_are_spread(void) {
+    enum { MOST = 16 };
+    static const struct {
+        int64_t layers;
+        int64_t away;
+        int64_t recompute;
+        int64_t own[MOST]; // then 0
+    } cases[] = {{16, 14, 0, {5, 10}},     {16, 16, 0, {0}}, {7, 5, 0, {2, 4}},
+                 {8, 3, 0, {1, 2, 4, 5, 6}}, {5, 3, 5, {0}}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        static qlora__layer layers[MOST];
+        static qlora_model m;
+        int64_t turn = 0;
+        int owns = 0;
+        m.layers = layers;
+        m.plan.config.layers = cases[i].layers;
+        m.plan.offloaded_attention = cases[i].away;
+        m.plan.recompute_layers = cases[i].recompute;
+        qlora__plan_turns(&m);
+        for (int64_t l = 0; l < cases[i].layers; l++) {
+            bool own = cases[i].own[owns] > 0 && l == cases[i].own[owns];
+            ASSERT_EQ_FMT((long long)(own ? -1 : turn), (long long)layers[l].turn, "%lld");
+            turn += own ? 0 : 1;
+            owns += own ? 1 : 0;
+        }
+        ASSERT_EQ(cases[i].recompute > 0 ? cases[i].layers : cases[i].away, turn);
+    }
+    PASS();
+}
+
 SUITE(away_suite) {
+    RUN_TEST(turns_are_spread);
     RUN_ON(TEST_CPU, hidden_copies_are_chosen);
     RUN_ON(TEST_ONE_EACH, large_memory_is_registered);
 }

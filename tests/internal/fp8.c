@@ -99,6 +99,7 @@ static bool fp8_stack_make(qlora_ctx* ctx, int in, bool plain_scales, fp8_stack*
         s->linear.parts[i].out = outs[i];
         s->linear.parts[i].nf4 = &s->w[i];
     }
+    static const uint8_t zeros[FP8_T * FP8_MOST] = {0};
     qlora_tensor* m = s->memory;
     ok = ok &&
          qlora_tensor_create(ctx, QLORA_U8, FP8_OUT, qlora__fp8_pitch(in), &m[0]) == QLORA_OK &&
@@ -107,7 +108,8 @@ static bool fp8_stack_make(qlora_ctx* ctx, int in, bool plain_scales, fp8_stack*
          qlora_tensor_create(ctx, QLORA_U8, FP8_T, FP8_MOST, &m[3]) == QLORA_OK &&
          qlora_tensor_create(ctx, QLORA_F32, 1, FP8_T, &m[4]) == QLORA_OK &&
          qlora_tensor_create(ctx, QLORA_F32, 1, FP8_OUT, &m[5]) == QLORA_OK &&
-         qlora_fill(ctx, 1.0f, &m[5]) == QLORA_OK;
+         qlora_fill(ctx, 1.0f, &m[5]) == QLORA_OK &&
+         qlora_tensor_write(ctx, &m[3], zeros, sizeof zeros) == QLORA_OK; // compared as a whole
     s->fp8.weights = m[0];
     s->fp8.turned = m[1];
     s->fp8.factors = m[2];

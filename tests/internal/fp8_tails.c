@@ -198,8 +198,8 @@ TEST coded_norm_is_right(qlora_ctx* ctx, int64_t rows, int64_t cols, int way, co
         ASSERT(test_read(ctx, &out[0][i], d->gu) && test_read(ctx, &out[1][i], d->s));
         ASSERT(memcmp(d->gu, d->s, (size_t)(rows * cols) * sizeof(float)) == 0);
     }
-    ASSERT(test_read(ctx, &rstd[0], d->most) && test_read(ctx, &rstd[1], d->u));
-    ASSERT(!backward || memcmp(d->most, d->u, (size_t)rows * sizeof(float)) == 0);
+    ASSERT(!backward || (test_read(ctx, &rstd[0], d->most) && test_read(ctx, &rstd[1], d->u) &&
+                         memcmp(d->most, d->u, (size_t)rows * sizeof(float)) == 0));
     ASSERT(test_read(ctx, &out[0][0], d->s));
     coded_expect(d->s, rows, cols, d);
     ASSERT(coded_same(ctx, rows, &f, d));
@@ -229,10 +229,86 @@ TEST coded_norms_are_right(const test_machine* machine) {
     PASS();
 }
 
+static qlora_result coded_rope(qlora_ctx* ctx, const qlora_tensor* x, int64_t heads,
+                               const qlora_tensor* positions, const qlora_tensor* table,
+                               const qlora_tensor* flag, const qlora__fp8* f) {
+    QLORA__ENTER(ctx, "fp8_tails");
+    return qlora__leave(ctx, qlora__rope_coded(ctx, x, heads, positions, table, flag, f));
+}
+
+// A rotation that writes codes as well has the bits of one that does not, the codes of its result,
+// and the columns after those that it rotates. A row whose position does not exist is not changed.
+TEST coded_rope_is_right(qlora_ctx* ctx, int64_t rows, int64_t heads, int64_t rest, int64_t dim,
+                         coded_data* d) {
+    int64_t cols = heads * dim + rest;
+    int32_t at[CODED_ROWS];
+    int32_t bad = 0;
+    test_random random = test_random_start("fp8 rope");
+    qlora_tensor x[2];
+    qlora_tensor positions;
+    qlora_tensor table;
+    qlora_tensor flag;
+    qlora__fp8 f;
+    gated_fill(d->gu, rows * cols, 2.0, &random);
+    for (int64_t r = 0; r < rows; r++) { // every column has the largest number of a row
+        d->gu[r * cols + r * 8 % cols + r % 8] *= 16.0f;
+        at[r] = r == rows / 2 ? 7 : (int32_t)(r * 5 % 7);
+    }
+    for (int i = 0; i < 2; i++) {
+        ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_BF16, rows, cols, d->gu, &x[i]));
+    }
+    gated_fill(d->s, 7 * dim, 1.0, &random);
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 7, dim, d->s, &table));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_I32, 1, rows, &positions));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_write(ctx, &positions, at, positions.bytes));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_I32, 1, 1, &flag));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &flag));
+    ASSERT(coded_open(ctx, rows, cols, &f));
+    qlora_tensor turned = qlora__window(&x[0], rows, 0, heads * dim);
+    ASSERT_EQ(QLORA_OK,
+              qlora_rope_backward(ctx, &turned, heads, &positions, &table, &flag));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &flag));
+    ASSERT_EQm(qlora_last_error(ctx), QLORA_OK,
+               coded_rope(ctx, &x[1], heads, &positions, &table, &flag, &f));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_read(ctx, &flag, &bad, sizeof bad));
+    ASSERT_EQ(1, bad);
+    ASSERT(test_read(ctx, &x[0], d->gu) && test_read(ctx, &x[1], d->s));
+    ASSERT(memcmp(d->gu, d->s, (size_t)(rows * cols) * sizeof(float)) == 0);
+    coded_expect(d->s, rows, cols, d);
+    ASSERT(coded_same(ctx, rows, &f, d));
+    qlora_tensor_destroy(ctx, &x[0]);
+    qlora_tensor_destroy(ctx, &x[1]);
+    qlora_tensor_destroy(ctx, &positions);
+    qlora_tensor_destroy(ctx, &table);
+    qlora_tensor_destroy(ctx, &flag);
+    PASS();
+}
+
+// Heads of several widths; as many pairs, and as many other columns, as a block has threads for.
+TEST coded_ropes_are_right(const test_machine* machine) {
+    static const int64_t shapes[][4] = {{9, 3, 64, 64},  {5, 1, 24, 16},   {3, 5, 256, 128},
+                                        {2, 2, 0, 48},   {3, 32, 1032, 256}, {2, 1, 4088, 32},
+                                        {300, 1, 8, 16}};
+    if (!fp8_here(machine)) {
+        SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
+    }
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (ctx == NULL) {
+        SKIPm(test_open_reason());
+    }
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        CHECK_CALL(coded_rope_is_right(ctx, shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3],
+                                       &coded_room));
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 // Every gradient of a model in FP8 mode is that of the path for dropout, which has none of these
 // kernels: it rounds the gradient of x twice, after which other codes are the nearest. It is nearer
-// to that of a model whose u comes apart. One that is recomputed has the same bits as one that is
-// not, although not all codes come from the same kernels.
+// to that of a model whose u comes apart, unless ds gets the share of the adapter of down later,
+// with another rounding. One that is recomputed has the same bits as one that is not, although not
+// all codes come from the same kernels.
 TEST coded_models_have_the_gradients(const test_machine* machine) {
     if (!fp8_here(machine)) {
         SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
@@ -252,14 +328,20 @@ TEST coded_models_have_the_gradients(const test_machine* machine) {
         bool made = gated_micro(&s, false, &apart);
         test_gated_from = 1;
         ASSERTm(gated_kinds[i].name, made);
-        for (int way = 0; way < 3; way++) {
+        first.values = NULL;
+        for (int n = 0; n < 6; n++) {
+            int way = n % 3;
             gated_gradients got;
             s.model.recompute = way == 0 ? QLORA_CHOICE_OFF : QLORA_CHOICE_ON;
             s.model.tile = way == 2 ? 8 : 0;
-            ASSERTm(gated_kinds[i].name, gated_micro(&s, true, &got));
+            test_gated_share = n >= 3 ? 1 : 0;
+            made = gated_micro(&s, true, &got);
+            test_gated_share = 1;
+            ASSERTm(gated_kinds[i].name, made);
             ASSERT(gated_within(gated_kinds[i].name, &expected, &got, 0.1));
-            ASSERT(gated_close(gated_kinds[i].name, &apart, &got));
+            ASSERT(n >= 3 || gated_close(gated_kinds[i].name, &apart, &got));
             if (way == 0) {
+                free(first.values);
                 first = got;
                 continue;
             }
@@ -319,6 +401,7 @@ TEST coded_shapes_are_chosen(void) {
 SUITE(fp8_tails_suite) {
     RUN_ON(TEST_ONE_GPU, coded_tails_are_right);
     RUN_ON(TEST_ONE_GPU, coded_norms_are_right);
+    RUN_ON(TEST_ONE_GPU, coded_ropes_are_right);
     RUN_ON(TEST_ONE_EACH, narrow_copies_are_copies);
     RUN_ON(TEST_ONE_GPU, coded_models_have_the_gradients);
     RUN_TEST(coded_shapes_are_chosen);

@@ -20,6 +20,8 @@ static const gated_case gated_cases[] = {{70, 136, {16, 16, 16}}, {530, 72, {8, 
 
 typedef struct gated_data {
     float ds[GATED_ROWS * GATED_COLS];
+    float sum[GATED_ROWS * GATED_COLS]; // ds with the share of an adapter
+    float a[16 * GATED_COLS];
     float gu[GATED_ROWS * (2 * GATED_COLS + GATED_ROOM)];
     float z[GATED_ROWS * GATED_RANKS];
     float tiles[3][GATED_ROWS * GATED_COLS]; // dgate, dup, s
@@ -35,6 +37,30 @@ static void gated_fill(float* x, int64_t n, double size, test_random* random) {
     }
 }
 
+// A multiple of `unit`, at most `most` of them.
+static float gated_multiple(int64_t most, float unit, test_random* random) {
+    return (float)((int64_t)test_random_below(random, (uint64_t)(2 * most + 1)) - most) * unit;
+}
+
+// ds + u a, rounded, of numbers whose sums are exact in any order. u is z of down.
+static void gated_share(const gated_case* c, int64_t all, test_random* random, gated_data* d) {
+    int64_t rank = c->ranks[2];
+    for (int64_t i = 0; i < rank * c->cols; i++) {
+        d->a[i] = gated_multiple(8, 0.125f, random);
+    }
+    for (int64_t i = 0; i < c->rows * rank; i++) {
+        d->z[i / rank * all + all - rank + i % rank] = gated_multiple(2, 1.0f, random);
+    }
+    for (int64_t i = 0; i < c->rows * c->cols; i++) {
+        d->ds[i] = gated_multiple(255, 0.015625f, random);
+        float sum = d->ds[i];
+        for (int64_t r = 0; r < rank; r++) {
+            sum += d->z[i / c->cols * all + all - rank + r] * d->a[r * c->cols + i % c->cols];
+        }
+        d->sum[i] = qlora__bf16_to(qlora__bf16_from(sum));
+    }
+}
+
 // What the public functions make of the same values.
 static bool gated_expect(qlora_ctx* ctx, const gated_case* c, bool gelu, gated_data* d) {
     qlora_tensor in[3];
@@ -45,7 +71,7 @@ static bool gated_expect(qlora_ctx* ctx, const gated_case* c, bool gelu, gated_d
     for (int i = 0; i < 3; i++) {
         for (int64_t k = 0; k < c->rows * c->cols; k++) {
             int64_t at = k / c->cols * ld + k % c->cols;
-            part[k] = i == 0 ? d->ds[k] : d->gu[at + (i == 1 ? 0 : c->cols)];
+            part[k] = i == 0 ? d->sum[k] : d->gu[at + (i == 1 ? 0 : c->cols)];
         }
         ok = ok && test_tensor(ctx, QLORA_BF16, c->rows, c->cols, part, &in[i]) == QLORA_OK &&
              qlora_tensor_create(ctx, QLORA_BF16, c->rows, c->cols, &out[i]) == QLORA_OK;
@@ -82,7 +108,8 @@ static void gated_sum(const gated_case* c, int p, float scale, gated_data* d) {
     }
 }
 
-TEST gated_gradients_are_right(const test_machine* machine, const gated_case* c, bool gelu) {
+TEST gated_gradients_are_right(const test_machine* machine, const gated_case* c, bool gelu,
+                               bool share) {
     static gated_data d;
     static const float scales[3] = {2.0f, 0.5f, 1.0f};
     test_random random = test_random_start("gated");
@@ -95,7 +122,12 @@ TEST gated_gradients_are_right(const test_machine* machine, const gated_case* c,
     gated_fill(d.ds, c->rows * c->cols, 1.0, &random);
     gated_fill(d.gu, c->rows * ld, 2.0, &random);
     gated_fill(d.z, c->rows * all, 1.0, &random);
+    memcpy(d.sum, d.ds, sizeof d.sum);
+    if (share) {
+        gated_share(c, all, &random, &d);
+    }
     qlora_tensor ds;
+    qlora_tensor a;
     qlora_tensor gu;
     qlora_tensor z;
     qlora_tensor grads[3];
@@ -114,6 +146,8 @@ TEST gated_gradients_are_right(const test_machine* machine, const gated_case* c,
     g.up = &up;
     g.gelu = gelu;
     g.parts = &parts;
+    g.a = share ? &a : NULL;
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_BF16, share ? c->ranks[2] : 1, c->cols, d.a, &a));
     int64_t room = qlora__gated_room(c->rows, c->cols);
     ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 1, room, &parts));
     ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 1, c->rows, &most));
@@ -146,6 +180,7 @@ TEST gated_gradients_are_right(const test_machine* machine, const gated_case* c,
         ASSERT(memcmp(&want, &d.got[row], sizeof want) == 0);
     }
     qlora_tensor_destroy(ctx, &most);
+    qlora_tensor_destroy(ctx, &a);
     for (int p = 0; p < 3; p++) {
         gated_sum(c, p, scales[p], &d);
         ASSERT(c->ranks[p] == 0 || test_read(ctx, &grads[p], d.got));
@@ -167,8 +202,9 @@ TEST gated_sums_are_right(const test_machine* machine) {
         SKIPm("needs a GPU");
     }
     for (size_t i = 0; i < sizeof gated_cases / sizeof gated_cases[0]; i++) {
-        for (int gelu = 0; gelu < 2; gelu++) {
-            CHECK_CALL(gated_gradients_are_right(machine, &gated_cases[i], gelu == 1));
+        for (int kind = 0; kind < (gated_cases[i].ranks[2] > 0 ? 4 : 2); kind++) {
+            CHECK_CALL(gated_gradients_are_right(machine, &gated_cases[i], kind % 2 == 1,
+                                                 kind / 2 == 1));
         }
     }
     PASS();

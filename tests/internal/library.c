@@ -1,8 +1,10 @@
 // library.c - the implementation, followed by all white-box suites: one compilation instead of one
 // per suite. The other suites link this object as their library.
 static long long test_gated_from = 1; // models of the tests are small
+static int test_gated_share = 1;
 
 #define QLORA__GATED_FROM test_gated_from
+#define QLORA__GATED_SHARE (test_gated_share != 0)
 #define QLORA__SKINNY_FROM 1
 #define QLORA__TAILS_FULL 0
 #define QLORA__AWAY_OPERATIONS 0
