@@ -696,8 +696,8 @@ backward_one_step(float (&sum)[HD / 2], uint32_t k, uint32_t v, uint32_t q, uint
 
 template <int HD>
 __device__ __forceinline__ void
-backward_kv_compute(uint32_t tiles, uint32_t room, const attn_barriers& b, const attn_tile& t,
-                    const attn_shape& a, int32_t heads, float (&dk)[HD / 2], float (&dv)[HD / 2]) {
+backward_kv_plain(uint32_t tiles, uint32_t room, const attn_barriers& b, const attn_tile& t,
+                  const attn_shape& a, int32_t heads, float (&dk)[HD / 2], float (&dv)[HD / 2]) {
     int32_t end = last_query(t, a.window, TILE);
     attn_stream at = {0, 0};
     barrier_wait(b.kept, 0);
@@ -722,9 +722,8 @@ backward_kv_compute(uint32_t tiles, uint32_t room, const attn_barriers& b, const
 // sums of these: half as many waits. With heads of 128, those registers would be spilled.
 template <int HD>
 __device__ __forceinline__ void
-backward_kv_compute_small(uint32_t tiles, uint32_t room, const attn_barriers& b, const attn_tile& t,
-                          const attn_shape& a, int32_t heads, float (&dk)[HD / 2],
-                          float (&dv)[HD / 2]) {
+backward_kv_ahead(uint32_t tiles, uint32_t room, const attn_barriers& b, const attn_tile& t,
+                  const attn_shape& a, int32_t heads, float (&dk)[HD / 2], float (&dv)[HD / 2]) {
     int32_t end = last_query(t, a.window, TILE);
     int32_t left = heads * ((end - t.first + HALF_TILE - 1) / HALF_TILE);
     int32_t query = t.first;
@@ -750,6 +749,17 @@ backward_kv_compute_small(uint32_t tiles, uint32_t room, const attn_barriers& b,
         products_hold(s);
         products_hold(dp);
         barrier_arrive(empty); // every thread: each has read statistics
+    }
+}
+
+template <int HD>
+__device__ __forceinline__ void
+backward_kv_compute(uint32_t tiles, uint32_t room, const attn_barriers& b, const attn_tile& t,
+                    const attn_shape& a, int32_t heads, float (&dk)[HD / 2], float (&dv)[HD / 2]) {
+    if (HD <= 64) {
+        backward_kv_ahead<HD>(tiles, room, b, t, a, heads, dk, dv);
+    } else {
+        backward_kv_plain<HD>(tiles, room, b, t, a, heads, dk, dv);
     }
 }
 
@@ -995,13 +1005,8 @@ attn_backward_kv(const tensor_map* q, const tensor_map* k, const tensor_map* v,
     for (int i = 0; i < HD / 2; i++) {
         acc_k[i] = acc_v[i] = 0.0f;
     }
-    if (HD <= 64) {
-        backward_kv_compute_small<HD>(tiles, shared_address(room), b, t, a, end_head - first_head,
-                                      acc_k, acc_v);
-    } else {
-        backward_kv_compute<HD>(tiles, shared_address(room), b, t, a, end_head - first_head, acc_k,
-                                acc_v);
-    }
+    backward_kv_compute<HD>(tiles, shared_address(room), b, t, a, end_head - first_head, acc_k,
+                            acc_v);
     int32_t row = t.first + own_row();
     if (parts != nullptr) {
         store_part<HD>(acc_v, 1.0f, own_parts, width, row, t.length);
