@@ -15,6 +15,8 @@
 # launch that it looks at takes about 10 ms: with --shared, our kernels that use none are left out,
 # so that tests of whole models end sooner. (cuBLAS's kernels fail if the tool leaves them out.)
 # --without leaves out some more, such as norms, which other tests launch a thousand times.
+# racecheck always leaves out qlora_decode_layers, in which half of a block has barriers of its own:
+# it reports races across barriers of the whole block there (half_barrier.cu shows that).
 #
 # One line per suite and tool: ok, FAIL or left, then the tests and the reports. Reports in kernels
 # named qlora_* are ours. racecheck's reports that name nothing but kernels of NVIDIA's libraries
@@ -115,7 +117,7 @@ kernels_without_shared() {
          }' kernels_ptx.h
 }
 
-filter=() # of racecheck
+filter=(--kernel-name-exclude kne=qlora_decode_layers) # of racecheck
 if [[ -n $only_shared ]]; then
     grep -qs '^".visible .entry qlora_' kernels_ptx.h || cannot "kernels_ptx.h has no kernels"
     while read -r kernel; do
