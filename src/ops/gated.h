@@ -28,7 +28,8 @@ typedef struct qlora__gated {
 
 #define QLORA__GATED_RANK 16   // at most; higher ranks need more registers than a block has
 #define QLORA__GATED_STRIP 128 // columns of a block
-#define QLORA__GATED_SHARED 87296
+#define QLORA__GATED_RING 82944 // bytes of shared memory: two blocks fit into a multiprocessor of 8.0
+#define QLORA__GATED_SHARED 87296 // with a
 
 // Elements of the activation from which on it pays. With fewer, its matrices are still in the L2
 // cache when they are read once more: on an H200, a step with 2048 x 4864 takes 0.5 % longer with
@@ -116,7 +117,8 @@ static qlora_result qlora__gated_tiles(qlora_ctx* ctx, const qlora__gated* g) {
                     &z[2], &ldz[2], &rank[2], &parts,   &gelu, &most,   &a,
                     &lda};
     return qlora__launch(ctx, QLORA__K_gated_backward, qlora__ceil_div(cols, QLORA__GATED_STRIP),
-                         qlora__ceil_div(rows, each), 1, 256, QLORA__GATED_SHARED, args);
+                         qlora__ceil_div(rows, each), 1, 256,
+                         g->a != NULL ? QLORA__GATED_SHARED : QLORA__GATED_RING, args);
 }
 
 // Adds the parts to the gradients.
