@@ -180,7 +180,8 @@ static bool fp8_run(const test_machine* machine, int in, bool plain_scales, fp8_
     }
     ok = ok && test_tensor(ctx, QLORA_BF16, FP8_T, in, values, &x) == QLORA_OK &&
          qlora_tensor_create(ctx, QLORA_BF16, FP8_T, FP8_OUT, &y) == QLORA_OK &&
-         qlora_tensor_create(ctx, QLORA_BF16, FP8_T, in, &dx) == QLORA_OK;
+         qlora_tensor_create(ctx, QLORA_BF16, FP8_T, in, &dx) == QLORA_OK &&
+         qlora_fill(ctx, 7.0f, &y) == QLORA_OK; // overwritten
     for (int i = 0; i < FP8_T * FP8_OUT; i++) {
         values[i] = (float)test_random_normal(&random);
     }
