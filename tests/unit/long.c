@@ -227,6 +227,30 @@ TEST attention_on_the_host_gives_the_same_bits(const test_machine* machine) {
     PASS();
 }
 
+// In FP8 mode, kernels write codes beside what is copied.
+TEST fp8_attention_on_the_host_gives_the_same_bits(const test_machine* machine) {
+    qlora_ctx* ctx = machine->cublas ? test_open(machine, NULL) : NULL;
+    bool here = ctx != NULL && strcmp(qlora_ctx_target(ctx), "sm_90") == 0;
+    ASSERT(ctx == NULL || test_close_ctx(machine, ctx));
+    if (!here) {
+        SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
+    }
+    for (int64_t others = 0; others < (test_checked(machine) ? 1 : 3); others++) {
+        setup s = long_setup(machine, QLORA_MODE_FP8, false);
+        outcome expected;
+        s.config.layers = 6;
+        s.config.head_dim = 16;
+        s.model.rank = 8;
+        s.model.recompute = QLORA_CHOICE_AUTO;
+        s.model.cache = QLORA_CHOICE_AUTO;
+        ASSERT(run_session(&s, &expected));
+        ASSERT(plan_away(&s, others, &s.budget));
+        ASSERT(way_is_same(&s, others == 1 ? 2 : 0, &expected));
+        outcome_free(&expected);
+    }
+    PASS();
+}
+
 static bool numbers_are_same(const outcome* a, const outcome* b) {
     double sum = 0.0;
     double difference = 0.0;
@@ -1142,6 +1166,7 @@ SUITE(long_suite) {
     RUN_ON(TEST_ONE_EACH, groups_give_the_same_bits);
     RUN_ON(TEST_ONE_EACH, kept_attention_gives_the_same_bits);
     RUN_ON(TEST_ONE_EACH, attention_on_the_host_gives_the_same_bits);
+    RUN_ON(TEST_ONE_GPU, fp8_attention_on_the_host_gives_the_same_bits);
     RUN_ON(TEST_CPU, groups_fit_the_host);
     RUN_ON(TEST_ONE_EACH, tiles_give_the_same_numbers);
     RUN_ON(TEST_ONE_EACH, bf16_tiles_give_the_same_bits);
