@@ -26953,11 +26953,25 @@ static bool qlora__norm_aligned(const qlora_tensor* t) {
 static bool qlora__norm_takes_codes(const qlora__norm_job* job) {
     const qlora_tensor* x = job->x;
     return x->dtype == QLORA_BF16 && job->w->dtype == QLORA_F32 && x->cols == job->w->cols &&
-           x->cols % 8 == 0 &&
-           x->cols <= QLORA__NORM_CODED && qlora__norm_aligned(x) && qlora__norm_aligned(job->w) &&
+           x->cols % 8 == 0 && x->cols <= QLORA__NORM_CODED && qlora__norm_aligned(x) &&
+           qlora__norm_aligned(job->w) &&
            qlora__norm_aligned(job->delta) && qlora__norm_aligned(job->sum) &&
            qlora__norm_aligned(job->y) && qlora__norm_aligned(job->dy) &&
            qlora__norm_aligned(job->dres) && qlora__norm_aligned(job->dx);
+}
+
+// The kernel of a job. The last four parameters say where to write codes.
+static qlora__kernel_id qlora__norm_kernel(const qlora__norm_job* job, bool backward,
+                                           qlora__fp8* to, int64_t* pitch, void** args) {
+    if (job->fp8 != NULL) {
+        QLORA_ASSERT(qlora__norm_takes_codes(job));
+        qlora__norm_codes(job->fp8, to, pitch, args);
+        return backward ? QLORA__K_fp8_norm_bwd : QLORA__K_fp8_norm_fwd;
+    }
+    if (job->x->dtype == QLORA_F32) {
+        return backward ? QLORA__K_norm_rms_bwd_f32 : QLORA__K_norm_rms_fwd_f32;
+    }
+    return backward ? QLORA__K_norm_rms_bwd_bf16 : QLORA__K_norm_rms_fwd_bf16;
 }
 
 static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
@@ -27006,15 +27020,9 @@ static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
                     NULL,
                     NULL,
                     NULL};
-    qlora__kernel_id kernel =
-        x->dtype == QLORA_F32 ? QLORA__K_norm_rms_fwd_f32 : QLORA__K_norm_rms_fwd_bf16;
     qlora__fp8 to;
     int64_t pitch = qlora__fp8_pitch(x->cols);
-    if (job->fp8 != NULL) {
-        QLORA_ASSERT(qlora__norm_takes_codes(job));
-        kernel = QLORA__K_fp8_norm_fwd;
-        qlora__norm_codes(job->fp8, &to, &pitch, args + 14);
-    }
+    qlora__kernel_id kernel = qlora__norm_kernel(job, false, &to, &pitch, args + 14);
     return qlora__launch(ctx, kernel, (uint32_t)qlora__ceil_div(x->rows, shape.rows),
                          cols > 0 ? (uint32_t)(x->cols / cols) : 0, 1, shape.threads, 0, args);
 }
@@ -27116,15 +27124,9 @@ static qlora_result qlora__norm_backward(qlora_ctx* ctx, qlora__norm_job* job) {
                     NULL,
                     NULL,
                     NULL};
-    qlora__kernel_id kernel =
-        x->dtype == QLORA_F32 ? QLORA__K_norm_rms_bwd_f32 : QLORA__K_norm_rms_bwd_bf16;
     qlora__fp8 to;
     int64_t pitch = qlora__fp8_pitch(x->cols);
-    if (job->fp8 != NULL) {
-        QLORA_ASSERT(qlora__norm_takes_codes(job));
-        kernel = QLORA__K_fp8_norm_bwd;
-        qlora__norm_codes(job->fp8, &to, &pitch, args + 15);
-    }
+    qlora__kernel_id kernel = qlora__norm_kernel(job, true, &to, &pitch, args + 15);
     QLORA__TRY(qlora__launch(ctx, kernel, (uint32_t)qlora__ceil_div(x->rows, shape.rows),
                              (uint32_t)(x->cols / cols), 1, shape.threads, 0, args));
     return job->dw != NULL ? qlora__norm_weight_launch(ctx, job, rstd) : QLORA_OK;
@@ -40341,18 +40343,25 @@ static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer*
                                   : qlora__slice(pass, &layer->kept.h2, 0, width);
 }
 
-// Whether the norm before or after a product of a stack writes the codes of its operand, the input
-// or, turned, dy. From here on they are there.
-static bool qlora__norm_writes_codes(const qlora__pass* pass, const qlora__layer* layer, int group,
-                                     bool turned) {
+// Notes that the next kernel writes the codes of an operand of a stack: of its input or, turned, of
+// dy.
+static const qlora__fp8* qlora__codes_note(const qlora__pass* pass, const qlora__layer* layer,
+                                           int group, bool turned) {
+    pass->m->coded = &layer->fp8[group];
+    pass->m->coded_turned = turned;
+    return pass->m->coded;
+}
+
+// Where the norm before or after a product of a stack writes such codes; NULL if nowhere.
+static const qlora__fp8* qlora__codes_of_norm(const qlora__pass* pass, const qlora__layer* layer,
+                                              int group, bool turned) {
     qlora_model* m = pass->m;
     bool writes = m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
                   !qlora__pass_has_runs(pass) && m->plan.config.hidden % 8 == 0 &&
                   m->plan.config.hidden <= QLORA__NORM_CODED &&
                   (turned || !qlora__pass_reads_codes(pass, layer));
-    m->coded = writes ? &layer->fp8[group] : NULL;
-    m->coded_turned = turned;
-    return writes;
+    m->coded = NULL;
+    return writes ? qlora__codes_note(pass, layer, group, turned) : NULL;
 }
 
 // The norm of stream + delta in m->x, for the stack that follows: gate and up of the same layer, or
@@ -40363,9 +40372,7 @@ static qlora_result qlora__layer_norm_add(const qlora__pass* pass, const qlora__
     const qlora__layer* next = part == 0 ? layer : layer + 1;
     int group = part == 0 ? QLORA__GATE_UP : QLORA__QKV;
     bool any = next < m->layers + m->plan.config.layers;
-    if (any && qlora__norm_writes_codes(pass, next, group, false)) {
-        job->fp8 = &next->fp8[group];
-    }
+    job->fp8 = any ? qlora__codes_of_norm(pass, next, group, false) : NULL;
     QLORA__ENTER(pass->ctx, "qlora_rmsnorm_residual_forward");
     return qlora__leave(pass->ctx, qlora__norm_forward(pass->ctx, job));
 }
@@ -41391,7 +41398,7 @@ static const qlora__fp8* qlora__dh_codes(const qlora__pass* pass, const qlora__l
     int to = below ? QLORA__DOWN : QLORA__O;
     bool any = !qlora__has_own_d_out(m) && m->desc.dropout == 0.0f &&
                (!below || (m->plan.tile == 0 && !next->recompute));
-    return any && qlora__norm_writes_codes(pass, next, to, true) ? &next->fp8[to] : NULL;
+    return any ? qlora__codes_of_norm(pass, next, to, true) : NULL;
 }
 
 // The backward pass of such a stack.
@@ -41634,10 +41641,9 @@ static qlora_result qlora__layer_heads_backward(const qlora__pass* pass, qlora__
         int64_t cols = qlora__q_width(c) + 2 * qlora__kv_width(c);
         qlora_tensor all = qlora__slice(pass, &m->dqkv, 0, cols);
         qlora_tensor positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
-        m->coded = &layer->fp8[QLORA__QKV];
-        m->coded_turned = true;
         return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &positions,
-                                 layer->sliding ? &m->rope_sliding : &m->rope, &m->flag, m->coded);
+                                 layer->sliding ? &m->rope_sliding : &m->rope, &m->flag,
+                                 qlora__codes_note(pass, layer, QLORA__QKV, true));
     }
     qlora_tensor turned =
         qlora__slice(pass, &pass->m->dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
@@ -52603,4 +52609,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ba4771b5b783617d
+//@@ end c1f92961ed771e01

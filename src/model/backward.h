@@ -401,7 +401,7 @@ static const qlora__fp8* qlora__dh_codes(const qlora__pass* pass, const qlora__l
     int to = below ? QLORA__DOWN : QLORA__O;
     bool any = !qlora__has_own_d_out(m) && m->desc.dropout == 0.0f &&
                (!below || (m->plan.tile == 0 && !next->recompute));
-    return any && qlora__norm_writes_codes(pass, next, to, true) ? &next->fp8[to] : NULL;
+    return any ? qlora__codes_of_norm(pass, next, to, true) : NULL;
 }
 
 // The backward pass of such a stack.
@@ -644,10 +644,9 @@ static qlora_result qlora__layer_heads_backward(const qlora__pass* pass, qlora__
         int64_t cols = qlora__q_width(c) + 2 * qlora__kv_width(c);
         qlora_tensor all = qlora__slice(pass, &m->dqkv, 0, cols);
         qlora_tensor positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
-        m->coded = &layer->fp8[QLORA__QKV];
-        m->coded_turned = true;
         return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &positions,
-                                 layer->sliding ? &m->rope_sliding : &m->rope, &m->flag, m->coded);
+                                 layer->sliding ? &m->rope_sliding : &m->rope, &m->flag,
+                                 qlora__codes_note(pass, layer, QLORA__QKV, true));
     }
     qlora_tensor turned =
         qlora__slice(pass, &pass->m->dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));

@@ -478,18 +478,25 @@ static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer*
                                   : qlora__slice(pass, &layer->kept.h2, 0, width);
 }
 
-// Whether the norm before or after a product of a stack writes the codes of its operand, the input
-// or, turned, dy. From here on they are there.
-static bool qlora__norm_writes_codes(const qlora__pass* pass, const qlora__layer* layer, int group,
-                                     bool turned) {
+// Notes that the next kernel writes the codes of an operand of a stack: of its input or, turned, of
+// dy.
+static const qlora__fp8* qlora__codes_note(const qlora__pass* pass, const qlora__layer* layer,
+                                           int group, bool turned) {
+    pass->m->coded = &layer->fp8[group];
+    pass->m->coded_turned = turned;
+    return pass->m->coded;
+}
+
+// Where the norm before or after a product of a stack writes such codes; NULL if nowhere.
+static const qlora__fp8* qlora__codes_of_norm(const qlora__pass* pass, const qlora__layer* layer,
+                                              int group, bool turned) {
     qlora_model* m = pass->m;
     bool writes = m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
                   !qlora__pass_has_runs(pass) && m->plan.config.hidden % 8 == 0 &&
                   m->plan.config.hidden <= QLORA__NORM_CODED &&
                   (turned || !qlora__pass_reads_codes(pass, layer));
-    m->coded = writes ? &layer->fp8[group] : NULL;
-    m->coded_turned = turned;
-    return writes;
+    m->coded = NULL;
+    return writes ? qlora__codes_note(pass, layer, group, turned) : NULL;
 }
 
 // The norm of stream + delta in m->x, for the stack that follows: gate and up of the same layer, or
@@ -500,9 +507,7 @@ static qlora_result qlora__layer_norm_add(const qlora__pass* pass, const qlora__
     const qlora__layer* next = part == 0 ? layer : layer + 1;
     int group = part == 0 ? QLORA__GATE_UP : QLORA__QKV;
     bool any = next < m->layers + m->plan.config.layers;
-    if (any && qlora__norm_writes_codes(pass, next, group, false)) {
-        job->fp8 = &next->fp8[group];
-    }
+    job->fp8 = any ? qlora__codes_of_norm(pass, next, group, false) : NULL;
     QLORA__ENTER(pass->ctx, "qlora_rmsnorm_residual_forward");
     return qlora__leave(pass->ctx, qlora__norm_forward(pass->ctx, job));
 }

@@ -189,11 +189,25 @@ static bool qlora__norm_aligned(const qlora_tensor* t) {
 static bool qlora__norm_takes_codes(const qlora__norm_job* job) {
     const qlora_tensor* x = job->x;
     return x->dtype == QLORA_BF16 && job->w->dtype == QLORA_F32 && x->cols == job->w->cols &&
-           x->cols % 8 == 0 &&
-           x->cols <= QLORA__NORM_CODED && qlora__norm_aligned(x) && qlora__norm_aligned(job->w) &&
+           x->cols % 8 == 0 && x->cols <= QLORA__NORM_CODED && qlora__norm_aligned(x) &&
+           qlora__norm_aligned(job->w) &&
            qlora__norm_aligned(job->delta) && qlora__norm_aligned(job->sum) &&
            qlora__norm_aligned(job->y) && qlora__norm_aligned(job->dy) &&
            qlora__norm_aligned(job->dres) && qlora__norm_aligned(job->dx);
+}
+
+// The kernel of a job. The last four parameters say where to write codes.
+static qlora__kernel_id qlora__norm_kernel(const qlora__norm_job* job, bool backward,
+                                           qlora__fp8* to, int64_t* pitch, void** args) {
+    if (job->fp8 != NULL) {
+        QLORA_ASSERT(qlora__norm_takes_codes(job));
+        qlora__norm_codes(job->fp8, to, pitch, args);
+        return backward ? QLORA__K_fp8_norm_bwd : QLORA__K_fp8_norm_fwd;
+    }
+    if (job->x->dtype == QLORA_F32) {
+        return backward ? QLORA__K_norm_rms_bwd_f32 : QLORA__K_norm_rms_fwd_f32;
+    }
+    return backward ? QLORA__K_norm_rms_bwd_bf16 : QLORA__K_norm_rms_fwd_bf16;
 }
 
 static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
@@ -242,15 +256,9 @@ static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
                     NULL,
                     NULL,
                     NULL};
-    qlora__kernel_id kernel =
-        x->dtype == QLORA_F32 ? QLORA__K_norm_rms_fwd_f32 : QLORA__K_norm_rms_fwd_bf16;
     qlora__fp8 to;
     int64_t pitch = qlora__fp8_pitch(x->cols);
-    if (job->fp8 != NULL) {
-        QLORA_ASSERT(qlora__norm_takes_codes(job));
-        kernel = QLORA__K_fp8_norm_fwd;
-        qlora__norm_codes(job->fp8, &to, &pitch, args + 14);
-    }
+    qlora__kernel_id kernel = qlora__norm_kernel(job, false, &to, &pitch, args + 14);
     return qlora__launch(ctx, kernel, (uint32_t)qlora__ceil_div(x->rows, shape.rows),
                          cols > 0 ? (uint32_t)(x->cols / cols) : 0, 1, shape.threads, 0, args);
 }
@@ -352,15 +360,9 @@ static qlora_result qlora__norm_backward(qlora_ctx* ctx, qlora__norm_job* job) {
                     NULL,
                     NULL,
                     NULL};
-    qlora__kernel_id kernel =
-        x->dtype == QLORA_F32 ? QLORA__K_norm_rms_bwd_f32 : QLORA__K_norm_rms_bwd_bf16;
     qlora__fp8 to;
     int64_t pitch = qlora__fp8_pitch(x->cols);
-    if (job->fp8 != NULL) {
-        QLORA_ASSERT(qlora__norm_takes_codes(job));
-        kernel = QLORA__K_fp8_norm_bwd;
-        qlora__norm_codes(job->fp8, &to, &pitch, args + 15);
-    }
+    qlora__kernel_id kernel = qlora__norm_kernel(job, true, &to, &pitch, args + 15);
     QLORA__TRY(qlora__launch(ctx, kernel, (uint32_t)qlora__ceil_div(x->rows, shape.rows),
                              (uint32_t)(x->cols / cols), 1, shape.threads, 0, args));
     return job->dw != NULL ? qlora__norm_weight_launch(ctx, job, rstd) : QLORA_OK;
