@@ -31027,7 +31027,7 @@ typedef struct qlora__gated {
 
 #define QLORA__GATED_RANK 16   // at most; higher ranks need more registers than a block has
 #define QLORA__GATED_STRIP 128 // columns of a block
-#define QLORA__GATED_RING 82944 // bytes of shared memory: two blocks fit into a multiprocessor of 8.0
+#define QLORA__GATED_RING 82944   // bytes of shared memory, of which 8.0 has twice as many
 #define QLORA__GATED_SHARED 87296 // with a
 
 // Elements of the activation from which on it pays. With fewer, its matrices are still in the L2
@@ -52609,4 +52609,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end c1f92961ed771e01
+//@@ end 23ba9d5f416512aa
