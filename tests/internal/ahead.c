@@ -83,8 +83,9 @@ typedef bool (*ahead_scene)(qlora_model* m, ahead_log* log);
 static enum greatest_test_res ahead_play(const test_machine* machine, ahead_scene scene,
                                          int64_t texts, int used) {
     static ahead_log logs[3];
+    int first = test_checked(machine) ? 1 : 0; // one way is enough for a sanitizer
     memset(logs, 0, sizeof logs);
-    for (int way = 0; way < 3; way++) {
+    for (int way = first; way < 3 - first; way++) {
         qlora_ctx* ctx = test_open(machine, NULL);
         if (!ctx) {
             SKIPm(test_open_reason());
@@ -101,9 +102,9 @@ static enum greatest_test_res ahead_play(const test_machine* machine, ahead_scen
         step_room = STEP_ROOM;
         ASSERT(ahead_says(ctx, r == QLORA_OK));
         ASSERT(scene(m, &logs[way]));
-        ASSERT_EQ(logs[0].made, logs[way].made);
-        ASSERT_MEM_EQ(logs[0].tokens, logs[way].tokens, sizeof logs[0].tokens);
-        ASSERT_MEM_EQ(logs[0].logprobs, logs[way].logprobs, sizeof logs[0].logprobs);
+        ASSERT_EQ(logs[first].made, logs[way].made);
+        ASSERT_MEM_EQ(logs[first].tokens, logs[way].tokens, sizeof logs[0].tokens);
+        ASSERT_MEM_EQ(logs[first].logprobs, logs[way].logprobs, sizeof logs[0].logprobs);
         ASSERT_EQ(way == 0 || !qlora__decode_ready(m) ? 0 : used, logs[way].used);
         ASSERT_EQ(QLORA_OK, qlora_model_close(m));
         ASSERT(test_close_ctx(machine, ctx));
