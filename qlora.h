@@ -26954,10 +26954,10 @@ static bool qlora__norm_takes_codes(const qlora__norm_job* job) {
     const qlora_tensor* x = job->x;
     return x->dtype == QLORA_BF16 && job->w->dtype == QLORA_F32 && x->cols == job->w->cols &&
            x->cols % 8 == 0 && x->cols <= QLORA__NORM_CODED && qlora__norm_aligned(x) &&
-           qlora__norm_aligned(job->w) &&
-           qlora__norm_aligned(job->delta) && qlora__norm_aligned(job->sum) &&
-           qlora__norm_aligned(job->y) && qlora__norm_aligned(job->dy) &&
-           qlora__norm_aligned(job->dres) && qlora__norm_aligned(job->dx);
+           qlora__norm_aligned(job->w) && qlora__norm_aligned(job->delta) &&
+           qlora__norm_aligned(job->sum) && qlora__norm_aligned(job->y) &&
+           qlora__norm_aligned(job->dy) && qlora__norm_aligned(job->dres) &&
+           qlora__norm_aligned(job->dx);
 }
 
 // The kernel of a job. The last four parameters say where to write codes.
@@ -31025,9 +31025,9 @@ typedef struct qlora__gated {
     bool gelu;
 } qlora__gated;
 
-#define QLORA__GATED_RANK 16   // at most; higher ranks need more registers than a block has
-#define QLORA__GATED_STRIP 128 // columns of a block
-#define QLORA__GATED_RING 82944   // bytes of shared memory, of which 8.0 has twice as many
+#define QLORA__GATED_RANK 16      // at most; higher ranks need more registers than a block has
+#define QLORA__GATED_STRIP 128    // columns of a block
+#define QLORA__GATED_RING 82944   // bytes of shared memory; 8.0 has room for two blocks
 #define QLORA__GATED_SHARED 87296 // with a
 
 // Elements of the activation from which on it pays. With fewer, its matrices are still in the L2
@@ -41273,9 +41273,10 @@ static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora_
     }
     qlora_tensor a;
     qlora_tensor sb;
-    if (qlora__ds_lacks_share(pass, layer, down) &&
-        qlora__linear_joined(&down->linear, down->pad, &a, &sb)) {
-        g.a = &a;
+    if (qlora__ds_lacks_share(pass, layer, down)) {
+        bool joined = qlora__linear_joined(&down->linear, down->pad, &a, &sb);
+        QLORA_ASSERT(joined); // or ds would lose the share
+        g.a = joined ? &a : NULL;
     }
     qlora_tensor most;
     if (qlora__u_is_coded(m, layer)) {
@@ -52609,4 +52610,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 23ba9d5f416512aa
+//@@ end 2baf935b56ec0bef

@@ -276,9 +276,10 @@ static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora_
     }
     qlora_tensor a;
     qlora_tensor sb;
-    if (qlora__ds_lacks_share(pass, layer, down) &&
-        qlora__linear_joined(&down->linear, down->pad, &a, &sb)) {
-        g.a = &a;
+    if (qlora__ds_lacks_share(pass, layer, down)) {
+        bool joined = qlora__linear_joined(&down->linear, down->pad, &a, &sb);
+        QLORA_ASSERT(joined); // or ds would lose the share
+        g.a = joined ? &a : NULL;
     }
     qlora_tensor most;
     if (qlora__u_is_coded(m, layer)) {

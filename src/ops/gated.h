@@ -26,9 +26,9 @@ typedef struct qlora__gated {
     bool gelu;
 } qlora__gated;
 
-#define QLORA__GATED_RANK 16   // at most; higher ranks need more registers than a block has
-#define QLORA__GATED_STRIP 128 // columns of a block
-#define QLORA__GATED_RING 82944   // bytes of shared memory, of which 8.0 has twice as many
+#define QLORA__GATED_RANK 16      // at most; higher ranks need more registers than a block has
+#define QLORA__GATED_STRIP 128    // columns of a block
+#define QLORA__GATED_RING 82944   // bytes of shared memory; 8.0 has room for two blocks
 #define QLORA__GATED_SHARED 87296 // with a
 
 // Elements of the activation from which on it pays. With fewer, its matrices are still in the L2

@@ -190,10 +190,10 @@ static bool qlora__norm_takes_codes(const qlora__norm_job* job) {
     const qlora_tensor* x = job->x;
     return x->dtype == QLORA_BF16 && job->w->dtype == QLORA_F32 && x->cols == job->w->cols &&
            x->cols % 8 == 0 && x->cols <= QLORA__NORM_CODED && qlora__norm_aligned(x) &&
-           qlora__norm_aligned(job->w) &&
-           qlora__norm_aligned(job->delta) && qlora__norm_aligned(job->sum) &&
-           qlora__norm_aligned(job->y) && qlora__norm_aligned(job->dy) &&
-           qlora__norm_aligned(job->dres) && qlora__norm_aligned(job->dx);
+           qlora__norm_aligned(job->w) && qlora__norm_aligned(job->delta) &&
+           qlora__norm_aligned(job->sum) && qlora__norm_aligned(job->y) &&
+           qlora__norm_aligned(job->dy) && qlora__norm_aligned(job->dres) &&
+           qlora__norm_aligned(job->dx);
 }
 
 // The kernel of a job. The last four parameters say where to write codes.
