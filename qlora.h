@@ -21775,6 +21775,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(fp8_quantise, fp8, 0, FP8)                                                                   \
     X(fp8_quantise_u, fp8_tails, 0, FP8)                                                           \
     X(fp8_u_sum, fp8_tails, 0, FP8)                                                                \
+    X(fp8_gated, fp8_tails, 229376, FP8)                                                           \
     X(fp8_norm_fwd, fp8_norm, 0, FP8)                                                              \
     X(fp8_norm_bwd, fp8_norm, 0, FP8)                                                              \
     X(fp8_rope, fp8_norm, 0, FP8)                                                                  \
@@ -21797,8 +21798,8 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
     X(linear_gated_sum, linear, 0, GATED)                                                          \
     X(gated_backward, gated, 87296, GATED)                                                         \
-    X(tails_gated, tails, 34816, CALL_LORA_BF16)                                                   \
-    X(tails_gated_bwd, tails, 94208, CALL_LORA_BF16)
+    X(tails_gated, tails, 32768, CALL_LORA_BF16)                                                   \
+    X(tails_gated_bwd, tails, 90112, CALL_LORA_BF16)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                  \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                 \
@@ -31156,8 +31157,8 @@ static qlora_result qlora__gated_sum(qlora_ctx* ctx, const qlora__gated* g) {
 
 #define QLORA__TAILS_RANK 16       // at most, of an adapter; higher ones need more registers
 #define QLORA__TAILS_ROWS 16       // of a block
-#define QLORA__TAILS_FORWARD 34816 // bytes of shared memory
-#define QLORA__TAILS_BACKWARD 94208
+#define QLORA__TAILS_FORWARD 32768 // bytes of shared memory
+#define QLORA__TAILS_BACKWARD 90112
 
 // How many percent of the blocks that a large GPU runs at the same time there must be for them to
 // pay, in the last round too: a block has all columns of its rows. On an H200, a step of
@@ -31254,12 +31255,16 @@ static qlora_result qlora__tails_backward(qlora_ctx* ctx, bool gelu, const qlora
 
 //@@ src/ops/fp8_tails.h
 
-// ---- gradients as operands of FP8 products, with what adapters make of them ---------------------
+// ---- operands of FP8 products with what adapters make of them -----------------------------------
 //
-// The gradients of gate and up in e4m3, with u of the adapters before them (kernels/fp8_tails.cu):
-// computed apart, each reads the largest matrices of a layer once more. Codes and scales are those
-// of qlora__fp8_quantise_gpu to the bit; u has an order of sums of its own, which depends on the
-// shapes alone. The same for the activation of an MLP and z of the adapter after it was not faster.
+// The activation of an MLP in e4m3, with z of the adapter after it, and the gradients of gate and
+// up, with u of the adapters before them (kernels/fp8_tails.cu): computed apart, each reads the
+// largest matrices of a layer once more. Codes and scales are those of qlora__fp8_quantise_gpu to
+// the bit, z that of qlora__tails_forward; u has an order of sums of its own, which depends on the
+// shapes alone.
+
+#define QLORA__FP8_GATED_WIDTH 9216    // columns of an activation, at most: a block keeps its rows
+#define QLORA__FP8_GATED_SHARED 229376 // bytes of shared memory
 
 #define QLORA__FP8_U_ROWS 128   // of a block
 #define QLORA__FP8_U_WIDTH 1024 // columns of a piece
@@ -31304,6 +31309,32 @@ static QLORA__UNUSED qlora_result qlora__fp8_u(qlora_ctx* ctx, const qlora__fp8*
     void* more[] = {&data[7], &rows, &pieces, &rank[0], &rank[1], &data[6], &ldu};
     return qlora__launch(ctx, QLORA__K_fp8_u_sum,
                          qlora__ceil_div(rows * (rank[0] + rank[1]), 256), 1, 1, 256, 0, more);
+}
+
+// The codes and scales of act(gate) up for the products of f, and z = act(gate) up A^T. The
+// activation itself is not stored.
+static QLORA__UNUSED qlora_result qlora__fp8_gated(qlora_ctx* ctx, const qlora__fp8* f, bool gelu,
+                                                   const qlora_tensor* gate,
+                                                   const qlora_tensor* up, const qlora_tensor* a,
+                                                   const qlora_tensor* z) {
+    void* data[] = {gate->data,      a->data,       z->data,
+                    f->factors.data, f->codes.data, f->scales.data};
+    int32_t ld = (int32_t)gate->ld;
+    int32_t lda = (int32_t)a->ld;
+    int64_t ldz = z->ld;
+    int64_t rows = gate->rows;
+    int32_t cols = (int32_t)gate->cols;
+    int32_t rank = (int32_t)a->rows;
+    int32_t kind = gelu;
+    int32_t after = (int32_t)(((char*)up->data - (char*)gate->data) / 2);
+    int32_t pitch = (int32_t)qlora__fp8_pitch(cols);
+    QLORA_ASSERT(qlora__tails_aligned(gate) && qlora__tails_aligned(up) && gate->ld == up->ld &&
+                 qlora__tails_aligned(a) && rank % 8 == 0 && rank <= QLORA__TAILS_RANK &&
+                 cols <= QLORA__FP8_GATED_WIDTH);
+    void* args[] = {&data[0], &ld,   &after, &data[1], &lda,     &data[2], &ldz,    &rows,
+                    &cols,    &rank, &kind,  &data[3], &data[4], &pitch,   &data[5]};
+    return qlora__launch(ctx, QLORA__K_fp8_gated, qlora__ceil_div(rows, QLORA__TAILS_ROWS), 1, 1,
+                         512, QLORA__FP8_GATED_SHARED, args);
 }
 
 //@@ src/qlora.h
@@ -40512,16 +40543,37 @@ static qlora_result qlora__layer_gated(const qlora__pass* pass, const qlora_tens
                : qlora_swiglu_forward(pass->ctx, gate, up, s);
 }
 
-// The gated activation and down_proj.
-static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
+// Whether the activation writes its codes for the product of down, and nothing else: the backward
+// pass computes it again.
+static bool qlora__activation_is_coded(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model* m = pass->m;
+    return qlora__is_fp8(m) && qlora__z_comes(pass, layer) && !qlora__pass_has_runs(pass) &&
+           !qlora__pass_reads_codes(pass, layer) &&
+           m->plan.config.intermediate <= QLORA__FP8_GATED_WIDTH;
+}
+
+// The gated activation in m->s, or its codes, and z of down if the activation comes with it.
+static qlora_result qlora__layer_activation(const qlora__pass* pass, const qlora__layer* layer) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.intermediate;
     qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
     qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
     qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
+    if (qlora__activation_is_coded(pass, layer)) {
+        qlora_tensor z = qlora__window(&m->s, pass->rows, width, layer->pads[QLORA__DOWN]);
+        return qlora__fp8_gated(pass->ctx, qlora__codes_note(pass, layer, QLORA__DOWN, false),
+                                (m->arch->has & QLORA__HAS_GELU) != 0, &gate, &up,
+                                layer->linears[QLORA__DOWN].parts[0].a, &z);
+    }
+    return qlora__z_comes(pass, layer) ? qlora__layer_tail(pass, layer, &gate, &up, &s)
+                                       : qlora__layer_gated(pass, &gate, &up, &s);
+}
+
+// The gated activation and down_proj.
+static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
-    QLORA__TRY(qlora__z_comes(pass, layer) ? qlora__layer_tail(pass, layer, &gate, &up, &s)
-                                           : qlora__layer_gated(pass, &gate, &up, &s));
+    QLORA__TRY(qlora__layer_activation(pass, layer));
     QLORA__TRY(
         qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1)));
     return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->s);
@@ -52610,4 +52662,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 2baf935b56ec0bef
+//@@ end 8c1492d96a594e4d

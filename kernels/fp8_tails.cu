@@ -1,9 +1,10 @@
-// fp8_tails.cu - the gradients of gate and up as operands of FP8 products, together with what their
-// adapters make of them: both read the largest matrices of a layer.
+// fp8_tails.cu - the activation of an MLP, and the gradients of gate and up, as operands of FP8
+// products, together with what adapters make of them: both read the largest matrices of a layer.
 // targets: 90a
 // groups: bf16 fp8
 //
-//   the codes and scales of d = dgate, dup      u = d B
+//   forward:   the codes and scales of s = act(g) u      z = s A^T
+//   backward:  the codes and scales of d = dgate, dup    u = d B
 //
 // Codes and scales are those of qlora_fp8_quantise: scale = max(max |x[r,:]| / 448, 1e-30), codes
 // e4m3(x / scale), with a pitch of ldq bytes, a multiple of 16, and scales[r] = scale * factor[0].
@@ -12,31 +13,16 @@
 //
 // Columns are multiplied in the order in which a thread has them, as in tails.cu: 8 neighbouring
 // ones, which are those of two m16n8k16 products.
-#include "elementwise.cuh"
 #include "fp8.cuh"
-#include "tiles.cuh"
+#include "tails.cuh"
 
 enum {
-    SIDE = 2,              // groups of 8 ranks of an adapter
-    LINE = SIDE * 16 + 16, // bytes of a row of B in shared memory: an odd number of 16
-    TALL = 128,            // rows of a block, 16 for each warp
-    WIDE = 128,            // columns of a step
-    PIECE = 1024           // of a block
+    TALL = 128,   // rows of a block, 16 for each warp
+    WIDE = 128,   // columns of a step
+    PIECE = 1024, // of a block
+    TILES = 14,   // of the activation, in shared memory
+    HELD = 4      // steps that stay in registers because others overwrite their tiles
 };
-
-// Two pieces of 8 columns of the rows that a thread has, 8 below each other.
-struct pair {
-    uint4 upper;
-    uint4 lower;
-};
-
-// sums += x f, where f has 8 columns of x's piece of one of 8 ranks.
-__device__ __forceinline__ void add_product(float (&sums)[4], const pair& x, uint4 f) {
-    const uint32_t first[4] = {x.upper.x, x.lower.x, x.upper.y, x.lower.y};
-    const uint32_t second[4] = {x.upper.z, x.lower.z, x.upper.w, x.lower.w};
-    multiply(sums, first, f.x, f.y);
-    multiply(sums, second, f.z, f.w);
-}
 
 // A row of 8 ranks of B: to shared memory in the order in which add_product counts columns.
 __device__ __forceinline__ uint32_t line_at(uint32_t col, uint32_t half) {
@@ -171,4 +157,94 @@ QLORA_KERNEL __launch_bounds__(256)
         v += from[(int64_t)p * rows * SIDE * 8];
     }
     store(u + row * ldu + rank, v);
+}
+
+// Codes of a thread's columns; left: columns from the first of them to the end of a row of codes.
+__device__ __forceinline__ void store_codes(uint8_t* to, int32_t left, const pair& x,
+                                            float inverse) {
+    if (left > 0) {
+        *(uint2*)to = codes_of(x.upper, inverse);
+    }
+    if (left > STEP / 2) {
+        *(uint2*)(to + STEP / 2) = codes_of(x.lower, inverse);
+    }
+}
+
+// The codes and scales of s = act(g) u, and z. s is not stored: the block keeps its rows until their
+// largest magnitudes are known, the first steps in registers. u begins `up` columns after g. gelu:
+// the activation is GELU in its tanh form, otherwise SiLU. cols: at most (TILES + HELD) * 512.
+// Launch: grid.x = rows / 16 rounded up, 512 threads, dynamic shared memory TILES * TILE.
+// Determinism: z has the sums of qlora_tails_gated, in the same order.
+QLORA_KERNEL __launch_bounds__(512, 1)
+    qlora_fp8_gated(const bf16* g, int32_t ld, int32_t up, const bf16* a, int32_t lda, bf16* z,
+                    int64_t ldz, int64_t rows, int32_t cols, int32_t rank, int32_t gelu,
+                    const float* factor, uint8_t* q, int32_t ldq, float* scales) {
+    // long because a block has three things to do with its rows
+    extern __shared__ __align__(128) uint8_t shared[];
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    int32_t warp = (int32_t)threadIdx.x / 32;
+    int64_t row = (int64_t)blockIdx.x * ROWS + warp;
+    int32_t left = row < rows ? cols - lane * 8 : 0;
+    const bf16* in = g + row * ld + lane * 8;
+    const bf16* column = a + lane / 4 * lda + warp * 32 + lane % 4 * 8;
+    float sums[SIDE][4] = {};
+    float most = 0.0f;
+    pair held[HELD] = {};
+    pair next = load_pair(in, left);
+    pair next_up = load_pair(in + up, left);
+    uint8_t* tile = shared;
+#pragma unroll 1
+    for (int32_t at = 0; at < cols; at += STEP) {
+        uint4 f[SIDE];
+#pragma unroll
+        for (int n = 0; n < SIDE; n++) {
+            bool inside = n * 8 < rank && at + warp * 32 + lane % 4 * 8 < cols;
+            f[n] = inside ? *(const uint4*)(column + n * 8 * lda + at) : make_uint4(0, 0, 0, 0);
+        }
+        pair x = next;
+        pair y = next_up;
+        next = load_pair(in + at + STEP, left - at - STEP);
+        next_up = load_pair(in + at + STEP + up, left - at - STEP);
+        x = activation_of(x, y, gelu != 0);
+        to_tile(tile, x);
+        most = largest_of(x.lower, largest_of(x.upper, most));
+        if (at < HELD * STEP) {
+#pragma unroll
+            for (int i = 1; i < HELD; i++) {
+                held[i - 1] = held[i];
+            }
+            held[HELD - 1] = x;
+        }
+        __syncthreads();
+        x = of_tile(tile);
+#pragma unroll
+        for (int n = 0; n < SIDE; n++) {
+            add_product(sums[n], x, f[n]);
+        }
+        tile = at == (TILES - 1) * STEP ? shared : tile + TILE;
+    }
+    float scale = fp8_scale(warp_max(most));
+    float inverse = __frcp_rn(scale);
+    if (lane == 0 && row < rows) {
+        scales[row] = __fmul_rn(scale, *factor);
+    }
+    uint8_t* to = q + row * ldq + lane * 8;
+    int32_t width = row < rows ? ldq - lane * 8 : 0;
+    int32_t at = 0;
+#pragma unroll
+    for (int i = 0; i < HELD; i++) { // those whose tiles have been overwritten
+        if ((TILES + i) * STEP < cols) {
+            store_codes(to + at, width - at, held[i], inverse);
+            at += STEP;
+        }
+    }
+    tile = shared + at / STEP * TILE;
+#pragma unroll 1
+    for (; at < cols; at += STEP) {
+        store_codes(to + at, width - at, own_of_tile(tile), inverse);
+        tile = at == (TILES - 1) * STEP ? shared : tile + TILE;
+    }
+    __syncthreads(); // no thread needs the tiles any more
+    leave_sums((float*)shared, sums, rank / 8, rank, 0);
+    store_sums((const float*)shared, rank, rank, 0, z, ldz, row - warp, rows);
 }

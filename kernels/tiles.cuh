@@ -1,5 +1,5 @@
 // tiles.cuh - tiles that come to shared memory in asynchronous copies and go from there to the
-// tensor cores; used by gated.cu and skinny.cu.
+// tensor cores; used by gated.cu, skinny.cu and tails.cuh.
 #ifndef QLORA_TILES_CUH
 #define QLORA_TILES_CUH
 

@@ -109,6 +109,7 @@
     X(fp8_quantise, fp8, 0, FP8)                                                                   \
     X(fp8_quantise_u, fp8_tails, 0, FP8)                                                           \
     X(fp8_u_sum, fp8_tails, 0, FP8)                                                                \
+    X(fp8_gated, fp8_tails, 229376, FP8)                                                           \
     X(fp8_norm_fwd, fp8_norm, 0, FP8)                                                              \
     X(fp8_norm_bwd, fp8_norm, 0, FP8)                                                              \
     X(fp8_rope, fp8_norm, 0, FP8)                                                                  \
@@ -131,8 +132,8 @@
     X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
     X(linear_gated_sum, linear, 0, GATED)                                                          \
     X(gated_backward, gated, 87296, GATED)                                                         \
-    X(tails_gated, tails, 34816, CALL_LORA_BF16)                                                   \
-    X(tails_gated_bwd, tails, 94208, CALL_LORA_BF16)
+    X(tails_gated, tails, 32768, CALL_LORA_BF16)                                                   \
+    X(tails_gated_bwd, tails, 90112, CALL_LORA_BF16)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                  \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                 \

@@ -647,16 +647,37 @@ static qlora_result qlora__layer_gated(const qlora__pass* pass, const qlora_tens
                : qlora_swiglu_forward(pass->ctx, gate, up, s);
 }
 
-// The gated activation and down_proj.
-static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
+// Whether the activation writes its codes for the product of down, and nothing else: the backward
+// pass computes it again.
+static bool qlora__activation_is_coded(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model* m = pass->m;
+    return qlora__is_fp8(m) && qlora__z_comes(pass, layer) && !qlora__pass_has_runs(pass) &&
+           !qlora__pass_reads_codes(pass, layer) &&
+           m->plan.config.intermediate <= QLORA__FP8_GATED_WIDTH;
+}
+
+// The gated activation in m->s, or its codes, and z of down if the activation comes with it.
+static qlora_result qlora__layer_activation(const qlora__pass* pass, const qlora__layer* layer) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.intermediate;
     qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
     qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
     qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
+    if (qlora__activation_is_coded(pass, layer)) {
+        qlora_tensor z = qlora__window(&m->s, pass->rows, width, layer->pads[QLORA__DOWN]);
+        return qlora__fp8_gated(pass->ctx, qlora__codes_note(pass, layer, QLORA__DOWN, false),
+                                (m->arch->has & QLORA__HAS_GELU) != 0, &gate, &up,
+                                layer->linears[QLORA__DOWN].parts[0].a, &z);
+    }
+    return qlora__z_comes(pass, layer) ? qlora__layer_tail(pass, layer, &gate, &up, &s)
+                                       : qlora__layer_gated(pass, &gate, &up, &s);
+}
+
+// The gated activation and down_proj.
+static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
-    QLORA__TRY(qlora__z_comes(pass, layer) ? qlora__layer_tail(pass, layer, &gate, &up, &s)
-                                           : qlora__layer_gated(pass, &gate, &up, &s));
+    QLORA__TRY(qlora__layer_activation(pass, layer));
     QLORA__TRY(
         qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1)));
     return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->s);

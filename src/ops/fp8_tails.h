@@ -1,9 +1,13 @@
-// ---- gradients as operands of FP8 products, with what adapters make of them ---------------------
+// ---- operands of FP8 products with what adapters make of them -----------------------------------
 //
-// The gradients of gate and up in e4m3, with u of the adapters before them (kernels/fp8_tails.cu):
-// computed apart, each reads the largest matrices of a layer once more. Codes and scales are those
-// of qlora__fp8_quantise_gpu to the bit; u has an order of sums of its own, which depends on the
-// shapes alone. The same for the activation of an MLP and z of the adapter after it was not faster.
+// The activation of an MLP in e4m3, with z of the adapter after it, and the gradients of gate and
+// up, with u of the adapters before them (kernels/fp8_tails.cu): computed apart, each reads the
+// largest matrices of a layer once more. Codes and scales are those of qlora__fp8_quantise_gpu to
+// the bit, z that of qlora__tails_forward; u has an order of sums of its own, which depends on the
+// shapes alone.
+
+#define QLORA__FP8_GATED_WIDTH 9216    // columns of an activation, at most: a block keeps its rows
+#define QLORA__FP8_GATED_SHARED 229376 // bytes of shared memory
 
 #define QLORA__FP8_U_ROWS 128   // of a block
 #define QLORA__FP8_U_WIDTH 1024 // columns of a piece
@@ -48,4 +52,30 @@ static QLORA__UNUSED qlora_result qlora__fp8_u(qlora_ctx* ctx, const qlora__fp8*
     void* more[] = {&data[7], &rows, &pieces, &rank[0], &rank[1], &data[6], &ldu};
     return qlora__launch(ctx, QLORA__K_fp8_u_sum,
                          qlora__ceil_div(rows * (rank[0] + rank[1]), 256), 1, 1, 256, 0, more);
+}
+
+// The codes and scales of act(gate) up for the products of f, and z = act(gate) up A^T. The
+// activation itself is not stored.
+static QLORA__UNUSED qlora_result qlora__fp8_gated(qlora_ctx* ctx, const qlora__fp8* f, bool gelu,
+                                                   const qlora_tensor* gate,
+                                                   const qlora_tensor* up, const qlora_tensor* a,
+                                                   const qlora_tensor* z) {
+    void* data[] = {gate->data,      a->data,       z->data,
+                    f->factors.data, f->codes.data, f->scales.data};
+    int32_t ld = (int32_t)gate->ld;
+    int32_t lda = (int32_t)a->ld;
+    int64_t ldz = z->ld;
+    int64_t rows = gate->rows;
+    int32_t cols = (int32_t)gate->cols;
+    int32_t rank = (int32_t)a->rows;
+    int32_t kind = gelu;
+    int32_t after = (int32_t)(((char*)up->data - (char*)gate->data) / 2);
+    int32_t pitch = (int32_t)qlora__fp8_pitch(cols);
+    QLORA_ASSERT(qlora__tails_aligned(gate) && qlora__tails_aligned(up) && gate->ld == up->ld &&
+                 qlora__tails_aligned(a) && rank % 8 == 0 && rank <= QLORA__TAILS_RANK &&
+                 cols <= QLORA__FP8_GATED_WIDTH);
+    void* args[] = {&data[0], &ld,   &after, &data[1], &lda,     &data[2], &ldz,    &rows,
+                    &cols,    &rank, &kind,  &data[3], &data[4], &pitch,   &data[5]};
+    return qlora__launch(ctx, QLORA__K_fp8_gated, qlora__ceil_div(rows, QLORA__TAILS_ROWS), 1, 1,
+                         512, QLORA__FP8_GATED_SHARED, args);
 }

@@ -8,8 +8,8 @@
 
 #define QLORA__TAILS_RANK 16       // at most, of an adapter; higher ones need more registers
 #define QLORA__TAILS_ROWS 16       // of a block
-#define QLORA__TAILS_FORWARD 34816 // bytes of shared memory
-#define QLORA__TAILS_BACKWARD 94208
+#define QLORA__TAILS_FORWARD 32768 // bytes of shared memory
+#define QLORA__TAILS_BACKWARD 90112
 
 // How many percent of the blocks that a large GPU runs at the same time there must be for them to
 // pay, in the last round too: a block has all columns of its rows. On an H200, a step of

@@ -149,6 +149,79 @@ TEST coded_tails_are_right(const test_machine* machine) {
     PASS();
 }
 
+static qlora_result coded_gated(qlora_ctx* ctx, const qlora__fp8* f, bool gelu,
+                                const qlora_tensor* gate, const qlora_tensor* up,
+                                const qlora_tensor* a, const qlora_tensor* z) {
+    QLORA__ENTER(ctx, "fp8_tails");
+    return qlora__leave(ctx, qlora__fp8_gated(ctx, f, gelu, gate, up, a, z));
+}
+
+// An activation of which only codes are stored has those of the one that is stored, and the bits of
+// its z. What comes after z, and gate and up, stay.
+TEST coded_activation_is_right(qlora_ctx* ctx, int64_t rows, int64_t cols, int64_t rank, bool gelu,
+                               coded_data* d) {
+    test_random random = test_random_start("fp8 activations");
+    qlora_tensor gu;
+    qlora_tensor a;
+    qlora_tensor s;
+    qlora_tensor z[2];
+    qlora__fp8 f;
+    gated_fill(d->gu, rows * 2 * cols, 2.0, &random);
+    gated_fill(d->b, rank * cols, 1.0, &random);
+    for (int64_t r = 0; r < rows; r++) { // many columns have the largest number of a row
+        d->gu[r * 2 * cols + cols + r * 520 % cols] = r % 2 == 0 ? 24.0f : -40.0f;
+        d->gu[r * 2 * cols + r * 520 % cols] = 8.0f;
+    }
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_BF16, rows, 2 * cols, d->gu, &gu));
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_BF16, rank, cols, d->b, &a));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_BF16, rows, cols, &s));
+    for (int i = 0; i < 2; i++) {
+        ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_BF16, rows, 24, &z[i]));
+        ASSERT_EQ(QLORA_OK, qlora_fill(ctx, 7.0f, &z[i]));
+    }
+    ASSERT(coded_open(ctx, rows, cols, &f));
+    qlora_tensor gate = qlora__window(&gu, rows, 0, cols);
+    qlora_tensor up = qlora__window(&gu, rows, cols, cols);
+    qlora_tensor own[2] = {qlora__window(&z[0], rows, 0, rank), qlora__window(&z[1], rows, 0, rank)};
+    ASSERT_EQ(QLORA_OK, tails_forward(ctx, gelu, &gate, &up, &s, &a, &own[0]));
+    ASSERT_EQm(qlora_last_error(ctx), QLORA_OK,
+               coded_gated(ctx, &f, gelu, &gate, &up, &a, &own[1]));
+    ASSERT(test_read(ctx, &s, d->s));
+    coded_expect(d->s, rows, cols, d);
+    ASSERT(coded_same(ctx, rows, &f, d));
+    ASSERT(test_read(ctx, &z[0], d->s) && test_read(ctx, &z[1], d->u));
+    ASSERT(memcmp(d->s, d->u, (size_t)(rows * 24) * sizeof(float)) == 0);
+    ASSERT(test_read(ctx, &gu, d->b));
+    ASSERT(memcmp(d->gu, d->b, (size_t)(rows * 2 * cols) * sizeof(float)) == 0);
+    qlora_tensor_destroy(ctx, &gu);
+    qlora_tensor_destroy(ctx, &a);
+    qlora_tensor_destroy(ctx, &s);
+    qlora_tensor_destroy(ctx, &z[0]);
+    qlora_tensor_destroy(ctx, &z[1]);
+    PASS();
+}
+
+// More rows than a block has; one column less than a step, and one more; more steps than fit in
+// shared memory, and as many as there are places for.
+TEST coded_activations_are_right(const test_machine* machine) {
+    static const int64_t shapes[][3] = {{33, 24, 8},   {17, 504, 16}, {5, 520, 16}, {2, 7168, 8},
+                                        {2, 7176, 16}, {2, 9216, 16}, {1, 8, 16}};
+    if (!fp8_here(machine)) {
+        SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
+    }
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (ctx == NULL) {
+        SKIPm(test_open_reason());
+    }
+    for (size_t i = 0; i < 2 * sizeof shapes / sizeof shapes[0]; i++) {
+        const int64_t* shape = shapes[i / 2];
+        CHECK_CALL(coded_activation_is_right(ctx, shape[0], shape[1], shape[2], i % 2 == 1,
+                                             &coded_room));
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 static qlora_result coded_norm(qlora_ctx* ctx, qlora__norm_job* job, bool backward) {
     QLORA__ENTER(ctx, "fp8_tails");
     return qlora__leave(ctx, backward ? qlora__norm_backward(ctx, job)
@@ -313,7 +386,8 @@ TEST coded_models_have_the_gradients(const test_machine* machine) {
     if (!fp8_here(machine)) {
         SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
     }
-    for (size_t i = 0; i < sizeof gated_kinds / sizeof gated_kinds[0]; i++) {
+    bool few = test_checked(machine);
+    for (size_t i = 0; i < sizeof gated_kinds / sizeof gated_kinds[0]; i += few ? 2 : 1) {
         setup s = setup_make(machine);
         gated_gradients expected;
         gated_gradients apart;
@@ -329,7 +403,7 @@ TEST coded_models_have_the_gradients(const test_machine* machine) {
         test_gated_from = 1;
         ASSERTm(gated_kinds[i].name, made);
         first.values = NULL;
-        for (int n = 0; n < 6; n++) {
+        for (int n = few ? 3 : 0; n < (few ? 5 : 6); n++) {
             int way = n % 3;
             gated_gradients got;
             s.model.recompute = way == 0 ? QLORA_CHOICE_OFF : QLORA_CHOICE_ON;
@@ -400,6 +474,7 @@ TEST coded_shapes_are_chosen(void) {
 
 SUITE(fp8_tails_suite) {
     RUN_ON(TEST_ONE_GPU, coded_tails_are_right);
+    RUN_ON(TEST_ONE_GPU, coded_activations_are_right);
     RUN_ON(TEST_ONE_GPU, coded_norms_are_right);
     RUN_ON(TEST_ONE_GPU, coded_ropes_are_right);
     RUN_ON(TEST_ONE_EACH, narrow_copies_are_copies);
