@@ -246,10 +246,41 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
+// The choices of a plan that is given, which may come from a file.
+static const struct {
+    const char* name;
+    size_t at;
+    int64_t least;
+    int64_t most; // 0 = the number of layers
+} qlora__plan_numbers[] = {
+    {"desc.plan.recompute_layers", offsetof(qlora_plan, recompute_layers), 0, 0},
+    {"desc.plan.attention_layers", offsetof(qlora_plan, attention_layers), 0, 0},
+    {"desc.plan.heads_layers", offsetof(qlora_plan, heads_layers), 0, 0},
+    {"desc.plan.cached_layers", offsetof(qlora_plan, cached_layers), 0, 0},
+    {"desc.plan.offloaded_layers", offsetof(qlora_plan, offloaded_layers), 0, 0},
+    {"desc.plan.offload_every", offsetof(qlora_plan, offload_every), 0, 0},
+    {"desc.plan.offloaded_attention", offsetof(qlora_plan, offloaded_attention), 0, 0},
+    {"desc.plan.tile", offsetof(qlora_plan, tile), 0, 1 << 24},
+    {"desc.plan.head_chunk", offsetof(qlora_plan, head_chunk), 1, 1 << 24}};
+
+#define QLORA__PLAN_NUMBERS ((int)(sizeof qlora__plan_numbers / sizeof qlora__plan_numbers[0]))
+
+static int64_t qlora__plan_number(const qlora_plan* plan, int i) {
+    int64_t value;
+    memcpy(&value, (const char*)plan + qlora__plan_numbers[i].at, sizeof value);
+    return value;
+}
+
 // Takes the choices of an earlier plan, which must be for the same model and capacity.
 static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
     qlora__choices choices;
+    for (int i = 0; i < QLORA__PLAN_NUMBERS; i++) {
+        int64_t most = qlora__plan_numbers[i].most;
+        QLORA__TRY(qlora__need_whole(ctx, qlora__plan_numbers[i].name, qlora__plan_number(plan, i),
+                                     qlora__plan_numbers[i].least,
+                                     most != 0 ? most : m->plan.config.layers));
+    }
     memset(&choices, 0, sizeof choices);
     choices.recompute = plan->recompute_layers;
     choices.attention = plan->attention_layers;
@@ -270,6 +301,15 @@ static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                            "desc.plan was made for another model or other settings: it plans %llu "
                            "bytes, but this model needs %llu",
                            (unsigned long long)plan->total, (unsigned long long)m->plan.total);
+    }
+    for (int i = 0; i < QLORA__PLAN_NUMBERS; i++) {
+        if (qlora__plan_number(plan, i) != qlora__plan_number(&m->plan, i)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "%s is %lld, which does not go with the rest of the plan, by which "
+                               "it is %lld; make a new plan",
+                               qlora__plan_numbers[i].name, (long long)qlora__plan_number(plan, i),
+                               (long long)qlora__plan_number(&m->plan, i));
+        }
     }
     return QLORA_OK;
 }

@@ -985,6 +985,51 @@ TEST foreign_plan_is_refused(const test_machine* machine) {
     PASS();
 }
 
+// A plan from a file may be damaged: whatever a choice in it is, the model is refused, or opened as
+// if the choice had been made.
+TEST damaged_plan_is_refused(const test_machine* machine) {
+    static const struct {
+        const char* name;
+        size_t at;
+    } choices[] = {{"recompute_layers", offsetof(qlora_plan, recompute_layers)},
+                   {"attention_layers", offsetof(qlora_plan, attention_layers)},
+                   {"heads_layers", offsetof(qlora_plan, heads_layers)},
+                   {"cached_layers", offsetof(qlora_plan, cached_layers)},
+                   {"offloaded_layers", offsetof(qlora_plan, offloaded_layers)},
+                   {"offloaded_attention", offsetof(qlora_plan, offloaded_attention)},
+                   {"offload_every", offsetof(qlora_plan, offload_every)},
+                   {"tile", offsetof(qlora_plan, tile)},
+                   {"head_chunk", offsetof(qlora_plan, head_chunk)}};
+    static const int64_t values[] = {-1, 0, 1, 1000, (int64_t)1 << 40, INT64_MIN, INT64_MAX};
+    setup s = setup_make(machine);
+    rig r;
+    qlora_plan plan;
+    memset(&r, 0, sizeof r);
+    r.ctx = test_open(machine, NULL);
+    ASSERTm(test_open_reason(), r.ctx != NULL);
+    s.model.config = &s.config;
+    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, NULL, &plan));
+    for (size_t i = 0; i < 7 * sizeof choices / sizeof choices[0]; i++) {
+        qlora_plan damaged = plan;
+        memcpy((char*)&damaged + choices[i / 7].at, &values[i % 7], sizeof values[0]);
+        s.model.plan = &damaged;
+        qlora_result result = qlora_model_open(r.ctx, &s.model, &r.model);
+        if (result == QLORA_OK) {
+            ASSERT_MEM_EQ(&damaged, model_plan(r.model), sizeof damaged);
+            qlora_model_close(r.model);
+        } else {
+            const char* why = qlora_last_error(r.ctx);
+            bool offloads = result == QLORA_ERR_UNSUPPORTED && strstr(why, "offload") != NULL;
+            ASSERTm(choices[i / 7].name, offloads || result == QLORA_ERR_ARGUMENT);
+            ASSERTm(why, strstr(why, "desc.") != NULL);
+            ASSERT_EQ(NULL, r.model);
+        }
+        r.model = NULL;
+    }
+    ASSERT(test_close_ctx(machine, r.ctx));
+    PASS();
+}
+
 // A second model that cannot be opened leaves the first one as it was, the seal of the kernel cache
 // included.
 TEST failed_open_keeps_the_seal(const test_machine* machine) {
@@ -2476,6 +2521,7 @@ SUITE(model_suite) {
     RUN_ON(TEST_ONE_FAKE, plan_knows_the_context);
     RUN_ON(TEST_CPU, budget_decides);
     RUN_ON(TEST_CPU, foreign_plan_is_refused);
+    RUN_ON(TEST_ONE_EACH, damaged_plan_is_refused);
     RUN_ON(TEST_ONE_FAKE, failed_open_keeps_the_seal);
     RUN_ON(TEST_ONE_GPU, model_compiles_what_it_runs);
     RUN_ON(TEST_ONE_EACH, logits_after_sealing);
