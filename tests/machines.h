@@ -59,6 +59,8 @@ bool test_close_ctx(const test_machine* machine, qlora_ctx* ctx);
 
 // bf16 kernels need compute capability 8.0. True for the CPU and for the real GPU.
 bool test_has_bf16(const test_machine* machine);
+// Whether a machine has FP8 products: compute capability 9.0 and cuBLASLt.
+bool test_has_fp8(const test_machine* machine);
 // Returns true for a GPU in a brief run: under compute-sanitizer, every launch takes milliseconds.
 bool test_checked(const test_machine* machine);
 

@@ -297,12 +297,6 @@ TEST fp8_weights_are_near(void) {
     PASS();
 }
 
-static bool fp8_here(const test_machine* machine) {
-    qlora_ctx* ctx = machine->cublas ? test_open(machine, NULL) : NULL;
-    bool here = ctx != NULL && strcmp(qlora_ctx_target(ctx), "sm_90") == 0;
-    return (ctx == NULL || test_close_ctx(machine, ctx)) && here;
-}
-
 // Rows that are longer than what a thread keeps, and not aligned.
 enum { FP8_LONG = 33016, FP8_LD = FP8_LONG + 13 };
 
@@ -346,7 +340,7 @@ static bool fp8_long_rows(const test_machine* machine, uint8_t* codes, float sca
 }
 
 TEST fp8_takes_long_rows(const test_machine* machine) {
-    if (!fp8_here(machine)) {
+    if (!test_has_fp8(machine)) {
         SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
     }
     const size_t bytes = (size_t)(2 * qlora__fp8_pitch(FP8_LONG));
@@ -387,7 +381,7 @@ TEST fp8_has_the_same_bits(const test_machine* machine) {
         const char* name;
         void (*vary)(setup* s);
     } ways[] = {{"eager and recomputed", fp8_eager}, {"cached, in another order", fp8_cached}};
-    if (strcmp(machine->backend, "cpu") != 0 && !fp8_here(machine)) {
+    if (strcmp(machine->backend, "cpu") != 0 && !test_has_fp8(machine)) {
         SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
     }
     if (test_brief() && strcmp(machine->backend, "fake") == 0) {
@@ -475,7 +469,7 @@ static double fp8_largest(const float* values, size_t n) {
 // The kernels give the bytes of the loops, and cuBLASLt their sums; without either, a model is
 // refused.
 TEST fp8_kernels_are_the_loops(const test_machine* machine) {
-    if (!fp8_here(machine)) {
+    if (!test_has_fp8(machine)) {
         setup s = fp8_setup(machine);
         const char* why = machine->cublas || strcmp(machine->backend, "fake") == 0
                               ? "needs compute capability 9.0"
@@ -555,7 +549,7 @@ TEST fp8_fails_cleanly(const test_machine* machine) {
                                         "cublasLtMatmulPreferenceSetAttribute",
                                         "cublasLtMatmulAlgoGetHeuristic",
                                         "cublasLtMatmul"};
-    if (!fp8_here(machine) || test_fake() == NULL) {
+    if (!test_has_fp8(machine) || test_fake() == NULL) {
         SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
     }
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {

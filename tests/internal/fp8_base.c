@@ -374,7 +374,7 @@ static bool base_stack(const test_machine* machine, int cols, base_weight* w, ba
 // a GPU.
 TEST fp8_base_feeds_fp8_products(const test_machine* machine) {
     static const int widths[] = {STACK_COLS, 261};
-    if (strcmp(machine->backend, "cpu") != 0 && !fp8_here(machine)) {
+    if (strcmp(machine->backend, "cpu") != 0 && !test_has_fp8(machine)) {
         SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
     }
     base_weight* w = (base_weight*)malloc(2 * sizeof *w);
@@ -810,7 +810,7 @@ TEST fp8_base_trains(const test_machine* machine) {
 // In FP8 mode, from a folder and from weights that are quantised here.
 TEST fp8_base_trains_in_fp8(const test_machine* machine) {
     bool cpu = strcmp(machine->backend, "cpu") == 0;
-    if (!cpu && !fp8_here(machine)) {
+    if (!cpu && !test_has_fp8(machine)) {
         SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
     }
     qlora_ctx* ctx = test_open(machine, NULL);

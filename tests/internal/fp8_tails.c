@@ -125,7 +125,7 @@ TEST coded_gradients_are_right(qlora_ctx* ctx, const coded_case* c, coded_data* 
 
 TEST coded_tails_are_right(const test_machine* machine) {
     coded_data* d = &coded_room;
-    if (!fp8_here(machine)) {
+    if (!test_has_fp8(machine)) {
         SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
     }
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -206,7 +206,7 @@ TEST coded_activation_is_right(qlora_ctx* ctx, int64_t rows, int64_t cols, int64
 TEST coded_activations_are_right(const test_machine* machine) {
     static const int64_t shapes[][3] = {{33, 24, 8},   {17, 504, 16}, {5, 520, 16}, {2, 7168, 8},
                                         {2, 7176, 16}, {2, 9216, 16}, {1, 8, 16}};
-    if (!fp8_here(machine)) {
+    if (!test_has_fp8(machine)) {
         SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
     }
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -287,7 +287,7 @@ TEST coded_norm_is_right(qlora_ctx* ctx, int64_t rows, int64_t cols, int way, co
 
 TEST coded_norms_are_right(const test_machine* machine) {
     static const int64_t shapes[][2] = {{9, 8}, {5, 136}, {3, 520}, {2, 2056}, {2, 8192}};
-    if (!fp8_here(machine)) {
+    if (!test_has_fp8(machine)) {
         SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
     }
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -362,7 +362,7 @@ TEST coded_ropes_are_right(const test_machine* machine) {
     static const int64_t shapes[][4] = {{9, 3, 64, 64},  {5, 1, 24, 16},   {3, 5, 256, 128},
                                         {2, 2, 0, 48},   {3, 32, 1032, 256}, {2, 1, 4088, 32},
                                         {300, 1, 8, 16}};
-    if (!fp8_here(machine)) {
+    if (!test_has_fp8(machine)) {
         SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
     }
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -383,7 +383,7 @@ TEST coded_ropes_are_right(const test_machine* machine) {
 // with another rounding. One that is recomputed has the same bits as one that is not, although not
 // all codes come from the same kernels.
 TEST coded_models_have_the_gradients(const test_machine* machine) {
-    if (!fp8_here(machine)) {
+    if (!test_has_fp8(machine)) {
         SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
     }
     bool few = test_checked(machine);

@@ -227,7 +227,7 @@ static bool labelled_agrees(const labelled_kind* k, const labelled_pattern* p,
 static bool labelled_skips(const labelled_kind* k, const test_machine* machine) {
     bool cpu = strcmp(machine->backend, "cpu") == 0;
     return (k->gpu && cpu) || (k->vary == labelled_bf16 && !test_has_bf16(machine)) ||
-           (k->vary == labelled_fp8 && !cpu && !fp8_here(machine));
+           (k->vary == labelled_fp8 && !cpu && !test_has_fp8(machine));
 }
 
 TEST labelled_rows_are_enough(const test_machine* machine) {

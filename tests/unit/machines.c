@@ -77,6 +77,12 @@ bool test_has_bf16(const test_machine* machine) {
     return (machine->sets & (TEST_CPU | TEST_TENSOR_CORES)) != 0;
 }
 
+bool test_has_fp8(const test_machine* machine) {
+    qlora_ctx* ctx = machine->cublas ? test_open(machine, NULL) : NULL;
+    bool has = ctx != NULL && strcmp(qlora_ctx_target(ctx), "sm_90") == 0;
+    return (ctx == NULL || test_close_ctx(machine, ctx)) && has;
+}
+
 void* test_alloc_aligned(size_t bytes, size_t align) {
 #ifdef _WIN32
     return _aligned_malloc(bytes, align);
