@@ -207,8 +207,31 @@ TEST few_tokens_take_no_more_memory(void) {
     PASS();
 }
 
+// The run before the weights are loaded leaves out layers that, with their neighbours, are like
+// earlier ones; the first, the second and the last layer run, and so do all if some are offloaded.
+TEST the_dry_run_leaves_out_layers(const test_machine* machine) {
+    static const char* const expected[] = {"0011110", "0001110", "0000000"};
+    for (int i = 0; i < 3; i++) {
+        setup s = setup_make(machine);
+        rig r;
+        s.config.layers = 7;
+        for (int l = 0; l < 7; l++) {
+            s.config.sliding[l] = i == 1 ? (uint8_t)(l % 2) : 0;
+        }
+        s.model.recompute = i == 2 ? QLORA_CHOICE_ON : s.model.recompute;
+        s.model.offload = i == 2 ? QLORA_CHOICE_ON : s.model.offload;
+        ASSERT(rig_open(&r, &s));
+        for (int l = 0; l < 7; l++) {
+            ASSERT_EQ(expected[i][l] == '1', r.model->layers[l].like_another);
+        }
+        ASSERT(rig_close(&r, &s));
+    }
+    PASS();
+}
+
 SUITE(place_suite) {
     RUN_TEST(few_tokens_take_no_more_memory);
     RUN_ON(TEST_ONE_GPU, operands_are_written_at_once);
     RUN_ON(TEST_ONE_GPU, operands_are_placed_after_the_head);
+    RUN_ON(TEST_ONE_GPU, the_dry_run_leaves_out_layers);
 }
