@@ -949,7 +949,7 @@ struct qlora_plan {
     uint64_t generation;  // key/value cache
     uint64_t batches;     // ids, labels and positions of a micro-batch
     uint64_t total;       // sum of the above
-    uint64_t context;     // memory of the context: scratch buffer, cuBLAS workspaces
+    uint64_t context;     // of the context: scratch, and workspaces of cuBLAS or of the CPU
     uint64_t mapped;      // weights that are used where the files are mapped; not in the total
     uint64_t host;        // pinned host memory of what is offloaded; not in the total
     int64_t tokens;
@@ -10194,6 +10194,10 @@ static qlora_result qlora__packing_create(qlora_ctx* ctx) {
     memset(p->zero, 0, QLORA__KC * sizeof(float));
     ctx->packing = p;
     return QLORA_OK;
+}
+
+static uint64_t qlora__packing_bytes(const qlora_ctx* ctx) {
+    return ctx->packing != NULL ? ctx->packing->bytes : 0;
 }
 
 static void qlora__packing_destroy(qlora_ctx* ctx) {
@@ -31263,7 +31267,10 @@ static qlora_result qlora__tails_backward(qlora_ctx* ctx, bool gelu, const qlora
 // the bit, z that of qlora__tails_forward; u has an order of sums of its own, which depends on the
 // shapes alone.
 
-#define QLORA__FP8_GATED_WIDTH 9216    // columns of an activation, at most: a block keeps its rows
+// Columns of an activation, at most: a block keeps its rows. The tests set it to 0, too.
+#ifndef QLORA__FP8_GATED_WIDTH
+#define QLORA__FP8_GATED_WIDTH 9216
+#endif
 #define QLORA__FP8_GATED_SHARED 229376 // bytes of shared memory
 
 #define QLORA__FP8_U_ROWS 128   // of a block
@@ -34279,8 +34286,8 @@ struct qlora_model {
     qlora_tensor fp8_scales;  // f32 [1, T]
     qlora_tensor fp8_most;    // f32 [1, T]
     qlora_tensor fp8_ones;    // f32 [1, widest result]
-    // The stack whose next product has its codes already, by the norm that wrote its operand, which
-    // is dy if `coded_turned`; or NULL.
+    // The stack whose next product has its codes already, by the kernel that wrote its operand, or
+    // the codes in its place; that is dy if `coded_turned`. NULL if there is none.
     const qlora__fp8* coded;
     bool coded_turned;
     // head
@@ -37848,7 +37855,7 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
     // When a CPU context plans for a GPU, the default memory of a CUDA context is counted.
     bool other = given != NULL && given->capability != 0 && qlora__on_cpu(ctx);
     m->plan.context = other                ? QLORA__SCRATCH_BYTES + 2 * QLORA__WORKSPACE_BYTES
-                      : qlora__on_cpu(ctx) ? ctx->scratch->bytes
+                      : qlora__on_cpu(ctx) ? ctx->scratch->bytes + qlora__packing_bytes(ctx)
                                            : ctx->device_bytes;
     // Other programs also use the memory of the CPU: what was not asked for is left to them.
     qlora__filling how = given != NULL && given->bytes != 0              ? QLORA__FILL_ASKED
@@ -40543,11 +40550,11 @@ static qlora_result qlora__layer_gated(const qlora__pass* pass, const qlora_tens
                : qlora_swiglu_forward(pass->ctx, gate, up, s);
 }
 
-// Whether the activation writes its codes for the product of down, and nothing else: the backward
-// pass computes it again.
+// Whether the activation's kernel writes its codes for the product of down instead of the
+// activation, which the backward pass computes again.
 static bool qlora__activation_is_coded(const qlora__pass* pass, const qlora__layer* layer) {
     const qlora_model* m = pass->m;
-    return qlora__is_fp8(m) && qlora__z_comes(pass, layer) && !qlora__pass_has_runs(pass) &&
+    return qlora__is_fp8(m) && qlora__z_comes(pass, layer) &&
            !qlora__pass_reads_codes(pass, layer) &&
            m->plan.config.intermediate <= QLORA__FP8_GATED_WIDTH;
 }
@@ -52702,4 +52709,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 5a5fb309be7b9ad8
+//@@ end b14c1fd6fc2fed43

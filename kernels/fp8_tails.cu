@@ -11,7 +11,7 @@
 // All matrices are bf16. cols, ranks and leading dimensions are multiples of 8, and all rows begin
 // at multiples of 16 bytes. Ranks are at most 16.
 //
-// Columns are multiplied in the order in which a thread has them, as in tails.cu: 8 neighbouring
+// Columns are multiplied in the order in which a thread has them, as in tails.cuh: 8 neighbouring
 // ones, which are those of two m16n8k16 products.
 #include "fp8.cuh"
 #include "tails.cuh"
@@ -170,9 +170,9 @@ __device__ __forceinline__ void store_codes(uint8_t* to, int32_t left, const pai
     }
 }
 
-// The codes and scales of s = act(g) u, and z. s is not stored: the block keeps its rows until their
-// largest magnitudes are known, the first steps in registers. u begins `up` columns after g. gelu:
-// the activation is GELU in its tanh form, otherwise SiLU. cols: at most (TILES + HELD) * 512.
+// The codes and scales of s = act(g) u, and z. s is not stored: the block keeps its rows until it
+// knows their largest magnitudes, the first steps in registers. u begins `up` columns after g.
+// gelu: the activation is GELU in its tanh form, otherwise SiLU. cols: at most 512 (TILES + HELD).
 // Launch: grid.x = rows / 16 rounded up, 512 threads, dynamic shared memory TILES * TILE.
 // Determinism: z has the sums of qlora_tails_gated, in the same order.
 QLORA_KERNEL __launch_bounds__(512, 1)

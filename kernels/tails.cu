@@ -14,8 +14,8 @@
 //
 // Ranks are at most 16.
 //
-// Launch: grid.x = rows / 16 rounded up, 512 threads, dynamic shared memory FORWARD or BACKWARD. How
-// a block works: see tails.cuh.
+// Launch: grid.x = rows / 16 rounded up, 512 threads, dynamic shared memory FORWARD or BACKWARD;
+// tails.cuh says what a block does.
 // Determinism: a warp adds its columns of all steps in their order; the sums of the 16 warps are
 // added in their order, Bg's before Bu's.
 #include "tails.cuh"

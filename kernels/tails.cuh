@@ -150,9 +150,8 @@ __device__ __forceinline__ pair activation_of(const pair& g, const pair& u, bool
     return x;
 }
 
-// Writes what the warps have left, and their sum, to matrix `to` [rows, width], of which the block
-// has the rows from `row` on. With `joined`, the columns from `width` on are added to the first
-// ones.
+// Writes the sums of what the warps have left to matrix `to` [rows, width], of which the block has
+// the rows from `row` on. With `joined`, the columns from `width` on are added to the first ones.
 __device__ __forceinline__ void store_sums(const float* shared, int32_t all, int32_t width,
                                            int32_t joined, bf16* to, int64_t ldt, int64_t row,
                                            int64_t rows) {

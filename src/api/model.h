@@ -292,7 +292,7 @@ struct qlora_plan {
     uint64_t generation;  // key/value cache
     uint64_t batches;     // ids, labels and positions of a micro-batch
     uint64_t total;       // sum of the above
-    uint64_t context;     // memory of the context: scratch buffer, cuBLAS workspaces
+    uint64_t context;     // of the context: scratch, and workspaces of cuBLAS or of the CPU
     uint64_t mapped;      // weights that are used where the files are mapped; not in the total
     uint64_t host;        // pinned host memory of what is offloaded; not in the total
     int64_t tokens;

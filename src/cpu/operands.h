@@ -44,6 +44,10 @@ static qlora_result qlora__packing_create(qlora_ctx* ctx) {
     return QLORA_OK;
 }
 
+static uint64_t qlora__packing_bytes(const qlora_ctx* ctx) {
+    return ctx->packing != NULL ? ctx->packing->bytes : 0;
+}
+
 static void qlora__packing_destroy(qlora_ctx* ctx) {
     if (ctx->packing != NULL) {
         qlora__free(ctx, ctx->packing, ctx->packing->bytes);

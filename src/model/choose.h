@@ -490,7 +490,7 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
     // When a CPU context plans for a GPU, the default memory of a CUDA context is counted.
     bool other = given != NULL && given->capability != 0 && qlora__on_cpu(ctx);
     m->plan.context = other                ? QLORA__SCRATCH_BYTES + 2 * QLORA__WORKSPACE_BYTES
-                      : qlora__on_cpu(ctx) ? ctx->scratch->bytes
+                      : qlora__on_cpu(ctx) ? ctx->scratch->bytes + qlora__packing_bytes(ctx)
                                            : ctx->device_bytes;
     // Other programs also use the memory of the CPU: what was not asked for is left to them.
     qlora__filling how = given != NULL && given->bytes != 0              ? QLORA__FILL_ASKED

@@ -647,11 +647,11 @@ static qlora_result qlora__layer_gated(const qlora__pass* pass, const qlora_tens
                : qlora_swiglu_forward(pass->ctx, gate, up, s);
 }
 
-// Whether the activation writes its codes for the product of down, and nothing else: the backward
-// pass computes it again.
+// Whether the activation's kernel writes its codes for the product of down instead of the
+// activation, which the backward pass computes again.
 static bool qlora__activation_is_coded(const qlora__pass* pass, const qlora__layer* layer) {
     const qlora_model* m = pass->m;
-    return qlora__is_fp8(m) && qlora__z_comes(pass, layer) && !qlora__pass_has_runs(pass) &&
+    return qlora__is_fp8(m) && qlora__z_comes(pass, layer) &&
            !qlora__pass_reads_codes(pass, layer) &&
            m->plan.config.intermediate <= QLORA__FP8_GATED_WIDTH;
 }

@@ -386,8 +386,8 @@ struct qlora_model {
     qlora_tensor fp8_scales;  // f32 [1, T]
     qlora_tensor fp8_most;    // f32 [1, T]
     qlora_tensor fp8_ones;    // f32 [1, widest result]
-    // The stack whose next product has its codes already, by the norm that wrote its operand, which
-    // is dy if `coded_turned`; or NULL.
+    // The stack whose next product has its codes already, by the kernel that wrote its operand, or
+    // the codes in its place; that is dy if `coded_turned`. NULL if there is none.
     const qlora__fp8* coded;
     bool coded_turned;
     // head

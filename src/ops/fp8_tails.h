@@ -6,7 +6,10 @@
 // the bit, z that of qlora__tails_forward; u has an order of sums of its own, which depends on the
 // shapes alone.
 
-#define QLORA__FP8_GATED_WIDTH 9216    // columns of an activation, at most: a block keeps its rows
+// Columns of an activation, at most: a block keeps its rows. The tests set it to 0, too.
+#ifndef QLORA__FP8_GATED_WIDTH
+#define QLORA__FP8_GATED_WIDTH 9216
+#endif
 #define QLORA__FP8_GATED_SHARED 229376 // bytes of shared memory
 
 #define QLORA__FP8_U_ROWS 128   // of a block

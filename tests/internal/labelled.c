@@ -116,6 +116,7 @@ static void labelled_bf16(setup* s) {
 
 static void labelled_fp8(setup* s) {
     s->model.mode = QLORA_MODE_FP8;
+    s->model.rank = 8; // the activation comes as codes
     s->model.dropout = 0.0f;
     s->model.train_norms = false;
 }

@@ -2,9 +2,11 @@
 // per suite. The other suites link this object as their library.
 static long long test_gated_from = 1; // models of the tests are small
 static int test_gated_share = 1;
+static long long test_coded_width = 9216;
 
 #define QLORA__GATED_FROM test_gated_from
 #define QLORA__GATED_SHARE (test_gated_share != 0)
+#define QLORA__FP8_GATED_WIDTH test_coded_width
 #define QLORA__SKINNY_FROM 1
 #define QLORA__TAILS_FULL 0
 #define QLORA__AWAY_OPERATIONS 0

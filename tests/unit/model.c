@@ -884,6 +884,29 @@ TEST plan_knows_the_context(const test_machine* machine) {
     PASS();
 }
 
+// On the CPU, what the context has allocated is planned, but for a few objects of its own.
+TEST plan_knows_the_context_of_the_cpu(void) {
+    static const qlora_cpu_tier tiers[] = {QLORA_CPU_TIER_PORTABLE, QLORA_CPU_TIER_BEST};
+    for (int i = 0; i < 2; i++) {
+        setup s = setup_make(test_machine_at(0));
+        qlora_ctx_desc desc;
+        qlora_ctx* ctx = NULL;
+        qlora_memory_info memory;
+        qlora_plan plan;
+        memset(&desc, 0, sizeof desc);
+        desc.require_backend = QLORA_BACKEND_CPU;
+        desc.cpu_tier = tiers[i];
+        s.model.config = &s.config;
+        ASSERT_EQ(QLORA_OK, qlora_ctx_create(&desc, &ctx));
+        ASSERT_EQ(QLORA_OK, test_memory(ctx, &memory));
+        ASSERT_EQ(QLORA_OK, qlora_plan_make(ctx, &s.model, NULL, &plan));
+        ASSERT(plan.context <= memory.host_bytes);
+        ASSERT(memory.host_bytes - plan.context <= 1 << 20);
+        ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    }
+    PASS();
+}
+
 // A CPU context plans for a GPU: with fewer bytes, more recomputed layers, and finally an error.
 TEST budget_decides(const test_machine* machine) {
     setup s = setup_make(machine);
@@ -2519,6 +2542,7 @@ SUITE(model_suite) {
     RUN_ON(TEST_ONE_EACH, evaluation_only);
     RUN_ON(TEST_ONE_EACH, plan_is_what_is_allocated);
     RUN_ON(TEST_ONE_FAKE, plan_knows_the_context);
+    RUN_TEST(plan_knows_the_context_of_the_cpu);
     RUN_ON(TEST_CPU, budget_decides);
     RUN_ON(TEST_CPU, foreign_plan_is_refused);
     RUN_ON(TEST_ONE_EACH, damaged_plan_is_refused);
