@@ -14851,6 +14851,10 @@ static qlora_result qlora__text_gguf_begin(qlora__text_gguf* t) {
     }
     QLORA__TRY(qlora__gguf_get_string(t->env, g, "tokenizer.ggml.model", true, &model, &size));
     t->pieces = qlora__gguf_is(model, size, "llama");
+    if (qlora__gguf_is(model, size, "no_vocab")) {
+        return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
+                               "%s contains no tokenizer; use that of the original model", g->label);
+    }
     if (!t->pieces && !qlora__gguf_is(model, size, "gpt2")) {
         return qlora__env_fail(t->env, QLORA_ERR_UNSUPPORTED,
                                "%s: tokenizer.ggml.model \"%.*s\" is not supported; supported are "
@@ -32353,4 +32357,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end b42b263a8c26abac
+//@@ end 5ea7417dc1816491

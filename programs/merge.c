@@ -310,6 +310,18 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     return file_check(o);
 }
 
+// What the library warns of, such as a file without a tokenizer, must be known to the user.
+static void on_log(void* user, qlora_log_level level, qlora_log_item item, const char* text,
+                   const char* file, int line) {
+    (void)user;
+    (void)item;
+    (void)file;
+    (void)line;
+    if (level <= QLORA_LOG_WARN) {
+        fprintf(stderr, "note: %s\n", text);
+    }
+}
+
 static bool run(const options* o, qlora_ctx* ctx) {
     static const struct {
         qlora_dtype dtype;
@@ -400,7 +412,7 @@ int main(int argc, char** argv) {
     memset(&d, 0, sizeof d);
     d.require_backend = (qlora_backend)o.backend;
     d.threads = (int32_t)o.threads;
-    d.log = o.verbose ? qlora_log_stderr : NULL;
+    d.log = o.verbose ? qlora_log_stderr : on_log;
     d.error_text = why;
     d.error_text_size = sizeof why;
     qlora_ctx* ctx = NULL;

@@ -285,6 +285,10 @@ texts() {
     rm -rf whole.gguf small.gguf spoken spoken.gguf
     says "^wrote whole.gguf$" merge --model "$fixture/model" --adapter "$fixture/adapter20" \
         --out whole.gguf --base trained --dtype f32
+    grep -q "^note: .*tokenizer.json does not exist: the GGUF file has no tokenizer$" err
+    note $? "merge says that its GGUF file has no tokenizer"
+    refuses "contains no tokenizer; use that of the original model" generate --model whole.gguf \
+        --prompt x
     says "Once" generate --model whole.gguf --base 32bit "${greedy[@]}"
     [[ $(cat out) == "$text" ]]
     note $? "the merged GGUF file generates the same text"
