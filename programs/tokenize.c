@@ -334,6 +334,34 @@ static bool out_ids(work* w, const qlora_text_ids* ids, const qlora_text_ids* la
     return out_add(w, ids->count > 0 ? "]\n" : "[]\n", ids->count > 0 ? 2 : 3);
 }
 
+static bool chat_encode(const options* o, work* w, const blob* conversation, qlora_text_chat* chat,
+                        qlora_text_ids* labels) {
+    return text_ok(w,
+                   qlora_text_chat_encode_json(chat, conversation->data, conversation->count,
+                                               o->generation_prompt, &w->bytes, &w->ids, labels));
+}
+
+// One encoding gives the text, its ids and what is trained, so that they are of the same tokens.
+static bool chat_show(const options* o, work* w, const blob* conversation, qlora_text_chat* chat,
+                      qlora_text_ids* labels) {
+    char why[sizeof(w->error)];
+    if (o->text) {
+        return chat_encode(o, w, conversation, chat, NULL) &&
+               out_add(w, w->bytes.data, w->bytes.count);
+    }
+    bool masked = !o->generation_prompt && chat_encode(o, w, conversation, chat, labels);
+    memcpy(why, w->error, sizeof(why));
+    // a template may say nothing about training
+    bool good = (masked || chat_encode(o, w, conversation, chat, NULL)) &&
+                (json_quote(w->bytes.data, w->bytes.count, &w->out) || wrong(w, "out of memory")) &&
+                out_add(w, "\n", 1) && out_ids(w, &w->ids, NULL);
+    if (!good || o->generation_prompt) {
+        return good;
+    }
+    w->partial = !masked;
+    return masked ? out_ids(w, &w->ids, labels) : wrong(w, "%s", why);
+}
+
 // With a tokenizer: the text as a JSON string, its ids, and 1 where it is trained.
 static bool chat_ids(const options* o, work* w, const blob* conversation) {
     qlora_text_chat* chat = NULL;
@@ -357,23 +385,9 @@ static bool chat_ids(const options* o, work* w, const blob* conversation) {
         return wrong(w, "--bos, --eos, --pad and --unk are for --text; with TOKENIZER, the special "
                         "tokens are the model's");
     }
-    bool good =
-        clock_read(o, w, &desc.clock) && text_ok(w, qlora_text_chat_open(w->text, &desc, &chat)) &&
-        text_ok(w, qlora_text_chat_encode_json(chat, conversation->data, conversation->count,
-                                               o->generation_prompt, &w->bytes, &w->ids, NULL));
-    if (good && o->text) {
-        good = out_add(w, w->bytes.data, w->bytes.count);
-    } else if (good) {
-        good = (json_quote(w->bytes.data, w->bytes.count, &w->out) || wrong(w, "out of memory")) &&
-               out_add(w, "\n", 1) && out_ids(w, &w->ids, NULL);
-    }
-    if (good && !o->text && !o->generation_prompt) { // a template may say nothing about training
-        w->ids.count = 0;
-        w->partial = true;
-        good = text_ok(w, qlora_text_chat_encode_json(chat, conversation->data, conversation->count,
-                                                      false, NULL, &w->ids, &labels)) &&
-               out_ids(w, &w->ids, &labels);
-    }
+    bool good = clock_read(o, w, &desc.clock) &&
+                text_ok(w, qlora_text_chat_open(w->text, &desc, &chat)) &&
+                chat_show(o, w, conversation, chat, &labels);
     qlora_text_ids_free(w->text, &labels);
     qlora_text_chat_close(chat);
     return good;

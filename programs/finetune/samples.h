@@ -6,6 +6,7 @@ static bool tokenizer_open(app* a) {
     char error[1024] = "";
     qlora_text_tok_info info;
     qlora_text_chat_desc desc;
+    qlora_text_chat_info chat;
     memset(&desc, 0, sizeof desc);
     if (!text_open(a)) {
         return false;
@@ -34,8 +35,15 @@ static bool tokenizer_open(app* a) {
     desc.folder = a->o.demo ? NULL : a->o.model;
     desc.name = a->o.template_name;
     desc.template_file = a->o.chat_template;
-    return qlora_text_chat_open(a->text, &desc, &a->chat) == QLORA_OK ||
-           text_fail(a, "the chat format (see --template): ");
+    if (qlora_text_chat_open(a->text, &desc, &a->chat) != QLORA_OK ||
+        qlora_text_chat_query(a->chat, &chat) != QLORA_OK) {
+        return text_fail(a, "the chat format (see --template): ");
+    }
+    if (chat.missing != NULL) {
+        say(a, "note: --template %s: the tokenizer has no token %s; it is written as text\n",
+            chat.name, chat.missing);
+    }
+    return true;
 }
 
 // Names in the records that nothing was done with are told, so that no column is lost unnoticed.

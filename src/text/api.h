@@ -213,6 +213,8 @@ typedef struct qlora_text_chat_info {
     int32_t eos;          // ends a text; -1 when the model has none
     const int32_t* stops; // ids that end generation; valid until the chat is closed
     size_t stop_count;
+    const char* missing; // the end marker of the built-in format, if the tokenizer does not have it
+                         // and it is therefore ordinary text, followed by eos; otherwise NULL
 } qlora_text_chat_info;
 QLORA_API qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* out);
 

@@ -13,6 +13,7 @@ struct qlora_text_chat {
     qlora_text_template* with_tools; // for those with tools, where the model has one; may be NULL
     const char* name;                // of a built-in format, or "model"
     const char* source;
+    const char* missing; // the end marker of the format, if the tokenizer lacks it
     bool built_in;
     bool keeps_strings[2];       // the template (with tools) asks whether arguments are a string
     bool blocks;                 // what is trained comes from generation blocks
@@ -124,6 +125,9 @@ static qlora_result qlora__text_chat_built_in(qlora_text_chat* chat,
     chat->name = format->name;
     chat->source = source;
     chat->built_in = true;
+    if (format->end != NULL && qlora__text_tok_find(chat->tok, format->end) < 0) {
+        chat->missing = format->end;
+    }
     return QLORA_OK;
 }
 

@@ -431,7 +431,8 @@ static qlora_result qlora__text_talk_encode(qlora__env* env, qlora__text_talk* t
                                             qlora_text_ids* ids, qlora_text_ids* labels) {
     qlora__text_output o = qlora__text_output_start(ids, labels);
     o.complete = talk->literal;
-    if (prompt || labels == NULL) {
+    // a built-in format adds EOS to answers that have no end marker, with labels and without
+    if (prompt || (labels == NULL && !talk->chat->built_in)) {
         talk->spans.count = 0;
         QLORA__TRY(qlora__text_talk_render(env, talk, talk->count, prompt, &talk->whole, NULL));
         return qlora__text_output_text(env, &o, talk->chat, &talk->whole, &talk->spans);
@@ -563,6 +564,7 @@ qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* 
     out->eos = chat->eos;
     out->stops = chat->stops;
     out->stop_count = chat->stop_count;
+    out->missing = chat->missing;
     return QLORA_OK;
 }
 

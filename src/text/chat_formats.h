@@ -10,7 +10,7 @@ static const char qlora__text_alpaca_system_input[] =
 
 typedef struct qlora__text_format {
     const char* name;
-    const char* end; // tokens that a tokenizer for this format has
+    const char* end; // tokens that a tokenizer for this format has; NULL: EOS, or none
     const char* marker;
     const char* source;
 } qlora__text_format;
@@ -54,7 +54,7 @@ static const qlora__text_format qlora__text_formats[] = {
      "{{- '[INST] ' ~ ns.system ~ m.content ~ ' [/INST]' }}{%- set ns.system = '' %}"
      "{%- else %}{%- generation %}{{- ' ' ~ m.content }}" QLORA__TEXT_EOS
      "{%- endgeneration %}{%- endif %}{%- endfor %}"},
-    {"gemma", NULL, NULL,
+    {"gemma", "<end_of_turn>", NULL,
      QLORA__TEXT_ROLES QLORA__TEXT_MERGED
      "{%- for m in messages %}" QLORA__TEXT_MERGE "{%- elif m.role == 'user' %}"
      "{{- '<start_of_turn>user\n' ~ ns.system ~ m.content | trim ~ '<end_of_turn>\n' }}"
@@ -63,7 +63,7 @@ static const qlora__text_format qlora__text_formats[] = {
      "{%- generation %}{{- m.content | trim ~ '<end_of_turn>' }}{%- endgeneration %}{{- '\n' }}"
      "{%- endif %}{%- endfor %}"
      "{%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{%- endif %}"},
-    {"phi3", NULL, NULL,
+    {"phi3", "<|end|>", NULL,
      QLORA__TEXT_ROLES "{%- for m in messages %}{{- '<|' ~ m.role ~ '|>\n' }}"
                        "{%- if m.role == 'assistant' %}"
                        "{%- generation %}{{- m.content ~ '<|end|>' }}{%- endgeneration %}"

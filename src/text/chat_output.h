@@ -31,18 +31,53 @@ static bool qlora__text_is_marker(const qlora_text_tok* tok, int32_t id) {
     return qlora__text_tok_has(tok, id, QLORA__TEXT_K_ADDED | QLORA__TEXT_K_SPECIAL);
 }
 
+// Whether EOS is a mere word of the vocabulary, which no text is searched for. A configuration may
+// also name any other word by mistake, so it must look like a marker.
+static bool qlora__text_chat_eos_word(const qlora_text_chat* chat) {
+    const qlora__text_owned* name = &chat->tokens[1];
+    return name->size > 2 && (name->data[0] == '<' || name->data[0] == '[') &&
+           !qlora__text_is_marker(chat->tok, chat->eos) &&
+           qlora__text_name_is(chat->tok, chat->eos, name->data, name->size);
+}
+
+static bool qlora__text_chat_marker(const qlora_text_chat* chat, int32_t id) {
+    return qlora__text_is_marker(chat->tok, id) ||
+           (id == chat->eos && qlora__text_chat_eos_word(chat));
+}
+
+// The ids of one piece of the text of a built-in format: EOS is its id, never its letters.
+static qlora_result qlora__text_output_ids(qlora__env* env, const qlora__text_output* o,
+                                           const qlora_text_chat* chat, const char* text,
+                                           size_t size) {
+    const qlora__text_owned* name = &chat->tokens[1];
+    bool word = qlora__text_chat_eos_word(chat);
+    for (size_t at = 0; at < size;) {
+        size_t hit = SIZE_MAX;
+        if (word) {
+            hit = qlora__jin_find_bytes(text, size, at, name->data, name->size);
+        }
+        size_t end = hit != SIZE_MAX ? hit : size;
+        size_t count = o->ids->count;
+        // Text that follows plain text continues it: no space is prepended.
+        bool fresh = count == o->start || qlora__text_chat_marker(chat, o->ids->data[count - 1]);
+        if (end > at) {
+            QLORA__TRY(qlora__text_encode(env, chat->tok, text + at, end - at,
+                                          fresh ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, o->ids));
+        }
+        if (hit != SIZE_MAX) {
+            QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->eos));
+        }
+        at = hit != SIZE_MAX ? hit + name->size : size;
+    }
+    return QLORA_OK;
+}
+
 // One piece of the text of a built-in format, all trained or all not.
 static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_output* o,
                                              const qlora_text_chat* chat, const char* text,
                                              size_t size, bool trained) {
-    qlora_text_tok* tok = chat->tok;
     size_t from = o->ids->count;
-    if (size > 0) {
-        // Text that follows plain text continues it: no space is prepended.
-        bool fresh = from == o->start || qlora__text_is_marker(tok, o->ids->data[from - 1]);
-        QLORA__TRY(qlora__text_encode(env, tok, text, size,
-                                      fresh ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, o->ids));
-    }
+    QLORA__TRY(qlora__text_output_ids(env, o, chat, text, size));
     bool first = from == o->start;
     if (first && chat->bos >= 0 && (o->ids->count == from || o->ids->data[from] != chat->bos)) {
         QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
@@ -57,7 +92,7 @@ static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_
     // a built-in format may end with a marker that this tokenizer does not have
     size_t count = o->ids->count;
     if (trained && chat->built_in && chat->eos >= 0 &&
-        (count == from || !qlora__text_is_marker(tok, o->ids->data[count - 1]))) {
+        (count == from || !qlora__text_chat_marker(chat, o->ids->data[count - 1]))) {
         QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->eos));
     }
     return qlora__text_output_label(env, o, trained);

@@ -7,7 +7,8 @@ static uint32_t qlora__text_little32(const unsigned char* p) {
 enum { QLORA__TEXT_MAX_SCORED = 1024 };
 
 // Reads names and words; `scored` receives the ids that merging can make. The first three ids are
-// <unk>, <s> and </s>, whatever the file calls them.
+// <unk>, <s> and </s>, whatever the file calls them. A text that has these names has the tokens, as
+// with the tokenizer.json of the same model: templates write them so.
 static qlora_result qlora__text_load_scored(qlora__env* env, qlora_text_tok* tok,
                                             const unsigned char* p, size_t size,
                                             qlora__text_scored* scored, size_t* scored_count) {
@@ -30,6 +31,7 @@ static qlora_result qlora__text_load_scored(qlora__env* env, qlora_text_tok* tok
         if (id < 3) {
             QLORA__TRY(qlora__text_tok_name(env, tok, id, control[id], strlen(control[id]),
                                             QLORA__TEXT_K_SPECIAL));
+            QLORA__TRY(qlora__text_tok_add(env, tok, id, true));
         } else {
             QLORA__TRY(qlora__text_tok_word(env, tok, name, length, id));
             if (length > 0 && !(tok->kinds[id] & QLORA__TEXT_K_BYTE)) {
@@ -240,12 +242,6 @@ static int32_t qlora__text_tok_find(const qlora_text_tok* tok, const char* token
         qlora__text_span name = tok->added[i].name;
         if (name.size == size && memcmp(tok->names.data + name.at, token, size) == 0) {
             return tok->added[i].id;
-        }
-    }
-    for (int32_t id = 0; id < 3; id++) { // the control tokens of a .bin
-        if (qlora__text_tok_has(tok, id, QLORA__TEXT_K_SPECIAL) &&
-            qlora__text_name_is(tok, id, token, size)) {
-            return id;
         }
     }
     int32_t found = size == 0 ? -1 : qlora__text_model_find(tok, token, size);

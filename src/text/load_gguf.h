@@ -147,26 +147,14 @@ typedef struct qlora__text_gguf {
 // A token that is found in a text before the model splits it.
 static qlora_result qlora__text_gguf_added(const qlora__text_gguf* t, int32_t id, int64_t type) {
     qlora_text_tok* tok = t->tok;
-    void* data = tok->added;
-    qlora_result r = qlora__text_reserve(t->env, &data, &tok->added_capacity, tok->added_count, 1,
-                                         sizeof *tok->added);
-    tok->added = (qlora__text_added*)data;
-    QLORA__TRY(r);
-    qlora__text_added* added = &tok->added[tok->added_count];
-    memset(added, 0, sizeof *added);
-    added->special = type != QLORA__TEXT_T_USER;
-    added->id = id;
-    added->name = tok->spans[id];
+    QLORA__TRY(qlora__text_tok_add(t->env, tok, id, type != QLORA__TEXT_T_USER));
+    qlora__text_added* added = &tok->added[tok->added_count - 1];
     const char* name = tok->names.data + added->name.at;
     // llama.cpp treats files of this name so, whatever they say; their tokenizer.json agrees.
     added->strip_right = t->phi3 && !qlora__gguf_is(name, added->name.size, "<unk>") &&
                          !qlora__gguf_is(name, added->name.size, "<s>") &&
                          !qlora__gguf_is(name, added->name.size, "<|endoftext|>");
-    tok->kinds[id] = (uint8_t)(tok->kinds[id] | QLORA__TEXT_K_ADDED |
-                               (added->special ? QLORA__TEXT_K_SPECIAL : 0));
-    tok->added_count++;
-    return qlora__text_trie_add(t->env, &tok->raw_trie, name, added->name.size,
-                                (uint32_t)tok->added_count - 1);
+    return QLORA_OK;
 }
 
 // llama.cpp takes these ends of a text or a turn for special tokens, whatever their type is.

@@ -32,3 +32,23 @@ static qlora_result qlora__text_load_scored_merges(qlora__env* env, qlora_text_t
     }
     return QLORA_OK;
 }
+
+// From now on, a token is found in a text before the model splits it.
+static qlora_result qlora__text_tok_add(qlora__env* env, qlora_text_tok* tok, int32_t id,
+                                        bool special) {
+    void* data = tok->added;
+    qlora_result r = qlora__text_reserve(env, &data, &tok->added_capacity, tok->added_count, 1,
+                                         sizeof *tok->added);
+    tok->added = (qlora__text_added*)data;
+    QLORA__TRY(r);
+    qlora__text_added* added = &tok->added[tok->added_count];
+    memset(added, 0, sizeof *added);
+    added->special = special;
+    added->id = id;
+    added->name = tok->spans[id];
+    tok->kinds[id] =
+        (uint8_t)(tok->kinds[id] | QLORA__TEXT_K_ADDED | (special ? QLORA__TEXT_K_SPECIAL : 0));
+    tok->added_count++;
+    return qlora__text_trie_add(env, &tok->raw_trie, tok->names.data + added->name.at,
+                                added->name.size, (uint32_t)tok->added_count - 1);
+}

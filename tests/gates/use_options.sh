@@ -431,6 +431,10 @@ doctors() {
     check "the others are shown" grep -qE "^  samples +4$" out
     check "with their lines" grep -q "^sample 3 (ill.jsonl:5):" out
     check "empty answers" grep -qE "^  empty answers +1   the model learns to say nothing" out
+    check "no note about the default format" [ "$(grep -c 'the tokenizer has no token' out)" -eq 0 ]
+    run "$finetune" --model model --data sums.jsonl --doctor --template chatml
+    check "a format's missing token" once \
+        "note: --template chatml: the tokenizer has no token <.im_end.>; it is written as text"
     run "$finetune" --model model --data ill.jsonl --doctor --json
     check "as JSON" grep -qE '^\{"samples": 4, "bad": 27, .*"line": 3, "error": "invalid JSON' out
     check "one line" [ "$(wc -l <out)" -eq 1 ]

@@ -115,6 +115,17 @@ formats() {
     says "^.[0-9]" tokenize --chat chat.json "$file" --template chatml
     [[ $(sed -n 3p out) == *"0, 1, 1, 1, 0]" ]] # y, o and the end marker, not the line end after it
     note $? "tokenize --template: text, ids and what is trained"
+    # a format whose end marker the tokenizer lacks: one entry for each id
+    says "^.[0-9]" tokenize --chat chat.json "$file" --template llama3
+    [[ $(sed -n 3p out) == *"1, 1]" && $(sed -n 2p out | tr -cd , | wc -c) -eq \
+        $(sed -n 3p out | tr -cd , | wc -c) ]]
+    note $? "tokenize --template: as many ids as entries of the mask"
+    if [[ -d $shared/models/stories260K ]]; then # llama2.c: the end token is id 2, not four letters
+        says "^.[0-9]" tokenize --chat chat.json "$shared/models/stories260K" --template alpaca
+        [[ $(sed -n 2p out) == *", 2, 410, 13, 13]" &&
+            $(sed -n 3p out) == *", 0, 1, 1, 1, 0, 0, 0]" ]]
+        note $? "tokenize --template: the end token of a tokenizer.bin"
+    fi
     refuses "unknown chat format .foo.;" tokenize --chat chat.json --template foo --text
     refuses "unknown chat format .foo.;" tokenize --chat chat.json "$file" --template foo
     refuses "--chat-template and --template cannot be used together" tokenize --chat chat.json \

@@ -1212,15 +1212,17 @@ TEST refused_tokenizers(void) {
     PASS();
 }
 
-TEST bin_format(void) {
+// A tokenizer.bin with 9 tokens; returns its size.
+static size_t bin_write(unsigned char data[256]) {
     // longest 3; <unk> <s> </s>; then " ", "a", "b", "ab" (-1), " a" (-2)
     static const struct {
         float score;
         const char* token;
     } rows[] = {{0, "<unk>"}, {0, "\n<s>\n"}, {0, "\n</s>\n"}, {-9, " "},     {-9, "a"},
                 {-9, "b"},    {-1, "ab"},     {-2, " a"},      {-3, "<0x0A>"}};
-    unsigned char data[256] = {3, 0, 0, 0};
     size_t size = 4;
+    memset(data, 0, 256);
+    data[0] = 3;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         size_t length = strlen(rows[i].token);
         memcpy(data + size, &rows[i].score, 4);
@@ -1228,6 +1230,12 @@ TEST bin_format(void) {
         memcpy(data + size + 8, rows[i].token, length);
         size += 8 + length;
     }
+    return size;
+}
+
+TEST bin_format(void) {
+    unsigned char data[256];
+    size_t size = bin_write(data);
     qlora_text_tok* tok = NULL;
     ASSERT(OK(qlora_text_tok_load(lib, "t.bin", data, size, &tok)));
     static const int32_t want[] = {1, 3, 6, 7, 8};
@@ -1380,6 +1388,93 @@ TEST records(void) {
             ASSERT_EQ((size_t)2, sample_at(w.data, 0).trained);
         }
         world_close(&w);
+    }
+    PASS();
+}
+
+static const char two_turns[] =
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":"
+    "\"b\"},{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}";
+
+// The ids of two_turns, those of answers in [brackets].
+static const char* turns_text(const data_world* w) {
+    static char out[512];
+    qlora_text_ids ids = {0};
+    qlora_text_ids labels = {0};
+    size_t used = 0;
+    out[0] = 0;
+    if (!OK(qlora_text_chat_encode_json(w->chat, two_turns, strlen(two_turns), false, NULL, &ids,
+                                        &labels)) ||
+        ids.count != labels.count) {
+        return "failed";
+    }
+    for (size_t i = 0; i < ids.count; i++) {
+        used += (size_t)snprintf(out + used, sizeof out - used,
+                                 labels.data[i] != -100 ? "[%d]" : " %d ", (int)ids.data[i]);
+    }
+    qlora_text_ids_free(lib, &ids);
+    qlora_text_ids_free(lib, &labels);
+    return out;
+}
+
+// The end token of a format is its id, also where the tokenizer would not find it in a text.
+TEST end_tokens_are_ids(void) {
+    static const char json[] =
+        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"\\n\":2,\"<\":3,\"/\":4,"
+        "\"s\":5,\">\":6,\"</s>\":7,\"|\":8,\"u\":9,\"e\":10,\"r\":11,\"i\":12,\"t\":13,"
+        "\"n\":14},\"merges\":[]}}";
+    unsigned char bin[256];
+    size_t size = bin_write(bin);
+    data_world w;
+    memset(&w, 0, sizeof w);
+    // llama2.c: the file calls it "\n</s>\n"
+    ASSERT(OK(qlora_text_tok_load(lib, "t.bin", bin, size, &w.tok)));
+    ASSERT(world_chat(&w, NULL, "plain"));
+    ASSERT_STR_EQ(" 1  7  8 [5][2] 3  8  4  8 [5][2] 3  8 ", turns_text(&w));
+    world_close(&w);
+    // a word of the vocabulary, which is not among the added tokens
+    memset(&w, 0, sizeof w);
+    ASSERT(OK(qlora_text_tok_load(lib, "t.json", json, strlen(json), &w.tok)));
+    ASSERT(world_chat(&w, NULL, "plain"));
+    ASSERT_STR_EQ(" 0  2 [1][7] 2  0  2 [1][7] 2 ", turns_text(&w));
+    qlora_text_chat_info info;
+    ASSERT(OK(qlora_text_chat_query(w.chat, &info)) && info.missing == NULL);
+    qlora_text_chat_close(w.chat);
+    ASSERT(world_chat(&w, NULL, "gemma"));
+    ASSERT(OK(qlora_text_chat_query(w.chat, &info)));
+    ASSERT_STR_EQ("<end_of_turn>", info.missing);
+    qlora_text_chat_close(w.chat);
+    ASSERT(world_chat(&w, NULL, "zephyr")); // it also ends what the user says
+    ASSERT_STR_EQ(" 3  8  9  5  10  11  8  6  2  0  7  2  3  8  0  5  5  12  5  13  0  14  13  8 "
+                  " 6  2 [1][7] 2  3  8  9  5  10  11  8  6  2  0  7  2  3  8  0  5  5  12  5  13 "
+                  " 0  14  13  8  6  2 [1][7] 2 ",
+                  turns_text(&w));
+    world_close(&w);
+    PASS();
+}
+
+// Ids without labels are those with labels: also where a format's end marker is missing.
+TEST ids_without_labels(void) {
+    static const char* const toks[] = {"text_byte", "text_spm"};
+    for (size_t t = 0; t < sizeof(toks) / sizeof(toks[0]); t++) {
+        for (size_t i = 0; qlora_text_chat_names(i) != NULL; i++) {
+            const char* name = qlora_text_chat_names(i);
+            data_world w;
+            qlora_text_ids ids[2] = {{0}, {0}};
+            qlora_text_ids labels = {0};
+            ASSERT(world_open(&w, toks[t], NULL, name));
+            for (int k = 0; k < 2; k++) {
+                ASSERT(OK(qlora_text_chat_encode_json(w.chat, two_turns, strlen(two_turns), false,
+                                                      NULL, &ids[k], k == 0 ? &labels : NULL)));
+            }
+            ASSERT_EQm(name, ids[0].count, labels.count);
+            ASSERT_EQm(name, ids[0].count, ids[1].count);
+            ASSERTm(name, memcmp(ids[0].data, ids[1].data, ids[0].count * sizeof(int32_t)) == 0);
+            qlora_text_ids_free(lib, &ids[0]);
+            qlora_text_ids_free(lib, &ids[1]);
+            qlora_text_ids_free(lib, &labels);
+            world_close(&w);
+        }
     }
     PASS();
 }
@@ -1975,6 +2070,8 @@ SUITE(text_suite) {
     RUN_TEST(refused_tokenizers);
     RUN_TEST(bin_format);
     RUN_TEST(records);
+    RUN_TEST(end_tokens_are_ids);
+    RUN_TEST(ids_without_labels);
     RUN_TEST(records_sentencepiece);
     RUN_TEST(record_options);
     RUN_TEST(bad_data);
