@@ -635,6 +635,8 @@ typedef struct qlora_text_chat_info {
     int32_t eos;          // ends a text; -1 when the model has none
     const int32_t* stops; // ids that end generation; valid until the chat is closed
     size_t stop_count;
+    const char* missing; // the end marker of the built-in format, if the tokenizer does not have it
+                         // and it is therefore ordinary text, followed by eos; otherwise NULL
 } qlora_text_chat_info;
 QLORA_API qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* out);
 
@@ -14455,6 +14457,26 @@ static qlora_result qlora__text_load_scored_merges(qlora__env* env, qlora_text_t
     return QLORA_OK;
 }
 
+// From now on, a token is found in a text before the model splits it.
+static qlora_result qlora__text_tok_add(qlora__env* env, qlora_text_tok* tok, int32_t id,
+                                        bool special) {
+    void* data = tok->added;
+    qlora_result r = qlora__text_reserve(env, &data, &tok->added_capacity, tok->added_count, 1,
+                                         sizeof *tok->added);
+    tok->added = (qlora__text_added*)data;
+    QLORA__TRY(r);
+    qlora__text_added* added = &tok->added[tok->added_count];
+    memset(added, 0, sizeof *added);
+    added->special = special;
+    added->id = id;
+    added->name = tok->spans[id];
+    tok->kinds[id] =
+        (uint8_t)(tok->kinds[id] | QLORA__TEXT_K_ADDED | (special ? QLORA__TEXT_K_SPECIAL : 0));
+    tok->added_count++;
+    return qlora__text_trie_add(env, &tok->raw_trie, tok->names.data + added->name.at,
+                                added->name.size, (uint32_t)tok->added_count - 1);
+}
+
 //@@ src/text/load_gguf.h
 
 // ---- the tokenizer in a GGUF file ---------------------------------------------------------------
@@ -14606,26 +14628,14 @@ typedef struct qlora__text_gguf {
 // A token that is found in a text before the model splits it.
 static qlora_result qlora__text_gguf_added(const qlora__text_gguf* t, int32_t id, int64_t type) {
     qlora_text_tok* tok = t->tok;
-    void* data = tok->added;
-    qlora_result r = qlora__text_reserve(t->env, &data, &tok->added_capacity, tok->added_count, 1,
-                                         sizeof *tok->added);
-    tok->added = (qlora__text_added*)data;
-    QLORA__TRY(r);
-    qlora__text_added* added = &tok->added[tok->added_count];
-    memset(added, 0, sizeof *added);
-    added->special = type != QLORA__TEXT_T_USER;
-    added->id = id;
-    added->name = tok->spans[id];
+    QLORA__TRY(qlora__text_tok_add(t->env, tok, id, type != QLORA__TEXT_T_USER));
+    qlora__text_added* added = &tok->added[tok->added_count - 1];
     const char* name = tok->names.data + added->name.at;
     // llama.cpp treats files of this name so, whatever they say; their tokenizer.json agrees.
     added->strip_right = t->phi3 && !qlora__gguf_is(name, added->name.size, "<unk>") &&
                          !qlora__gguf_is(name, added->name.size, "<s>") &&
                          !qlora__gguf_is(name, added->name.size, "<|endoftext|>");
-    tok->kinds[id] = (uint8_t)(tok->kinds[id] | QLORA__TEXT_K_ADDED |
-                               (added->special ? QLORA__TEXT_K_SPECIAL : 0));
-    tok->added_count++;
-    return qlora__text_trie_add(t->env, &tok->raw_trie, name, added->name.size,
-                                (uint32_t)tok->added_count - 1);
+    return QLORA_OK;
 }
 
 // llama.cpp takes these ends of a text or a turn for special tokens, whatever their type is.
@@ -14953,7 +14963,8 @@ static uint32_t qlora__text_little32(const unsigned char* p) {
 enum { QLORA__TEXT_MAX_SCORED = 1024 };
 
 // Reads names and words; `scored` receives the ids that merging can make. The first three ids are
-// <unk>, <s> and </s>, whatever the file calls them.
+// <unk>, <s> and </s>, whatever the file calls them. A text that has these names has the tokens, as
+// with the tokenizer.json of the same model: templates write them so.
 static qlora_result qlora__text_load_scored(qlora__env* env, qlora_text_tok* tok,
                                             const unsigned char* p, size_t size,
                                             qlora__text_scored* scored, size_t* scored_count) {
@@ -14976,6 +14987,7 @@ static qlora_result qlora__text_load_scored(qlora__env* env, qlora_text_tok* tok
         if (id < 3) {
             QLORA__TRY(qlora__text_tok_name(env, tok, id, control[id], strlen(control[id]),
                                             QLORA__TEXT_K_SPECIAL));
+            QLORA__TRY(qlora__text_tok_add(env, tok, id, true));
         } else {
             QLORA__TRY(qlora__text_tok_word(env, tok, name, length, id));
             if (length > 0 && !(tok->kinds[id] & QLORA__TEXT_K_BYTE)) {
@@ -15186,12 +15198,6 @@ static int32_t qlora__text_tok_find(const qlora_text_tok* tok, const char* token
         qlora__text_span name = tok->added[i].name;
         if (name.size == size && memcmp(tok->names.data + name.at, token, size) == 0) {
             return tok->added[i].id;
-        }
-    }
-    for (int32_t id = 0; id < 3; id++) { // the control tokens of a .bin
-        if (qlora__text_tok_has(tok, id, QLORA__TEXT_K_SPECIAL) &&
-            qlora__text_name_is(tok, id, token, size)) {
-            return id;
         }
     }
     int32_t found = size == 0 ? -1 : qlora__text_model_find(tok, token, size);
@@ -27259,7 +27265,7 @@ static const char qlora__text_alpaca_system_input[] =
 
 typedef struct qlora__text_format {
     const char* name;
-    const char* end; // tokens that a tokenizer for this format has
+    const char* end; // tokens that a tokenizer for this format has; NULL: EOS, or none
     const char* marker;
     const char* source;
 } qlora__text_format;
@@ -27303,7 +27309,7 @@ static const qlora__text_format qlora__text_formats[] = {
      "{{- '[INST] ' ~ ns.system ~ m.content ~ ' [/INST]' }}{%- set ns.system = '' %}"
      "{%- else %}{%- generation %}{{- ' ' ~ m.content }}" QLORA__TEXT_EOS
      "{%- endgeneration %}{%- endif %}{%- endfor %}"},
-    {"gemma", NULL, NULL,
+    {"gemma", "<end_of_turn>", NULL,
      QLORA__TEXT_ROLES QLORA__TEXT_MERGED
      "{%- for m in messages %}" QLORA__TEXT_MERGE "{%- elif m.role == 'user' %}"
      "{{- '<start_of_turn>user\n' ~ ns.system ~ m.content | trim ~ '<end_of_turn>\n' }}"
@@ -27312,7 +27318,7 @@ static const qlora__text_format qlora__text_formats[] = {
      "{%- generation %}{{- m.content | trim ~ '<end_of_turn>' }}{%- endgeneration %}{{- '\n' }}"
      "{%- endif %}{%- endfor %}"
      "{%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{%- endif %}"},
-    {"phi3", NULL, NULL,
+    {"phi3", "<|end|>", NULL,
      QLORA__TEXT_ROLES "{%- for m in messages %}{{- '<|' ~ m.role ~ '|>\n' }}"
                        "{%- if m.role == 'assistant' %}"
                        "{%- generation %}{{- m.content ~ '<|end|>' }}{%- endgeneration %}"
@@ -27376,6 +27382,7 @@ struct qlora_text_chat {
     qlora_text_template* with_tools; // for those with tools, where the model has one; may be NULL
     const char* name;                // of a built-in format, or "model"
     const char* source;
+    const char* missing; // the end marker of the format, if the tokenizer lacks it
     bool built_in;
     bool keeps_strings[2];       // the template (with tools) asks whether arguments are a string
     bool blocks;                 // what is trained comes from generation blocks
@@ -27487,6 +27494,9 @@ static qlora_result qlora__text_chat_built_in(qlora_text_chat* chat,
     chat->name = format->name;
     chat->source = source;
     chat->built_in = true;
+    if (format->end != NULL && qlora__text_tok_find(chat->tok, format->end) < 0) {
+        chat->missing = format->end;
+    }
     return QLORA_OK;
 }
 
@@ -27744,18 +27754,53 @@ static bool qlora__text_is_marker(const qlora_text_tok* tok, int32_t id) {
     return qlora__text_tok_has(tok, id, QLORA__TEXT_K_ADDED | QLORA__TEXT_K_SPECIAL);
 }
 
+// Whether EOS is a mere word of the vocabulary, which no text is searched for. A configuration may
+// also name any other word by mistake, so it must look like a marker.
+static bool qlora__text_chat_eos_word(const qlora_text_chat* chat) {
+    const qlora__text_owned* name = &chat->tokens[1];
+    return name->size > 2 && (name->data[0] == '<' || name->data[0] == '[') &&
+           !qlora__text_is_marker(chat->tok, chat->eos) &&
+           qlora__text_name_is(chat->tok, chat->eos, name->data, name->size);
+}
+
+static bool qlora__text_chat_marker(const qlora_text_chat* chat, int32_t id) {
+    return qlora__text_is_marker(chat->tok, id) ||
+           (id == chat->eos && qlora__text_chat_eos_word(chat));
+}
+
+// The ids of one piece of the text of a built-in format: EOS is its id, never its letters.
+static qlora_result qlora__text_output_ids(qlora__env* env, const qlora__text_output* o,
+                                           const qlora_text_chat* chat, const char* text,
+                                           size_t size) {
+    const qlora__text_owned* name = &chat->tokens[1];
+    bool word = qlora__text_chat_eos_word(chat);
+    for (size_t at = 0; at < size;) {
+        size_t hit = SIZE_MAX;
+        if (word) {
+            hit = qlora__jin_find_bytes(text, size, at, name->data, name->size);
+        }
+        size_t end = hit != SIZE_MAX ? hit : size;
+        size_t count = o->ids->count;
+        // Text that follows plain text continues it: no space is prepended.
+        bool fresh = count == o->start || qlora__text_chat_marker(chat, o->ids->data[count - 1]);
+        if (end > at) {
+            QLORA__TRY(qlora__text_encode(env, chat->tok, text + at, end - at,
+                                          fresh ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, o->ids));
+        }
+        if (hit != SIZE_MAX) {
+            QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->eos));
+        }
+        at = hit != SIZE_MAX ? hit + name->size : size;
+    }
+    return QLORA_OK;
+}
+
 // One piece of the text of a built-in format, all trained or all not.
 static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_output* o,
                                              const qlora_text_chat* chat, const char* text,
                                              size_t size, bool trained) {
-    qlora_text_tok* tok = chat->tok;
     size_t from = o->ids->count;
-    if (size > 0) {
-        // Text that follows plain text continues it: no space is prepended.
-        bool fresh = from == o->start || qlora__text_is_marker(tok, o->ids->data[from - 1]);
-        QLORA__TRY(qlora__text_encode(env, tok, text, size,
-                                      fresh ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, o->ids));
-    }
+    QLORA__TRY(qlora__text_output_ids(env, o, chat, text, size));
     bool first = from == o->start;
     if (first && chat->bos >= 0 && (o->ids->count == from || o->ids->data[from] != chat->bos)) {
         QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
@@ -27770,7 +27815,7 @@ static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_
     // a built-in format may end with a marker that this tokenizer does not have
     size_t count = o->ids->count;
     if (trained && chat->built_in && chat->eos >= 0 &&
-        (count == from || !qlora__text_is_marker(tok, o->ids->data[count - 1]))) {
+        (count == from || !qlora__text_chat_marker(chat, o->ids->data[count - 1]))) {
         QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->eos));
     }
     return qlora__text_output_label(env, o, trained);
@@ -28465,7 +28510,8 @@ static qlora_result qlora__text_talk_encode(qlora__env* env, qlora__text_talk* t
                                             qlora_text_ids* ids, qlora_text_ids* labels) {
     qlora__text_output o = qlora__text_output_start(ids, labels);
     o.complete = talk->literal;
-    if (prompt || labels == NULL) {
+    // a built-in format adds EOS to answers that have no end marker, with labels and without
+    if (prompt || (labels == NULL && !talk->chat->built_in)) {
         talk->spans.count = 0;
         QLORA__TRY(qlora__text_talk_render(env, talk, talk->count, prompt, &talk->whole, NULL));
         return qlora__text_output_text(env, &o, talk->chat, &talk->whole, &talk->spans);
@@ -28597,6 +28643,7 @@ qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* 
     out->eos = chat->eos;
     out->stops = chat->stops;
     out->stop_count = chat->stop_count;
+    out->missing = chat->missing;
     return QLORA_OK;
 }
 
@@ -32357,4 +32404,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 5ea7417dc1816491
+//@@ end 1f833bfee26e3228
