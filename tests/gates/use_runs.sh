@@ -68,7 +68,7 @@ locks() {
     begin owned
     run "$finetune" "${few[@]}" --model model --steps 5 --out owned
     check "a second run is refused ($status)" [ $status -eq 1 ]
-    check "it names the owner" grep -q "owned is in use by process $pid on $(hostname)$" err
+    check "it names the owner" grep -q "owned is in use by process $pid on $(hostname);" err
     run "$finetune" "${few[@]}" --model model --steps 5 --out owned --resume never
     check "also with --resume never" grep -q "in use by process $pid" err
     check "the owner is not disturbed" kill -0 $pid
