@@ -122,7 +122,7 @@ tables() {
         "${same[@]}" --data ragged.csv --out o
     refuses "an unknown name" "columns: \"promt\" is not a name of a record" "${same[@]}" \
         --data folder/a.CSV --columns promt=q --out o
-    refuses "an unknown column" "a.CSV: no record has \"question\"" "${same[@]}" \
+    refuses "an unknown column" "a.CSV: no record has the column \"question\"" "${same[@]}" \
         --data folder/a.CSV --columns prompt=question,completion=a --out o
     works "a column of one file" --model model --data folder/a.CSV --data folder/b.jsonl \
         --columns prompt=q,completion=a --doctor --samples 0 --eval 0
