@@ -71,7 +71,7 @@ all: $(B)/tests $(FAKES) programs examples ## build the tests, the programs and 
 test: $(B)/tests $(FAKES) ## run the tests on the CPU, the fake GPU and, if present, a real GPU
 	@B=$(B) tests/run.sh
 
-demo: $(B)/finetune ## train a small generated model for a minute and print text before and after
+demo: $(B)/finetune ## train a small generated model (3 to 40 seconds), print text before and after
 	@$(B)/finetune --demo --out $(B)/demo
 
 programs: $(PROGRAMS) ## build finetune, generate, merge, plan and tokenize

@@ -105,7 +105,9 @@ int main(int argc, char** argv) {
     } else {
         ok = model_open(&w, argv[1]) == QLORA_OK && train(&w) &&
              qlora_adapter_save(w.model, argv[3], NULL) == QLORA_OK;
-        if (!ok && qlora_last_error(w.ctx)[0] != '\0') {
+        if (ok) {
+            printf("saved the adapter in %s\n", argv[3]);
+        } else if (qlora_last_error(w.ctx)[0] != '\0') {
             fprintf(stderr, "train_folder: %s\n", qlora_last_error(w.ctx));
         }
     }

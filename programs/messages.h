@@ -84,12 +84,21 @@ static inline bool message_options(char* text) {
                  {"desc.rope_scale", "--rope-scale"},
                  {"desc.new_tokens", "--add-tokens"},
                  {"desc.save_modules", "--save-modules"},
+                 {"desc.offload is ON", "--offload is on"},
                  {"desc.offload", "--offload"},
+                 {"desc.recompute is OFF", "--recompute is off"},
                  {"desc.tile", "--tile"},
                  {"desc.head is NF4", "--head is nf4"},
                  {"it must be FULL", "use full"},
                  {"desc.recompute", "--recompute"},
                  {"desc.require_backend", "--backend"},
+                 {"desc.mode is BF16", "--mode is bf16"},
+                 {"desc.mode is FP8", "--mode is fp8"},
+                 {"use AUTO or OFF", "use auto or off"},
+                 {"use F32 or AUTO", "use f32 or auto"},
+                 {"use BF16 or AUTO", "use bf16 or auto"},
+                 {"desc.columns", "--columns"},
+                 {"desc.preference PAIRS", "--method dpo"},
                  {"set the format", "use --format"}};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         char* at = strstr(text, words[i].field);

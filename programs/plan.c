@@ -344,9 +344,14 @@ static bool longest_plan(app* a) {
                     message_text(qlora_last_error(a->ctx)));
     }
     qlora_plan_describe(&best, text, sizeof text);
-    printf("%s, rank %lld, in %s: the longest of %lld sequence%s has %lld tokens\n%s", a->name,
-           (long long)a->o.rank, bytes_text(a->budget.bytes, size), (long long)batch,
-           batch == 1 ? "" : "s", (long long)low, text);
+    printf("%s, rank %lld, in %s: ", a->name, (long long)a->o.rank,
+           bytes_text(a->budget.bytes, size));
+    if (batch == 1) {
+        printf("one sequence");
+    } else {
+        printf("each of %lld sequences", (long long)batch);
+    }
+    printf(" can have up to %lld tokens\n%s", (long long)low, text);
     if (low > positions) {
         bool own = a->config.rope.type != QLORA_ROPE_DEFAULT;
         printf("note: the model has %lld positions%s\n", (long long)positions,

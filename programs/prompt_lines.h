@@ -34,6 +34,9 @@ static inline bool prompt_is_utf8(const blob* text) {
 static inline bool prompt_field_read(json_reader* r, blob* name, blob* text, prompt_kind* kind) {
     name->count = 0;
     json_space(r);
+    if (r->at < r->end && *r->at != '"') {
+        return json_wrong(r, "a key in quotes was expected");
+    }
     if (!json_string(r, name)) {
         return false;
     }
@@ -67,7 +70,8 @@ static inline prompt_kind prompt_line_read(const char* line, size_t size, blob* 
     if (r.at == r.end) {
         return PROMPT_BLANK;
     }
-    bool ok = json_take(&r, '{') || json_wrong(&r, "an object was expected");
+    bool object = json_take(&r, '{');
+    bool ok = object || json_wrong(&r, "an object was expected");
     while (ok && more) {
         ok = prompt_field_read(&r, &name, text, &kind);
         name.count = ok ? 0 : name.count; // of the field that is wrong
@@ -77,7 +81,12 @@ static inline prompt_kind prompt_line_read(const char* line, size_t size, blob* 
     ok = ok && (json_end(&r) || json_wrong(&r, "something follows the object"));
     if (!ok) {
         bool at_prompt = kind == PROMPT_TEXT && name.count == 6 && name.data[0] == 'p';
-        error_set(error, "%s%s", at_prompt ? "\"prompt\": " : "", r.wrong);
+        if (at_prompt || !object) {
+            error_set(error, "%s%s", at_prompt ? "\"prompt\": " : "", r.wrong);
+        } else {
+            error_set(error, "invalid JSON at column %lld: %s", (long long)(r.at - line) + 1,
+                      r.wrong);
+        }
     } else if (kind == PROMPT_WRONG) {
         error_set(error, "there is neither \"prompt\" nor \"messages\"");
     } else if (kind == PROMPT_TEXT && !prompt_is_utf8(text)) {

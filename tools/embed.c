@@ -2049,6 +2049,23 @@ static int command_emit(const char* module, const char* target) {
 
 #endif
 
+static const char usage_text[] =
+    "usage: embed --targets FILE.cu            print the targets of FILE, e.g. \"75 80\"\n"
+    "       embed --texts DIR FILE.cu...       print the PTX files in DIR that --write needs\n"
+    "       embed --write OUT.h --nvcc VERSION FILE.cu... FILE.cuh... FILE.sm_NN.ptx...\n"
+    "       embed --sources HEADER FILE...     check the sources against the hashes in HEADER\n"
+    "       embed --only \"WORD...\" HEADER OUT.h\n"
+    "                                          write HEADER with fewer texts; a word is a group\n"
+    "                                          (bf16), a module or a target (sm_80)\n"
+    "       embed --packed [--only \"WORD...\"] HEADER OUT.h\n"
+    "                                          write HEADER with compressed texts\n"
+#ifdef EMBED_TABLE
+    "       ptx-tool --check HEADER FILE...    like --sources, and check the texts\n"
+    "       ptx-tool --list                    print module, target, version, length of each text\n"
+    "       ptx-tool --emit MODULE sm_NN       print a module as a driver gets it\n"
+#endif
+    ;
+
 int main(int argc, char** argv) {
     const char* command = argc > 1 ? argv[1] : "";
     if (strcmp(command, "--targets") == 0 && argc == 3) {
@@ -2083,6 +2100,7 @@ int main(int argc, char** argv) {
         return command_emit(argv[2], argv[3]);
     }
 #endif
-    fputs("usage: see the top of tools/embed.c\n", stderr);
-    return 2;
+    bool asked = strcmp(command, "--help") == 0;
+    fputs(usage_text, asked ? stdout : stderr);
+    return asked ? 0 : 2;
 }

@@ -447,7 +447,7 @@ static bool weights_compare(app* a, const options* then, const blob* kept, const
 static bool differences_judge(app* a, const differences* d) {
     if (d->count == 0 || (d->hard == 0 && a->o.extend)) {
         if (d->count > 0) {
-            say(a, "changed: %s, before %s\n", d->now, d->then);
+            say(a, "changed: %s instead of %s\n", d->now, d->then);
             a->changed = true;
         }
         return true;

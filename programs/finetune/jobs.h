@@ -113,8 +113,9 @@ static const option* job_option(job* j, const char* key, char error[1024]) {
     const option* row = option_find(&j->a.set, key, strlen(key));
     if (row == NULL) {
         const char* nearest = option_nearest(&j->a.set, key);
-        error_set(error, "'%.60s' is not an option%s%s", key,
-                  nearest != NULL ? "; did you mean " : "", nearest != NULL ? nearest : "");
+        error_set(error, "'%.60s' is not an option%s%s%s", key,
+                  nearest != NULL ? "; did you mean " : "", nearest != NULL ? nearest : "",
+                  nearest != NULL ? "?" : "");
         return NULL;
     }
     if (!name_among(row->name, job_options, sizeof job_options / sizeof job_options[0])) {
@@ -503,9 +504,7 @@ static bool job_begin(job_list* l, size_t i) {
     }
     counts_print(a);
     notes_print(a);
-    if (a->step > 0) {
-        say(a, "resumed after step %lld of %lld\n", (long long)a->step, (long long)a->total_steps);
-    }
+    resumed_print(a);
     return a->step == a->total_steps || position_seek(a, a->step);
 }
 

@@ -169,14 +169,16 @@ static bool lock_held(const char* path, lock_owner* owner) {
 
 static bool lock_refuse(app* a, const lock_owner* owner, const char* self, const char* path) {
     if (owner->process == 0) {
-        return error_set(a->error, "--out %s is in use by another process", a->o.out);
+        return error_set(
+            a->error, "--out %s is in use by another process; wait for it, or choose another --out",
+            a->o.out);
     }
     return error_set(
         a->error,
         strcmp(owner->host, self) == 0
-            ? "--out %s is in use by process %ld on %s"
-            : "--out %s is in use by process %ld on %s; if that process has ended, remove "
-              "%s",
+            ? "--out %s is in use by process %ld on %s; wait for it, or choose another --out"
+            : "--out %s is in use by process %ld on %s; wait for it, or choose another --out; if "
+              "that process has ended, remove %s",
         a->o.out, owner->process, owner->host, path);
 }
 

@@ -216,7 +216,8 @@ static bool doctor_print(app* a) {
     if (qlora_text_chat_query(a->chat, &chat) != QLORA_OK) {
         return text_fail(a, "");
     }
-    say(a, "chat format: %s (%s)\n\n", chat.name, chat.source);
+    bool named = strcmp(chat.source, "asked for") == 0;
+    say(a, "chat format: %s (%s)\n\n", chat.name, named ? "set by --template" : chat.source);
     if ((!a->o.json && !doctor_samples(a)) || !doctor_rows(a, rows)) {
         return false;
     }
@@ -355,8 +356,9 @@ static void summary_print(app* a) {
     char tokens[32];
     char time_taken[32];
     char pace[32];
-    say(a, "\n%lld steps, %s tokens in %s (%s tokens/s)\n", (long long)a->step,
-        short_number((double)a->tokens_seen, tokens), short_time(a->seconds, time_taken),
+    say(a, "\n%lld step%s, %s tokens in %s (%s tokens/s)\n", (long long)a->step,
+        a->step == 1 ? "" : "s", short_number((double)a->tokens_seen, tokens),
+        short_time(a->seconds, time_taken),
         short_number(a->seconds > 0.0 ? (double)a->tokens_seen / a->seconds : 0.0, pace));
     summary_loss(a);
     say(a, "\n\n  %s/adapter        the adapter in PEFT format\n", a->o.out);

@@ -456,12 +456,17 @@ static bool samples_need(app* a, const samples* s, const counts* c, const input_
     if (s->count > 0 || a->o.doctor) {
         return true;
     }
+    char which[64] = "the only sample cannot";
+    size_t all = c->all / sample_texts(a);
+    if (all != 1) {
+        snprintf(which, sizeof which, "none of the %zu samples can", all);
+    }
     return error_set(a->error,
-                     "%s%s: none of the %zu samples can be used: %zu too long for --length %lld, "
+                     "%s%s: %s be used: %zu too long for --length %lld, "
                      "%zu for --tokens %lld, %zu empty, %zu with nothing to train on; see --doctor",
-                     data_name(list->data[0].path), list->count > 1 ? " and others" : "",
-                     c->all / sample_texts(a), c->too_long, (long long)a->o.length, c->no_room,
-                     (long long)a->o.tokens, c->empty, c->masked);
+                     data_name(list->data[0].path), list->count > 1 ? " and others" : "", which,
+                     c->too_long, (long long)a->o.length, c->no_room, (long long)a->o.tokens,
+                     c->empty, c->masked);
 }
 
 // Reads every file of an option.

@@ -5,7 +5,7 @@
 #ifndef FINETUNE_SETTINGS_H
 #define FINETUNE_SETTINGS_H
 
-#define SETTINGS_MARK "# The options of a finetune run. Usage: finetune --config FILE\n"
+#define SETTINGS_MARK "# The options of a finetune run. Usage: finetune --config FILE --out DIR\n"
 
 typedef struct
     identity { // hashes of the weights of the model and of the adapter that it starts from

@@ -427,6 +427,15 @@ static bool prepare(app* a) {
     return together(a, ok) && ranks_plan(a);
 }
 
+static void resumed_print(app* a) {
+    if (a->step > 0) {
+        say(a, "resumed after step %lld of %lld%s\n", (long long)a->step, (long long)a->total_steps,
+            a->step < a->total_steps
+                ? ""
+                : "; this run is finished, and a higher --steps or --epochs extends it");
+    }
+}
+
 static void backend_print(app* a) {
     char why[512];
     say(a, "%s\n", backend_reason(a, why));
@@ -457,9 +466,7 @@ static bool model_start(app* a) {
     say(a, "model: %lld layers, hidden size %lld, %lld trainable parameters, %s\n",
         (long long)a->config.layers, (long long)a->config.hidden, (long long)a->plan.parameters,
         short_bytes(a->plan.total + a->plan.context, memory));
-    if (a->step > 0) {
-        say(a, "resumed after step %lld of %lld\n", (long long)a->step, (long long)a->total_steps);
-    }
+    resumed_print(a);
     return a->step == a->total_steps || position_seek(a, a->step);
 }
 
@@ -504,7 +511,7 @@ static bool train(app* a) {
         return false;
     }
     char text[32];
-    say(a, "ready after %s\n", short_time(seconds_now() - start, text));
+    say(a, "ready in %s\n", short_time(seconds_now() - start, text));
     estimate_warn(a);
     bool fresh = a->step == 0;
     bool ok = (!fresh || a->rank > 0 || prompt_show(a, "before")) && train_loop(a);

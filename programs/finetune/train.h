@@ -363,7 +363,8 @@ static bool steps_judge(app* a, int64_t done, int64_t before) {
                          a->o.out, (long long)before, (long long)a->total_steps);
     }
     if (a->total_steps != before) {
-        say(a, "changed: %lld steps, before %lld\n", (long long)a->total_steps, (long long)before);
+        say(a, "changed: %lld step%s instead of %lld\n", (long long)a->total_steps,
+            a->total_steps == 1 ? "" : "s", (long long)before);
     }
     return true;
 }

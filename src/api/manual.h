@@ -65,7 +65,7 @@
 
    BUILD AND LINK
        C99 or C++11, 64-bit, little endian. Linux, Windows (mingw-w64, MSVC), macOS and BSD (CPU
-       only). Put the implementation in a file of its own: it takes 10 to 20 seconds to compile at
+       only). Put the implementation in a file of its own: it takes 10 to 40 seconds to compile at
        -O2. Include it before any system header there, or build with -D_POSIX_C_SOURCE=200809L.
 
    CONFIGURATION (define before the implementation; none of them changes a public type)

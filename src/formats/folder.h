@@ -305,9 +305,11 @@ static const qlora__st_tensor* qlora__folder_find(const qlora__folder* f, const 
     return NULL;
 }
 
-// Finds an F32, BF16 or F16 tensor of the shape [rows, cols], or [rows] if cols is -1.
-static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, const char* name,
-                                       int64_t rows, int64_t cols, const qlora__st_tensor** out) {
+// Finds an F32, BF16 or F16 tensor of the shape [rows, cols], or [rows] if cols is -1. `hint` ends
+// the message about another shape.
+static qlora_result qlora__folder_need_hint(qlora__env* env, const qlora__folder* f,
+                                            const char* name, int64_t rows, int64_t cols,
+                                            const char* hint, const qlora__st_tensor** out) {
     char have[96];
     char want[96];
     int64_t shape[2];
@@ -324,12 +326,17 @@ static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, 
                                qlora__st_dtypes[t->dtype].name);
     }
     if (t->rank != rank || t->shape[0] != rows || (rank == 2 && t->shape[1] != cols)) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s has shape %s; it must be %s", f->dir,
-                               name, qlora__shape_text(t->shape, t->rank, have),
-                               qlora__shape_text(shape, rank, want));
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s has shape %s; it must be %s%s",
+                               f->dir, name, qlora__shape_text(t->shape, t->rank, have),
+                               qlora__shape_text(shape, rank, want), hint);
     }
     *out = t;
     return QLORA_OK;
+}
+
+static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, const char* name,
+                                       int64_t rows, int64_t cols, const qlora__st_tensor** out) {
+    return qlora__folder_need_hint(env, f, name, rows, cols, "", out);
 }
 
 // ---- writing a Hugging Face model folder --------------------------------------------------------

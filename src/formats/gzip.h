@@ -179,11 +179,9 @@ static qlora_result qlora__gzip_read(qlora__env* env, qlora__gzip* g, uint8_t* o
         }
         size_t begin = *at;
         if (!qlora__inflate_run(&g->inflate, out, at, capacity)) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "damaged gzip data: member %llu, byte %llu of the data, or "
-                                   "they are truncated",
-                                   (unsigned long long)g->member,
-                                   (unsigned long long)(g->inflate.at - g->data));
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT, "damaged or truncated gzip data: member %llu, byte %llu",
+                (unsigned long long)g->member, (unsigned long long)(g->inflate.at - g->data));
         }
         g->sum = g->zlib ? qlora__adler32_add(g->sum, out + begin, *at - begin)
                          : qlora__crc32_add(&g->crc, g->sum, out + begin, *at - begin);

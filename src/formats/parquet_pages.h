@@ -155,7 +155,7 @@ static qlora_result qlora__parquet_gunzip(qlora__env* env, qlora__parquet* p, co
     return ended && at == wanted
                ? QLORA_OK
                : qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                 "damaged gzip data: they do not give the %llu bytes announced",
+                                 "damaged gzip data: its length is not the announced %llu bytes",
                                  (unsigned long long)wanted);
 }
 

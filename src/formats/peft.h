@@ -649,17 +649,20 @@ static QLORA__UNUSED qlora_result qlora__peft_open(qlora__env* env, const char* 
 static QLORA__UNUSED qlora_result qlora__peft_find(qlora__env* env, const qlora__peft* p,
                                                    const char* module, int64_t out_size,
                                                    int64_t in_size, qlora__peft_module* out) {
+    // The rank was checked when the adapter was opened.
+    static const char other[] = "; the adapter was trained on another model";
+    const qlora__folder* f = &p->tensors;
     char key[320];
     qlora__peft_module m;
     QLORA__TRY(qlora__peft_lookup(env, p, module, &m));
     if (m.rank > 0) {
         QLORA__TRY(qlora__peft_key(env, module, 'A', key));
-        QLORA__TRY(qlora__folder_need(env, &p->tensors, key, m.rank, in_size, &m.a));
+        QLORA__TRY(qlora__folder_need_hint(env, f, key, m.rank, in_size, other, &m.a));
         QLORA__TRY(qlora__peft_key(env, module, 'B', key));
-        QLORA__TRY(qlora__folder_need(env, &p->tensors, key, out_size, m.rank, &m.b));
+        QLORA__TRY(qlora__folder_need_hint(env, f, key, out_size, m.rank, other, &m.b));
         snprintf(key, sizeof key, "base_model.model.%.270s.lora_magnitude_vector", module);
         if (p->dora) {
-            QLORA__TRY(qlora__folder_need(env, &p->tensors, key, out_size, -1, &m.m));
+            QLORA__TRY(qlora__folder_need_hint(env, f, key, out_size, -1, other, &m.m));
         }
     }
     *out = m;

@@ -395,8 +395,8 @@ static qlora_result qlora__text_record_preference(qlora__env* env, qlora__text_l
         return qlora__env_fail(
             env, QLORA_ERR_UNSUPPORTED,
             "the record is a preference pair (\"chosen\" and \"rejected\"), and supervised "
-            "training needs one answer; the columns completion=chosen or messages=chosen take the "
-            "better one, and DPO trains on pairs");
+            "training needs one answer; use desc.columns completion=chosen (or messages=chosen) to "
+            "take the better one, or desc.preference PAIRS to train on both");
     }
     data->desirable = true;
     QLORA__TRY(qlora__text_record_side(env, loader, record, "chosen"));

@@ -182,9 +182,11 @@ static const char* qlora__text_column_name(qlora__text_loader* loader, const cha
 static qlora_result qlora__text_columns_check(qlora__env* env, const qlora__text_loader* loader) {
     for (size_t i = 0; i < loader->column_count && !loader->searching; i++) {
         if (!loader->columns[i].seen) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "%s: no record has \"%.60s\", which columns gives for \"%s\"",
-                                   loader->name, loader->columns[i].from, loader->columns[i].to);
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT,
+                "%s: no record has the column \"%.60s\", which desc.columns reads "
+                "as \"%s\"",
+                loader->name, loader->columns[i].from, loader->columns[i].to);
         }
     }
     return QLORA_OK;

@@ -25,7 +25,7 @@ several() { # --data and --eval-data may be repeated
     works "long samples for evaluation" "${one[@]}" --data sums.jsonl --eval-data some.jsonl \
         --steps 1 --out both --resume never
     check "are counted" grep -q "1 too long for --length 128" out
-    refuses "only long samples for evaluation" "long.jsonl: none of the 1 samples can be used" \
+    refuses "only long samples for evaluation" "long.jsonl: the only sample cannot be used" \
         "${one[@]}" --data sums.jsonl --eval-data long.jsonl --steps 1 --out o
 }
 
@@ -49,7 +49,7 @@ lengthy() { # --length max, --tile, --offload
     check "is as long as those" grep -q "^length 96$" lengthy/settings.txt
     works "in tiles" "${one[@]}" --tile 64 --data sums.jsonl --eval 0 --steps 1 --out lengthy \
         --resume never
-    refuses "offloading on the CPU" "--offload is ON, which needs a GPU" "${one[@]}" --offload on \
+    refuses "offloading on the CPU" "--offload is on, which needs a GPU" "${one[@]}" --offload on \
         --data sums.jsonl --eval 0 --steps 1 --out o
     refuses "a length that is no number" "--length: 'most' is not a number" "${one[@]}" \
         --length most --data sums.jsonl --out o
@@ -122,7 +122,7 @@ tables() {
         "${same[@]}" --data ragged.csv --out o
     refuses "an unknown name" "columns: \"promt\" is not a name of a record" "${same[@]}" \
         --data folder/a.CSV --columns promt=q --out o
-    refuses "an unknown column" "a.CSV: no record has \"question\"" "${same[@]}" \
+    refuses "an unknown column" "a.CSV: no record has the column \"question\"" "${same[@]}" \
         --data folder/a.CSV --columns prompt=question,completion=a --out o
     works "a column of one file" --model model --data folder/a.CSV --data folder/b.jsonl \
         --columns prompt=q,completion=a --doctor --samples 0 --eval 0
@@ -378,7 +378,7 @@ extending() {
     works "ten steps" "${common[@]}" --steps 10 --out longer
     works "five more" "${common[@]}" --steps 15 --out longer
     check "it goes on" grep -q "resumed after step 10 of 15" out
-    check "and says what changed" grep -q "changed: 15 steps, before 10" out
+    check "and says what changed" grep -q "changed: 15 steps instead of 10" out
     check "the log is whole" [ "$(losses longer | wc -l)" -eq 15 ]
     works "fifteen at once" "${common[@]}" --steps 15 --out straight
     check "constant rate: the same adapter" same_files longer straight
@@ -387,7 +387,7 @@ extending() {
     run "$finetune" "${common[@]}" --steps 20 --lr 1e-3 --out longer
     check "another rate is refused" grep -q -- "--lr 0.0002, .* has --lr 0.001; .*--extend to" err
     works "unless asked for" "${common[@]}" --steps 20 --lr 1e-3 --out longer --extend
-    check "it is told" grep -q -- "changed: --lr 0.001, before --lr 0.0002" out
+    check "it is told" grep -q -- "changed: --lr 0.001 instead of --lr 0.0002" out
     check "and noted" grep -q "^lr 0.001$" longer/settings.txt
     works "from then on it is the run's" "${common[@]}" --steps 20 --lr 1e-3 --out longer
     run "$finetune" "${common[@]}" --steps 20 --lr 1e-3 --rank 3 --out longer --extend
@@ -408,7 +408,7 @@ extending() {
     rm -rf longer
     works "one epoch" "${common[@]}" --epochs 1 --out longer
     works "two epochs" "${common[@]}" --epochs 2 --out longer
-    check "more epochs go on" grep -q "^changed: .* steps, before" out
+    check "more epochs go on" grep -q "^changed: .* steps instead of" out
 }
 
 doctors() {
@@ -873,7 +873,7 @@ END
 [{"name": "../a", "data": "sums.jsonl"}]|cannot name a folder
 [{"name": "a", "model": "x"}]|is the same for all jobs
 [{"name": "a", "ranks": 2}]|is the same for all jobs
-[{"name": "a", "lrr": 1}]|did you mean lr
+[{"name": "a", "lrr": 1}]|did you mean lr\?
 [{"name": "a", "lr": "fast"}]|is not a number
 [{"name": "a", "lr": [1, 2]}]|one value was expected
 [{"name": "a", "csv": 1}]|true or false was expected

@@ -177,9 +177,10 @@ wrong_use() {
     refuses "bad JSON names its line" "broken.jsonl:3|broken.jsonl.*line 3" \
         --model model --data broken.jsonl --out o
     refuses "no JSON" "words.jsonl" --model model --data words.jsonl --out o
-    refuses "only long samples" "none of the 1 samples can be used: 1 too long" \
+    refuses "only long samples" "the only sample cannot be used: 1 too long" \
         --model model --data long.jsonl --out o
-    refuses "nothing to train" "none of the 1 samples" --model model --data nothing.jsonl --out o
+    refuses "nothing to train" "the only sample cannot be used" --model model --data nothing.jsonl \
+        --out o
     refuses "eval takes all" "would hold out all 120 samples" "${all[@]}" --eval 120
     refuses "out below a file" "cannot create the output folder plain/o" \
         --model model --data sums.jsonl --out plain/o

@@ -232,22 +232,22 @@ END
     note $? "plan shows no length above the model's limit"
     refuses "--length 1024 exceeds the model's limit of 512 tokens" plan --model config-only \
         --memory 8G --batch 1 --length 1024
-    says "has 23051 tokens$" plan --shape llama-3.1-8b --rank 32 --memory 7.5GB --head nf4 --longest
+    says "up to 23051 tokens$" plan --shape llama-3.1-8b --rank 32 --memory 7.5GB --head nf4 --longest
     refuses "--head is nf4, but the head of this model is its embedding .*; use full$" \
         plan --shape qwen2.5-0.5b --memory 8G --head nf4
     refuses "--head nf4 needs --model or --shape$" plan --memory 8G --head nf4
     says "llama-3.1-70b +- +- +- +- +- +-" plan --memory 8G
     says "qwen2.5-0.5b +[0-9]+" plan --memory 8G
     says "^  32 .*-" plan --shape llama-3.1-8b --memory 12G
-    says "the longest of 1 sequence has [0-9]{6} tokens$" plan --shape llama-3.1-8b --rank 32 \
+    says "one sequence can have up to [0-9]{6} tokens$" plan --shape llama-3.1-8b --rank 32 \
         --memory 24GB --longest
     grep -q "MiB of the host, not counted" out && grep -q "131072 positions, already scaled" out
     note $? "plan --longest tells what it takes"
     says "32768 positions; longer sequences need --rope-scale$" plan --shape qwen2.5-0.5b \
         --memory 24GB --longest
-    says "the longest of 2 sequences has 512 tokens$" plan --model config-only --memory 8G \
+    says "each of 2 sequences can have up to 512 tokens$" plan --model config-only --memory 8G \
         --longest --batch 2
-    says "the longest of 2 sequences has 2048 tokens$" plan --model config-only --memory 8G \
+    says "each of 2 sequences can have up to 2048 tokens$" plan --model config-only --memory 8G \
         --longest --batch 2 --rope-scale yarn:4
     says "1 x 1024 tokens" plan --model config-only --memory 8G --batch 1 --length 1024 \
         --rope-scale linear:2
@@ -261,7 +261,7 @@ END
         --shape llama-3.1-8b --rank 32 --memory 24GB --longest --host-budget 16GB
     says "tiles of 512 tokens" plan --shape llama-3.1-8b --memory 24G --batch 1 --length 4096 \
         --tile 512 --offload on
-    refuses "--tile is set, .* every layer recomputed, but --recompute is OFF" plan \
+    refuses "--tile is set, .* every layer recomputed, but --recompute is off" plan \
         --shape llama-3.1-8b --memory 24G --batch 1 --length 4096 --tile 512 --recompute off
     says "16-bit weight cache" plan --shape llama-3.1-8b --memory 80G --batch 4 --length 512
 }
