@@ -65,7 +65,7 @@
 
    BUILD AND LINK
        C99 or C++11, 64-bit, little endian. Linux, Windows (mingw-w64, MSVC), macOS and BSD (CPU
-       only). Put the implementation in a file of its own: it takes 10 to 20 seconds to compile at
+       only). Put the implementation in a file of its own: it takes 10 to 40 seconds to compile at
        -O2. Include it before any system header there, or build with -D_POSIX_C_SOURCE=200809L.
 
    CONFIGURATION (define before the implementation; none of them changes a public type)
@@ -4788,7 +4788,16 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 #endif
 #endif
 #ifdef QLORA__X86
+// In C++, GCC 12 warns of its own intrinsics wherever they are used.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 // Written in assembly, too: not all compilers that know the instructions have the intrinsics.
 #if defined(__clang__) ? __clang_major__ >= 12 : defined(__GNUC__) && __GNUC__ >= 11
 #define QLORA__X86_BF16
@@ -16447,9 +16456,11 @@ static const qlora__st_tensor* qlora__folder_find(const qlora__folder* f, const 
     return NULL;
 }
 
-// Finds an F32, BF16 or F16 tensor of the shape [rows, cols], or [rows] if cols is -1.
-static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, const char* name,
-                                       int64_t rows, int64_t cols, const qlora__st_tensor** out) {
+// Finds an F32, BF16 or F16 tensor of the shape [rows, cols], or [rows] if cols is -1. `hint` ends
+// the message about another shape.
+static qlora_result qlora__folder_need_hint(qlora__env* env, const qlora__folder* f,
+                                            const char* name, int64_t rows, int64_t cols,
+                                            const char* hint, const qlora__st_tensor** out) {
     char have[96];
     char want[96];
     int64_t shape[2];
@@ -16466,12 +16477,17 @@ static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, 
                                qlora__st_dtypes[t->dtype].name);
     }
     if (t->rank != rank || t->shape[0] != rows || (rank == 2 && t->shape[1] != cols)) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s has shape %s; it must be %s", f->dir,
-                               name, qlora__shape_text(t->shape, t->rank, have),
-                               qlora__shape_text(shape, rank, want));
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s has shape %s; it must be %s%s",
+                               f->dir, name, qlora__shape_text(t->shape, t->rank, have),
+                               qlora__shape_text(shape, rank, want), hint);
     }
     *out = t;
     return QLORA_OK;
+}
+
+static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, const char* name,
+                                       int64_t rows, int64_t cols, const qlora__st_tensor** out) {
+    return qlora__folder_need_hint(env, f, name, rows, cols, "", out);
 }
 
 // ---- writing a Hugging Face model folder --------------------------------------------------------
@@ -18681,17 +18697,20 @@ static QLORA__UNUSED qlora_result qlora__peft_open(qlora__env* env, const char* 
 static QLORA__UNUSED qlora_result qlora__peft_find(qlora__env* env, const qlora__peft* p,
                                                    const char* module, int64_t out_size,
                                                    int64_t in_size, qlora__peft_module* out) {
+    // The rank was checked when the adapter was opened.
+    static const char other[] = "; the adapter was trained on another model";
+    const qlora__folder* f = &p->tensors;
     char key[320];
     qlora__peft_module m;
     QLORA__TRY(qlora__peft_lookup(env, p, module, &m));
     if (m.rank > 0) {
         QLORA__TRY(qlora__peft_key(env, module, 'A', key));
-        QLORA__TRY(qlora__folder_need(env, &p->tensors, key, m.rank, in_size, &m.a));
+        QLORA__TRY(qlora__folder_need_hint(env, f, key, m.rank, in_size, other, &m.a));
         QLORA__TRY(qlora__peft_key(env, module, 'B', key));
-        QLORA__TRY(qlora__folder_need(env, &p->tensors, key, out_size, m.rank, &m.b));
+        QLORA__TRY(qlora__folder_need_hint(env, f, key, out_size, m.rank, other, &m.b));
         snprintf(key, sizeof key, "base_model.model.%.270s.lora_magnitude_vector", module);
         if (p->dora) {
-            QLORA__TRY(qlora__folder_need(env, &p->tensors, key, out_size, -1, &m.m));
+            QLORA__TRY(qlora__folder_need_hint(env, f, key, out_size, -1, other, &m.m));
         }
     }
     *out = m;
@@ -52709,4 +52728,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b14c1fd6fc2fed43
+//@@ end 7e2433c37edb2cbd

@@ -4876,11 +4876,9 @@ static qlora_result qlora__gzip_read(qlora__env* env, qlora__gzip* g, uint8_t* o
         }
         size_t begin = *at;
         if (!qlora__inflate_run(&g->inflate, out, at, capacity)) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "damaged gzip data: member %llu, byte %llu of the data, or "
-                                   "they are truncated",
-                                   (unsigned long long)g->member,
-                                   (unsigned long long)(g->inflate.at - g->data));
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT, "damaged or truncated gzip data: member %llu, byte %llu",
+                (unsigned long long)g->member, (unsigned long long)(g->inflate.at - g->data));
         }
         g->sum = g->zlib ? qlora__adler32_add(g->sum, out + begin, *at - begin)
                          : qlora__crc32_add(&g->crc, g->sum, out + begin, *at - begin);
@@ -6725,7 +6723,7 @@ static qlora_result qlora__parquet_gunzip(qlora__env* env, qlora__parquet* p, co
     return ended && at == wanted
                ? QLORA_OK
                : qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                 "damaged gzip data: they do not give the %llu bytes announced",
+                                 "damaged gzip data: its length is not the announced %llu bytes",
                                  (unsigned long long)wanted);
 }
 
@@ -27648,7 +27646,7 @@ static qlora_result qlora__text_chat_named(qlora__env* env, qlora_text_chat* cha
                                            const char* name) {
     for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_formats); i++) {
         if (strcmp(name, qlora__text_formats[i].name) == 0) {
-            return qlora__text_chat_built_in(chat, &qlora__text_formats[i], "asked for");
+            return qlora__text_chat_built_in(chat, &qlora__text_formats[i], "chosen by name");
         }
     }
     return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
@@ -30059,8 +30057,8 @@ static qlora_result qlora__text_record_preference(qlora__env* env, qlora__text_l
         return qlora__env_fail(
             env, QLORA_ERR_UNSUPPORTED,
             "the record is a preference pair (\"chosen\" and \"rejected\"), and supervised "
-            "training needs one answer; the columns completion=chosen or messages=chosen take the "
-            "better one, and DPO trains on pairs");
+            "training needs one answer; use desc.columns completion=chosen (or messages=chosen) to "
+            "take the better one, or desc.preference PAIRS to train on both");
     }
     data->desirable = true;
     QLORA__TRY(qlora__text_record_side(env, loader, record, "chosen"));
@@ -30431,9 +30429,11 @@ static const char* qlora__text_column_name(qlora__text_loader* loader, const cha
 static qlora_result qlora__text_columns_check(qlora__env* env, const qlora__text_loader* loader) {
     for (size_t i = 0; i < loader->column_count && !loader->searching; i++) {
         if (!loader->columns[i].seen) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "%s: no record has \"%.60s\", which columns gives for \"%s\"",
-                                   loader->name, loader->columns[i].from, loader->columns[i].to);
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT,
+                "%s: no record has the column \"%.60s\", which desc.columns reads "
+                "as \"%s\"",
+                loader->name, loader->columns[i].from, loader->columns[i].to);
         }
     }
     return QLORA_OK;
@@ -32404,4 +32404,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 1f833bfee26e3228
+//@@ end e09f31d547f6115a

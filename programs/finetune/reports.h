@@ -216,8 +216,7 @@ static bool doctor_print(app* a) {
     if (qlora_text_chat_query(a->chat, &chat) != QLORA_OK) {
         return text_fail(a, "");
     }
-    bool named = strcmp(chat.source, "asked for") == 0;
-    say(a, "chat format: %s (%s)\n\n", chat.name, named ? "set by --template" : chat.source);
+    say(a, "chat format: %s (%s)\n\n", chat.name, chat.source);
     if ((!a->o.json && !doctor_samples(a)) || !doctor_rows(a, rows)) {
         return false;
     }

@@ -22,7 +22,16 @@
 #endif
 #endif
 #ifdef QLORA__X86
+// In C++, GCC 12 warns of its own intrinsics wherever they are used.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 // Written in assembly, too: not all compilers that know the instructions have the intrinsics.
 #if defined(__clang__) ? __clang_major__ >= 12 : defined(__GNUC__) && __GNUC__ >= 11
 #define QLORA__X86_BF16

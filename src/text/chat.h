@@ -279,7 +279,7 @@ static qlora_result qlora__text_chat_named(qlora__env* env, qlora_text_chat* cha
                                            const char* name) {
     for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_formats); i++) {
         if (strcmp(name, qlora__text_formats[i].name) == 0) {
-            return qlora__text_chat_built_in(chat, &qlora__text_formats[i], "asked for");
+            return qlora__text_chat_built_in(chat, &qlora__text_formats[i], "chosen by name");
         }
     }
     return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
