@@ -14861,7 +14861,8 @@ static qlora_result qlora__text_gguf_begin(qlora__text_gguf* t) {
     t->pieces = qlora__gguf_is(model, size, "llama");
     if (qlora__gguf_is(model, size, "no_vocab")) {
         return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
-                               "%s contains no tokenizer; use that of the original model", g->label);
+                               "%s contains no tokenizer; use that of the original model",
+                               g->label);
     }
     if (!t->pieces && !qlora__gguf_is(model, size, "gpt2")) {
         return qlora__env_fail(t->env, QLORA_ERR_UNSUPPORTED,
@@ -32404,4 +32405,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end e09f31d547f6115a
+//@@ end 7d6f12ab3e670aaa

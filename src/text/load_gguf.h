@@ -382,7 +382,8 @@ static qlora_result qlora__text_gguf_begin(qlora__text_gguf* t) {
     t->pieces = qlora__gguf_is(model, size, "llama");
     if (qlora__gguf_is(model, size, "no_vocab")) {
         return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
-                               "%s contains no tokenizer; use that of the original model", g->label);
+                               "%s contains no tokenizer; use that of the original model",
+                               g->label);
     }
     if (!t->pieces && !qlora__gguf_is(model, size, "gpt2")) {
         return qlora__env_fail(t->env, QLORA_ERR_UNSUPPORTED,

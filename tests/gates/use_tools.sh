@@ -232,7 +232,8 @@ END
     note $? "plan shows no length above the model's limit"
     refuses "--length 1024 exceeds the model's limit of 512 tokens" plan --model config-only \
         --memory 8G --batch 1 --length 1024
-    says "up to 23051 tokens$" plan --shape llama-3.1-8b --rank 32 --memory 7.5GB --head nf4 --longest
+    says "up to 23051 tokens$" plan --shape llama-3.1-8b --rank 32 --memory 7.5GB \
+        --head nf4 --longest
     refuses "--head is nf4, but the head of this model is its embedding .*; use full$" \
         plan --shape qwen2.5-0.5b --memory 8G --head nf4
     refuses "--head nf4 needs --model or --shape$" plan --memory 8G --head nf4
