@@ -10205,7 +10205,7 @@ static qlora_result qlora__packing_create(qlora_ctx* ctx) {
     return QLORA_OK;
 }
 
-static uint64_t qlora__packing_bytes(const qlora_ctx* ctx) {
+static QLORA__UNUSED uint64_t qlora__packing_bytes(const qlora_ctx* ctx) {
     return ctx->packing != NULL ? ctx->packing->bytes : 0;
 }
 
@@ -52728,4 +52728,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 7e2433c37edb2cbd
+//@@ end 144b89f2d9f0deca

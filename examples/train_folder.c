@@ -58,8 +58,7 @@ static bool batch_next(work* w, size_t* at, sample* to, qlora_batch* out) {
     size_t count = qlora_text_data_count(w->data);
     for (size_t tried = 0; tried < count; tried++) {
         qlora_text_sample s;
-        size_t index = (*at)++ % count;
-        if (qlora_text_sample_read(w->data, index, &s) == QLORA_OK && s.trained > 0 &&
+        if (qlora_text_sample_read(w->data, (*at)++ % count, &s) == QLORA_OK && s.trained > 0 &&
             s.count <= TOKENS) {
             memcpy(to->ids, s.ids, s.count * sizeof to->ids[0]);
             memcpy(to->labels, s.labels, s.count * sizeof to->labels[0]);
@@ -87,8 +86,7 @@ static bool train(work* w) {
         if (qlora_train_step(w->trainer, batches, PER_STEP, &info) != QLORA_OK) {
             return false;
         }
-        printf("step %d/%d  loss %.4f  %lld tokens\n", step, STEPS, info.loss,
-               (long long)info.tokens);
+        printf("step %d/%d  loss %.4f\n", step, STEPS, info.loss);
     }
     return true;
 }

@@ -44,7 +44,7 @@ static qlora_result qlora__packing_create(qlora_ctx* ctx) {
     return QLORA_OK;
 }
 
-static uint64_t qlora__packing_bytes(const qlora_ctx* ctx) {
+static QLORA__UNUSED uint64_t qlora__packing_bytes(const qlora_ctx* ctx) {
     return ctx->packing != NULL ? ctx->packing->bytes : 0;
 }
 
