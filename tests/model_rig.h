@@ -22,7 +22,7 @@ typedef struct setup {
     qlora_train_desc train;
     uint64_t budget; // memory to plan for; 0 = open without a plan
     int64_t every;   // replaces offload_every of the plan; 0 = as planned
-    int64_t attention; // the same for attention_layers and heads_layers
+    int64_t attention; // the same for attention_layers, all on the host, and heads_layers
     int64_t heads;
     bool eval_between;
 } setup;
@@ -169,7 +169,10 @@ static inline bool rig_start(rig* r, const setup* s) {
             return rig_says(r, "plan");
         }
         fits.offload_every = s->every != 0 ? s->every : fits.offload_every;
-        fits.attention_layers = s->attention != 0 ? s->attention : fits.attention_layers;
+        if (s->attention != 0) { // in host memory with the inputs of the layers
+            fits.attention_layers = s->attention;
+            fits.offloaded_attention = s->attention;
+        }
         fits.heads_layers = s->heads != 0 ? s->heads : fits.heads_layers;
         model.plan = &fits;
     }
