@@ -66,7 +66,8 @@ sample_faults() {
     refuses "a prompt that is no text" 'bad.jsonl:2: "prompt": a string was expected' \
         "${all[@]}" --sample-file bad.jsonl
     echo '{"prompt": "a"} {}' >bad.jsonl
-    refuses "two samples in a line" 'bad.jsonl:1: .*: something follows the object' \
+    refuses "two samples in a line" \
+        'bad.jsonl:1: invalid JSON at column 17: something follows the object' \
         "${all[@]}" --sample-file bad.jsonl
     echo '{"text": "a"}' >bad.jsonl
     refuses "a sample of another form" 'bad.jsonl:1: .*"messages"' "${all[@]}" \

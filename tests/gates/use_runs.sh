@@ -68,7 +68,8 @@ locks() {
     begin owned
     run "$finetune" "${few[@]}" --model model --steps 5 --out owned
     check "a second run is refused ($status)" [ $status -eq 1 ]
-    check "it names the owner" grep -q "owned is in use by process $pid on $(hostname);" err
+    check "it names the owner" grep -q \
+        "owned is in use by process $pid on $(hostname); wait for it, or choose another --out$" err
     run "$finetune" "${few[@]}" --model model --steps 5 --out owned --resume never
     check "also with --resume never" grep -q "in use by process $pid" err
     check "the owner is not disturbed" kill -0 $pid
@@ -85,7 +86,7 @@ locks() {
     echo "4711 another-host" >owned/.finetune.lock
     run "$finetune" "${few[@]}" --model model --steps 5 --out owned
     check "a lock of another host is respected ($status)" \
-        grep -q "in use by process 4711 on another-host; .*; if that process has ended, remove" err
+        grep -q "process 4711 on another-host; wait .* --out; if that process has ended, remove" err
     check "and kept" grep -q "4711 another-host" owned/.finetune.lock
     rm -rf owned
     together owned
