@@ -340,8 +340,9 @@ static inline void options_print(const option_set* set, int indent) {
             printf("\n%s\n", row->name);
             continue;
         }
-        snprintf(left, sizeof left, row->kind == OPT_ARGUMENT ? "%s" : "--%s %s",
-                 row->kind == OPT_ARGUMENT ? row->words : row->name, row->words);
+        bool named = row->kind != OPT_ARGUMENT;
+        snprintf(left, sizeof left, "%s%s%s%s", named ? "--" : "", named ? row->name : "",
+                 named && row->words[0] != '\0' ? " " : "", row->words);
         help_row(left, indent, row->help);
     }
 }

@@ -54,8 +54,8 @@ static const option option_table[] = {
         "model to plan for: folder (config.json is enough) or GGUF file"},
     {"shape", OPT_TEXT, AT(shape), false, 0, 0, "NAME", "public model to plan for, see below"},
     {"memory", OPT_SIZE, AT(memory), false, 1048576.0, 1125899906842624.0, "SIZE",
-        "memory to plan for; 8G and 8GiB are binary, 8GB is decimal (default: what is free on the "
-        "GPU, or without one on the CPU)"},
+        "memory of the GPU to plan for; 8G and 8GiB are binary, 8GB is decimal (default: what is "
+        "free on this machine's GPU, or without one on its CPU)"},
     {"host-budget", OPT_SIZE, AT(host_budget), false, 1048576.0, 1125899906842624.0, "SIZE",
         "host memory for offloading; less of it means more to compute (default: no limit)"},
     {"batch", OPT_WHOLE, AT(batch), false, 1, 65536, "N",

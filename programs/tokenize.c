@@ -87,6 +87,7 @@ typedef struct work {
     uint32_t flags;
     qlora_text_ids ids;
     qlora_text_bytes bytes;
+    const char* chat; // the file of --chat
     blob string;
     blob out;     // printed at the end, so that an error never leaves partial output,
     bool partial; // except a text and its ids that cannot be trained
@@ -114,8 +115,15 @@ static void log_warn(void* user, qlora_log_level level, qlora_log_item item, con
     }
 }
 
+// The library does not know the file of the conversation.
 static bool text_ok(work* w, qlora_result r) {
-    return r == QLORA_OK || wrong(w, "%s", message_text(qlora_text_last_error(w->text)));
+    static const char unnamed[] = "the conversation";
+    if (r == QLORA_OK) {
+        return true;
+    }
+    const char* text = message_text(qlora_text_last_error(w->text));
+    bool named = w->chat != NULL && strncmp(text, unnamed, sizeof unnamed - 1) == 0;
+    return wrong(w, "%s%s", named ? w->chat : "", named ? text + sizeof unnamed - 1 : text);
 }
 
 static bool out_add(work* w, const void* data, size_t size) {
@@ -410,6 +418,7 @@ static bool run(const options* o, work* w) {
     memset(&input, 0, sizeof(input));
     memset(&desc, 0, sizeof(desc));
     desc.log = log_warn;
+    w->chat = o->chat;
     w->flags = o->special ? (uint32_t)QLORA_TEXT_SPECIAL : 0u;
     const char* name = o->json != NULL ? o->json : "standard input";
     bool good =

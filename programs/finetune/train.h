@@ -340,9 +340,9 @@ static bool position_check(app* a, const position* p) {
     if (p->data_hash != a->data_hash) {
         return error_set(
             a->error,
-            "the data or a weight has changed since %s/checkpoint was saved; use a different "
-            "--out, or "
-            "--resume never to start over",
+            "the data has changed since %s/checkpoint was saved: its samples, the template, the "
+            "added tokens or the weight of a file; use a different --out, or --resume never to "
+            "start over",
             a->o.out);
     }
     return true;

@@ -161,7 +161,7 @@ weights() {
     check "went on" grep -q "^resumed after step" out
     check "the same adapter" cmp whole/adapter/adapter_model.safetensors \
         cut/adapter/adapter_model.safetensors
-    refuses "a changed weight" "the data or a weight has changed" "${mix[@]}" \
+    refuses "a changed weight" "the data has changed since" "${mix[@]}" \
         --data first.jsonl:0.4 --epochs 4 --out cut
     refuses "a weight of zero" "the weight 0 is out of range" "${one[@]}" --data first.jsonl:0 \
         --out o
@@ -355,10 +355,10 @@ resuming_files() {
     check "are the same run" grep -q "resumed after step 2 of 2" out
     sed -i 's/:/;/' place/u.jinja
     run "$finetune" "${all[@]}" --chat-template place/u.jinja --add-tokens names.txt
-    check "another template is refused ($status)" grep -q "the data or a weight has changed" err
+    check "another template is refused ($status)" grep -q "the data has changed since" err
     echo '<|old|>' >place/other.txt
     run "$finetune" "${all[@]}" --chat-template t.jinja --add-tokens place/other.txt
-    check "other tokens are refused ($status)" grep -q "the data or a weight has changed" err
+    check "other tokens are refused ($status)" grep -q "the data has changed since" err
     run "$finetune" "${all[@]}"
     check "neither of them ($status)" grep -q -- "it used --chat-template place/u.jinja \
 --add-tokens place/other.txt, this command has no --chat-template no --add-tokens; use the" err

@@ -163,7 +163,7 @@ helps() { # every description is set off from its option
         glued=$("$root/$B/${row%:*}" --help | awk -v n="${row#*:}" \
             'substr($0, 1, 4) == "  --" && NF > 2 && $2 !~ /:$/ && substr($0, n, 1) != " "')
         check "${row%:*} --help ($glued)" [ -z "$glued" ]
-        glued=$("$root/$B/${row%:*}" --help | grep -E ' [;,.]( |$)|.{81}')
-        check "${row%:*} --help: no stray marks, no long lines ($glued)" [ -z "$glued" ]
+        glued=$("$root/$B/${row%:*}" --help | grep -E ' [;,.]( |$)| $|.{81}')
+        check "${row%:*} --help: no stray marks or spaces, no long lines ($glued)" [ -z "$glued" ]
     done
 }

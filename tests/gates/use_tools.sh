@@ -152,6 +152,9 @@ habits() {
     refuses "unknown option --output; did you mean --out\?" merge --output x
     refuses "unknown option --spceial; did you mean --special\?" tokenize x --spceial
     refuses "unknown option --frobnicate; see --help" tokenize x --frobnicate
+    echo '{"messages": [}' >broken.json
+    refuses "broken.json:1:15: invalid JSON: expected a value$" tokenize \
+        --chat broken.json --template chatml --text
     refuses "unexpected argument 'y'" tokenize x y
     refuses "--special does not take a value" tokenize x --special=1
     refuses "--model nowhere: config.json not found" generate --model=nowhere --prompt=x
