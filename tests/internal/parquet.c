@@ -565,10 +565,14 @@ TEST parquet_data(void) {
     r.desc.columns = "text=prompt";
     ASSERT_STR_EQ("1:<s>one</s>\n3:<s>\"\t</s>\n4:<s>one</s>\n6:<s>\"\t</s>\n",
                   data_load(&r, "x.parquet", file.data, file.size));
-    // a column that cannot be read is an error only if it is used
+    // a column that cannot be read, or holds a NaN, is an error only if it is used
     r.desc.format = NULL;
     r.desc.columns = NULL;
     pq_make(&file, 0, false, 1);
+    unsigned char* high = find_bytes(&file, "\xE0\x00\xB2\x3F\xC0\x54", 6); // of "score"
+    high[0] = 0xF8;
+    high[3] = 0x7F;
+    ASSERT_STR_EQ("1:<s>alpha\nalphabet</s>\n", data_load(&r, "x.parquet", file.data, file.size));
     find_bytes(&file, "\x05score", 6)[-4] = 2 * 3; // an INT96
     ASSERT_STR_EQ("1:<s>alpha\nalphabet</s>\n", data_load(&r, "x.parquet", file.data, file.size));
     r.desc.columns = "text=score";
