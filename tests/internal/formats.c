@@ -1896,6 +1896,7 @@ TEST peft_selects_modules(void) {
          8, 2.0},
         {LORA("\"target_modules\":[\"q_proj\"],\"exclude_modules\":\".*layers\\\\.1.*\""), Q12, 0,
          0.0},
+        {LORA("\"target_modules\":[\"q_proj\"],\"exclude_modules\":\"all-linear\""), Q0, 8, 2.0},
         {LORA("\"target_modules\":[\"q_proj\"],\"layers_to_transform\":[1,12]"), Q12, 8, 2.0},
         {LORA("\"target_modules\":[\"q_proj\"],\"layers_to_transform\":[1,12]"), Q0, 0, 0.0},
         {LORA("\"target_modules\":[\"q_proj\"],\"layers_to_transform\":0,\"layers_pattern\":"
