@@ -11535,7 +11535,8 @@ enum {
     QLORA__READS_QUERY_BETA = 4096,    // llama_4_scaling_beta, which is required
     QLORA__READS_HYBRID = 8192,        // layer types and experts of granitemoehybrid
     QLORA__READS_ACTIVATION = 16384,   // hidden_activation, not hidden_act
-    QLORA__READS_LOCAL_THETA = 32768   // rope_local_base_freq, for layers with a window
+    QLORA__READS_LOCAL_THETA = 32768,  // rope_local_base_freq, for layers with a window
+    QLORA__READS_PATTERN = 65536       // sliding_window_pattern
 };
 
 // Which layers have a window.
@@ -11599,15 +11600,15 @@ static const qlora__arch qlora__archs[] = {
     {QLORA_FAMILY_MISTRAL, "mistral", "MistralForCausalLM", "llama",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      0, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
-     {QLORA__SIZES_NONE, 0, 2048, 4096, 0, 1e4, 0, 1e-6, 1, false}},
+     {0, 0, 0, 0, 0, 8, 0, 131072, 4096, 0, 1e4, 0, 1e-6, 1, false}},
     {QLORA_FAMILY_QWEN2, "qwen2", "Qwen2ForCausalLM", "qwen2",
      &qlora__layout_seven, &qlora__norms_before, 0,
      QLORA__READS_QKV_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
-     {QLORA__SIZES_NONE, 0, 2048, 4096, 0, 1e4, 0, 1e-6, 1, false}},
+     {0, 0, 0, 0, 0, 32, 0, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false}},
     {QLORA_FAMILY_QWEN3, "qwen3", "Qwen3ForCausalLM", "qwen3",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_QK_NORM,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
-     {QLORA__SIZES_NONE, 128, 2048, 4096, 0, 1e4, 0, 1e-6, 1, false}},
+     {0, 0, 0, 0, 0, 32, 128, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false}},
     {QLORA_FAMILY_GEMMA, "gemma", "GemmaForCausalLM", "gemma",
      &qlora__layout_seven, &qlora__norms_before,
      QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
@@ -11624,7 +11625,8 @@ static const qlora__arch qlora__archs[] = {
      &qlora__layout_seven, &qlora__norms_around,
      QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_FINAL_CAP |
-         QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND | QLORA__READS_LOCAL_THETA,
+         QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND | QLORA__READS_LOCAL_THETA |
+         QLORA__READS_PATTERN,
      QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
      {262208, 2304, 9216, 26, 8, 4, 256, 131072, 4096, 6, 1e6, 1e4, 1e-6, 1, true}},
     {QLORA_FAMILY_PHI3, "phi3", "Phi3ForCausalLM", "phi3",
@@ -11668,7 +11670,7 @@ static const qlora__arch qlora__archs[] = {
      {131072, 4096, 14336, 34, 32, 8, 128, 262144, 0, 0, 1e6, 0, 1e-5, 1, false}},
     {QLORA_FAMILY_EXAONE4, "exaone4", "Exaone4ForCausalLM", "exaone4",
      &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM,
-     0, QLORA__WINDOW_PATTERN, QLORA__NOPE_FULL,
+     QLORA__READS_PATTERN, QLORA__WINDOW_PATTERN, QLORA__NOPE_FULL,
      {102400, 4096, 16384, 32, 32, 32, 0, 2048, 4096, 4, 1e4, 0, 1e-5, 1, false}},
     {QLORA_FAMILY_SEED_OSS, "seed_oss", "SeedOssForCausalLM", "seed_oss",
      &qlora__layout_seven, &qlora__norms_seed, 0,
@@ -15193,6 +15195,8 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, const ql
                                        uint32_t dict, double theta, const qlora_model_config* c,
                                        qlora_rope_desc* rope) {
     qlora__config_reader r = *top;
+    bool per_kind = (arch->reads & QLORA__READS_ROPE_PER_KIND) != 0;
+    const qlora__config_reader* outer = per_kind ? &r : top; // no key at the top reaches the sets
     memset(rope, 0, sizeof *rope);
     rope->factor = 1.0;
     rope->theta = theta;
@@ -15210,9 +15214,9 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, const ql
     case QLORA_ROPE_LINEAR:
         return qlora__config_positive(&r, "factor", -1.0, &rope->factor);
     case QLORA_ROPE_LLAMA3:
-        return qlora__config_llama3(&r, top, rope);
+        return qlora__config_llama3(&r, outer, rope);
     case QLORA_ROPE_YARN:
-        return qlora__config_yarn(&r, top, c, rope);
+        return qlora__config_yarn(&r, outer, c, rope);
     case QLORA_ROPE_LONGROPE:
         return qlora__config_longrope(&r, top, c, rope);
     case QLORA_ROPE_DEFAULT:
@@ -15339,7 +15343,23 @@ static qlora_result qlora__config_ropes_per_kind(const qlora__config_reader* r,
     return qlora__config_rope(r, arch, slide, sliding, c, &c->rope_sliding);
 }
 
-// rope_scaling (old files) or rope_parameters (new files: one set, or one per layer type).
+// Refuses separate sets for the kinds of layers where a family has one set: transformers either
+// ignores them or cannot read the file.
+static qlora_result qlora__config_check_flat(const qlora__config_reader* r, const char* key,
+                                             uint32_t dict) {
+    static const char* const names[2] = {"full_attention", "sliding_attention"};
+    QLORA__TRY(qlora__config_need_object(r, key, dict));
+    for (int i = 0; i < 2; i++) {
+        uint32_t value = qlora__json_find(r->json, dict, names[i]);
+        if (value != 0) {
+            return qlora__config_refuse(r, key, value - 1,
+                                        "all layers of this family are rotated alike");
+        }
+    }
+    return QLORA_OK;
+}
+
+// rope_scaling (old files) or rope_parameters (new files).
 static qlora_result qlora__config_ropes(const qlora__config_reader* r, const qlora__arch* arch,
                                         qlora_model_config* c) {
     if ((arch->reads & QLORA__READS_ROPE_PER_KIND) != 0) {
@@ -15353,31 +15373,16 @@ static qlora_result qlora__config_ropes(const qlora__config_reader* r, const qlo
         key = "rope_parameters";
         dict = qlora__config_find(r, key);
     }
-    uint32_t full = dict;
-    uint32_t slide = dict;
-    const char* full_key = key;
-    const char* slide_key = key;
     double theta = arch->defaults.theta;
-    if (dict != 0) {
-        uint32_t per_full = qlora__json_find(r->json, dict, "full_attention");
-        uint32_t per_slide = qlora__json_find(r->json, dict, "sliding_attention");
-        if (per_full != 0 || per_slide != 0) {
-            full = per_full != 0 ? per_full : per_slide;
-            slide = per_slide != 0 ? per_slide : per_full;
-            full_key = per_full != 0 ? "full_attention" : "sliding_attention";
-            slide_key = per_slide != 0 ? "sliding_attention" : "full_attention";
-        }
-        QLORA__TRY(qlora__config_need_object(r, key, dict));
-        QLORA__TRY(qlora__config_need_object(r, full_key, full));
-        QLORA__TRY(qlora__config_need_object(r, slide_key, slide));
-    }
+    QLORA__TRY(dict != 0 ? qlora__config_check_flat(r, key, dict) : QLORA_OK);
     QLORA__TRY(qlora__config_positive(r, "rope_theta", theta, &theta));
-    QLORA__TRY(qlora__config_partial(r, arch, full, c));
+    QLORA__TRY(qlora__config_partial(r, arch, dict, c));
     if ((arch->reads & QLORA__READS_QUERY_BETA) != 0) {
-        QLORA__TRY(qlora__config_query_beta(r, full, c));
+        QLORA__TRY(qlora__config_query_beta(r, dict, c));
     }
-    QLORA__TRY(qlora__config_rope(r, arch, full, theta, c, &c->rope));
-    return qlora__config_rope(r, arch, slide, theta, c, &c->rope_sliding);
+    QLORA__TRY(qlora__config_rope(r, arch, dict, theta, c, &c->rope));
+    c->rope_sliding = c->rope;
+    return QLORA_OK;
 }
 
 //@@ src/formats/config.h
@@ -15527,15 +15532,15 @@ static qlora_result qlora__config_sizes(const qlora__config_reader* r, const qlo
             "%s: num_attention_heads (%lld) is not a multiple of num_key_value_heads (%lld)",
             r->json->label, (long long)c->heads, (long long)c->kv_heads);
     }
-    given = qlora__config_find(r, "head_dim") != 0;
-    if (!given && d->head_dim == 0 && c->hidden % c->heads != 0) {
+    given = d->head_dim == 0 || qlora__config_has(r, "head_dim"); // null = hidden / heads
+    if (given && qlora__config_find(r, "head_dim") == 0 && c->hidden % c->heads != 0) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
             "%s: head_dim is missing, and hidden_size (%lld) is not a multiple of "
             "num_attention_heads (%lld)",
             r->json->label, (long long)c->hidden, (long long)c->heads);
     }
-    int64_t fallback = d->head_dim > 0 ? d->head_dim : c->hidden / c->heads;
+    int64_t fallback = given ? c->hidden / c->heads : d->head_dim;
     QLORA__TRY(qlora__config_int(r, "head_dim", fallback, 1, 1 << 14, &c->head_dim));
     if (c->head_dim % 2 != 0) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: head_dim is %lld; it must be even",
@@ -15556,7 +15561,8 @@ static qlora_result qlora__config_pattern(const qlora__config_reader* r, const q
     int64_t period = arch->defaults.pattern;
     char letters[QLORA_MAX_LAYERS];
     const char* key = "sliding_window_pattern";
-    uint32_t value = qlora__config_find(r, key);
+    bool reads = (arch->reads & QLORA__READS_PATTERN) != 0;
+    uint32_t value = reads ? qlora__config_find(r, key) : 0;
     size_t length = 0;
     memset(slides, 0, (size_t)c->layers);
     if (c->window == 0) {
@@ -15599,6 +15605,32 @@ static qlora_result qlora__config_window_rule(const qlora__config_reader* r,
                                                  : QLORA_OK;
 }
 
+// Checks the entry `type` of layer_types: known, and one that the block really has.
+static qlora_result qlora__config_layer_type(const qlora__config_reader* r, const qlora__arch* arch,
+                                             uint32_t type, bool full, bool slides,
+                                             int64_t window) {
+    bool hybrid = (arch->reads & QLORA__READS_HYBRID) != 0;
+    if (!slides && !full) {
+        return qlora__config_refuse(r, "layer type", type,
+                                    hybrid ? "recurrent (state-space) layers are not supported"
+                                           : "supported types: full_attention, "
+                                             "sliding_attention");
+    }
+    bool fixed = slides ? arch->window == QLORA__WINDOW_NONE
+                        : arch->window == QLORA__WINDOW_EVERY && window > 0;
+    if (fixed) { // transformers does not look at the list
+        char advice[96];
+        snprintf(advice, sizeof advice, "%s layers always have %s", arch->model_type,
+                 slides ? "full attention" : "the window");
+        return qlora__config_refuse(r, "layer type", type, advice);
+    }
+    if (slides && window == 0) { // transformers refuses it, or takes the window that is off
+        return qlora__config_refuse(r, "layer type", type,
+                                    "sliding_window is missing, or use_sliding_window is not true");
+    }
+    return QLORA_OK;
+}
+
 // Which layers have a sliding window, and how wide it is.
 static qlora_result qlora__config_window(const qlora__config_reader* r, const qlora__arch* arch,
                                          qlora_model_config* c) {
@@ -15633,19 +15665,8 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, const ql
         if (type != 0) {
             slides[i] = qlora__json_is(r->json, type, "sliding_attention");
         }
-        if (type != 0 && !slides[i] && !full) {
-            return qlora__config_refuse(r, "layer type", type,
-                                        hybrid ? "recurrent (state-space) layers are not supported"
-                                               : "supported types: full_attention, "
-                                                 "sliding_attention");
-        }
-        bool fixed = slides[i] ? arch->window == QLORA__WINDOW_NONE
-                               : arch->window == QLORA__WINDOW_EVERY && c->window > 0;
-        if (type != 0 && fixed) { // transformers does not look at the list
-            char advice[96];
-            snprintf(advice, sizeof advice, "%s layers always have %s", arch->model_type,
-                     slides[i] ? "full attention" : "the window");
-            return qlora__config_refuse(r, "layer type", type, advice);
+        if (type != 0) {
+            QLORA__TRY(qlora__config_layer_type(r, arch, type, full, slides[i] != 0, c->window));
         }
         c->sliding[i] = slides[i] && c->window > 0 ? 1 : 0;
         any = any || c->sliding[i] != 0;
@@ -18128,15 +18149,17 @@ static bool qlora__peft_is_all_linear(const qlora__json* json, uint32_t value) {
     return same;
 }
 
-// Evaluates target_modules or exclude_modules: a list of names (complete, or the part after a dot),
-// a regular expression, or "all-linear". *by_full_name: a list has the complete name.
-static qlora_result qlora__peft_selects(qlora__env* env, const qlora__json* json, uint32_t select,
+// Evaluates target_modules or exclude_modules: a list of names (complete, or the part after a dot)
+// or a regular expression; only target_modules may be "all-linear". *by_full_name: a list has the
+// complete name.
+static qlora_result qlora__peft_selects(qlora__env* env, const qlora__peft* p, uint32_t select,
                                         const char* module, bool* selected, bool* by_full_name) {
+    const qlora__json* json = &p->json;
     const qlora__json_token* t = &json->tokens[select];
     *selected = false;
     *by_full_name = false;
     if (t->kind == QLORA__JSON_STRING) {
-        if (qlora__peft_is_all_linear(json, select)) {
+        if (select == p->targets && qlora__peft_is_all_linear(json, select)) {
             *selected = strcmp(qlora__plain_name(module), "lm_head") != 0;
             return QLORA_OK;
         }
@@ -18212,9 +18235,9 @@ static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, co
     bool ignored = false;
     uint32_t value = 0;
     memset(out, 0, sizeof *out);
-    QLORA__TRY(qlora__peft_selects(env, json, p->targets, module, &selected, &full));
+    QLORA__TRY(qlora__peft_selects(env, p, p->targets, module, &selected, &full));
     if (p->excludes != 0) {
-        QLORA__TRY(qlora__peft_selects(env, json, p->excludes, module, &excluded, &ignored));
+        QLORA__TRY(qlora__peft_selects(env, p, p->excludes, module, &excluded, &ignored));
     }
     // As in PEFT, a module that is listed by its full name is adapted whatever its layer is.
     if (!selected || excluded ||
@@ -52728,4 +52751,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 144b89f2d9f0deca
+//@@ end c63a459c26a0ac1d

@@ -137,7 +137,8 @@ enum {
     QLORA__READS_QUERY_BETA = 4096,    // llama_4_scaling_beta, which is required
     QLORA__READS_HYBRID = 8192,        // layer types and experts of granitemoehybrid
     QLORA__READS_ACTIVATION = 16384,   // hidden_activation, not hidden_act
-    QLORA__READS_LOCAL_THETA = 32768   // rope_local_base_freq, for layers with a window
+    QLORA__READS_LOCAL_THETA = 32768,  // rope_local_base_freq, for layers with a window
+    QLORA__READS_PATTERN = 65536       // sliding_window_pattern
 };
 
 // Which layers have a window.
@@ -201,15 +202,15 @@ static const qlora__arch qlora__archs[] = {
     {QLORA_FAMILY_MISTRAL, "mistral", "MistralForCausalLM", "llama",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      0, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
-     {QLORA__SIZES_NONE, 0, 2048, 4096, 0, 1e4, 0, 1e-6, 1, false}},
+     {0, 0, 0, 0, 0, 8, 0, 131072, 4096, 0, 1e4, 0, 1e-6, 1, false}},
     {QLORA_FAMILY_QWEN2, "qwen2", "Qwen2ForCausalLM", "qwen2",
      &qlora__layout_seven, &qlora__norms_before, 0,
      QLORA__READS_QKV_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
-     {QLORA__SIZES_NONE, 0, 2048, 4096, 0, 1e4, 0, 1e-6, 1, false}},
+     {0, 0, 0, 0, 0, 32, 0, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false}},
     {QLORA_FAMILY_QWEN3, "qwen3", "Qwen3ForCausalLM", "qwen3",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_QK_NORM,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
-     {QLORA__SIZES_NONE, 128, 2048, 4096, 0, 1e4, 0, 1e-6, 1, false}},
+     {0, 0, 0, 0, 0, 32, 128, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false}},
     {QLORA_FAMILY_GEMMA, "gemma", "GemmaForCausalLM", "gemma",
      &qlora__layout_seven, &qlora__norms_before,
      QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
@@ -226,7 +227,8 @@ static const qlora__arch qlora__archs[] = {
      &qlora__layout_seven, &qlora__norms_around,
      QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_FINAL_CAP |
-         QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND | QLORA__READS_LOCAL_THETA,
+         QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND | QLORA__READS_LOCAL_THETA |
+         QLORA__READS_PATTERN,
      QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
      {262208, 2304, 9216, 26, 8, 4, 256, 131072, 4096, 6, 1e6, 1e4, 1e-6, 1, true}},
     {QLORA_FAMILY_PHI3, "phi3", "Phi3ForCausalLM", "phi3",
@@ -270,7 +272,7 @@ static const qlora__arch qlora__archs[] = {
      {131072, 4096, 14336, 34, 32, 8, 128, 262144, 0, 0, 1e6, 0, 1e-5, 1, false}},
     {QLORA_FAMILY_EXAONE4, "exaone4", "Exaone4ForCausalLM", "exaone4",
      &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM,
-     0, QLORA__WINDOW_PATTERN, QLORA__NOPE_FULL,
+     QLORA__READS_PATTERN, QLORA__WINDOW_PATTERN, QLORA__NOPE_FULL,
      {102400, 4096, 16384, 32, 32, 32, 0, 2048, 4096, 4, 1e4, 0, 1e-5, 1, false}},
     {QLORA_FAMILY_SEED_OSS, "seed_oss", "SeedOssForCausalLM", "seed_oss",
      &qlora__layout_seven, &qlora__norms_seed, 0,

@@ -151,12 +151,13 @@ static void pq_plain_string(pq_bytes* b, const char* text) {
     pq_put(b, text, strlen(text));
 }
 
+static double pq_scores[PQ_ROWS] = {0.5, -2.0, 1e100}; // a test may change them
+
 static void pq_values(pq_bytes* b, size_t column) {
     static const int64_t prefixes[2] = {0, 5};
     static const int64_t suffixes[2] = {5, 3};
     static const int64_t ids[4] = {1, 2, 400, -5};
     static const int64_t lengths[3] = {1, 0, 2};
-    static const double scores[3] = {0.5, -2.0, 1e100};
     unsigned char raw[3][8];
     switch (column) {
     case 0:
@@ -174,7 +175,7 @@ static void pq_values(pq_bytes* b, size_t column) {
         pq_put(b, "alphabet", 8);
         break;
     case 3:
-        memcpy(raw, scores, sizeof raw);
+        memcpy(raw, pq_scores, sizeof raw);
         for (int i = 0; i < 8; i++) {
             for (int k = 0; k < 3; k++) {
                 pq_byte(b, raw[k][i]);

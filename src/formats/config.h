@@ -143,15 +143,15 @@ static qlora_result qlora__config_sizes(const qlora__config_reader* r, const qlo
             "%s: num_attention_heads (%lld) is not a multiple of num_key_value_heads (%lld)",
             r->json->label, (long long)c->heads, (long long)c->kv_heads);
     }
-    given = qlora__config_find(r, "head_dim") != 0;
-    if (!given && d->head_dim == 0 && c->hidden % c->heads != 0) {
+    given = d->head_dim == 0 || qlora__config_has(r, "head_dim"); // null = hidden / heads
+    if (given && qlora__config_find(r, "head_dim") == 0 && c->hidden % c->heads != 0) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
             "%s: head_dim is missing, and hidden_size (%lld) is not a multiple of "
             "num_attention_heads (%lld)",
             r->json->label, (long long)c->hidden, (long long)c->heads);
     }
-    int64_t fallback = d->head_dim > 0 ? d->head_dim : c->hidden / c->heads;
+    int64_t fallback = given ? c->hidden / c->heads : d->head_dim;
     QLORA__TRY(qlora__config_int(r, "head_dim", fallback, 1, 1 << 14, &c->head_dim));
     if (c->head_dim % 2 != 0) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: head_dim is %lld; it must be even",
@@ -172,7 +172,8 @@ static qlora_result qlora__config_pattern(const qlora__config_reader* r, const q
     int64_t period = arch->defaults.pattern;
     char letters[QLORA_MAX_LAYERS];
     const char* key = "sliding_window_pattern";
-    uint32_t value = qlora__config_find(r, key);
+    bool reads = (arch->reads & QLORA__READS_PATTERN) != 0;
+    uint32_t value = reads ? qlora__config_find(r, key) : 0;
     size_t length = 0;
     memset(slides, 0, (size_t)c->layers);
     if (c->window == 0) {
@@ -215,6 +216,32 @@ static qlora_result qlora__config_window_rule(const qlora__config_reader* r,
                                                  : QLORA_OK;
 }
 
+// Checks the entry `type` of layer_types: known, and one that the block really has.
+static qlora_result qlora__config_layer_type(const qlora__config_reader* r, const qlora__arch* arch,
+                                             uint32_t type, bool full, bool slides,
+                                             int64_t window) {
+    bool hybrid = (arch->reads & QLORA__READS_HYBRID) != 0;
+    if (!slides && !full) {
+        return qlora__config_refuse(r, "layer type", type,
+                                    hybrid ? "recurrent (state-space) layers are not supported"
+                                           : "supported types: full_attention, "
+                                             "sliding_attention");
+    }
+    bool fixed = slides ? arch->window == QLORA__WINDOW_NONE
+                        : arch->window == QLORA__WINDOW_EVERY && window > 0;
+    if (fixed) { // transformers does not look at the list
+        char advice[96];
+        snprintf(advice, sizeof advice, "%s layers always have %s", arch->model_type,
+                 slides ? "full attention" : "the window");
+        return qlora__config_refuse(r, "layer type", type, advice);
+    }
+    if (slides && window == 0) { // transformers refuses it, or takes the window that is off
+        return qlora__config_refuse(r, "layer type", type,
+                                    "sliding_window is missing, or use_sliding_window is not true");
+    }
+    return QLORA_OK;
+}
+
 // Which layers have a sliding window, and how wide it is.
 static qlora_result qlora__config_window(const qlora__config_reader* r, const qlora__arch* arch,
                                          qlora_model_config* c) {
@@ -249,19 +276,8 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, const ql
         if (type != 0) {
             slides[i] = qlora__json_is(r->json, type, "sliding_attention");
         }
-        if (type != 0 && !slides[i] && !full) {
-            return qlora__config_refuse(r, "layer type", type,
-                                        hybrid ? "recurrent (state-space) layers are not supported"
-                                               : "supported types: full_attention, "
-                                                 "sliding_attention");
-        }
-        bool fixed = slides[i] ? arch->window == QLORA__WINDOW_NONE
-                               : arch->window == QLORA__WINDOW_EVERY && c->window > 0;
-        if (type != 0 && fixed) { // transformers does not look at the list
-            char advice[96];
-            snprintf(advice, sizeof advice, "%s layers always have %s", arch->model_type,
-                     slides[i] ? "full attention" : "the window");
-            return qlora__config_refuse(r, "layer type", type, advice);
+        if (type != 0) {
+            QLORA__TRY(qlora__config_layer_type(r, arch, type, full, slides[i] != 0, c->window));
         }
         c->sliding[i] = slides[i] && c->window > 0 ? 1 : 0;
         any = any || c->sliding[i] != 0;

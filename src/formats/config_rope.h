@@ -121,6 +121,8 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, const ql
                                        uint32_t dict, double theta, const qlora_model_config* c,
                                        qlora_rope_desc* rope) {
     qlora__config_reader r = *top;
+    bool per_kind = (arch->reads & QLORA__READS_ROPE_PER_KIND) != 0;
+    const qlora__config_reader* outer = per_kind ? &r : top; // no key at the top reaches the sets
     memset(rope, 0, sizeof *rope);
     rope->factor = 1.0;
     rope->theta = theta;
@@ -138,9 +140,9 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, const ql
     case QLORA_ROPE_LINEAR:
         return qlora__config_positive(&r, "factor", -1.0, &rope->factor);
     case QLORA_ROPE_LLAMA3:
-        return qlora__config_llama3(&r, top, rope);
+        return qlora__config_llama3(&r, outer, rope);
     case QLORA_ROPE_YARN:
-        return qlora__config_yarn(&r, top, c, rope);
+        return qlora__config_yarn(&r, outer, c, rope);
     case QLORA_ROPE_LONGROPE:
         return qlora__config_longrope(&r, top, c, rope);
     case QLORA_ROPE_DEFAULT:
@@ -267,7 +269,23 @@ static qlora_result qlora__config_ropes_per_kind(const qlora__config_reader* r,
     return qlora__config_rope(r, arch, slide, sliding, c, &c->rope_sliding);
 }
 
-// rope_scaling (old files) or rope_parameters (new files: one set, or one per layer type).
+// Refuses separate sets for the kinds of layers where a family has one set: transformers either
+// ignores them or cannot read the file.
+static qlora_result qlora__config_check_flat(const qlora__config_reader* r, const char* key,
+                                             uint32_t dict) {
+    static const char* const names[2] = {"full_attention", "sliding_attention"};
+    QLORA__TRY(qlora__config_need_object(r, key, dict));
+    for (int i = 0; i < 2; i++) {
+        uint32_t value = qlora__json_find(r->json, dict, names[i]);
+        if (value != 0) {
+            return qlora__config_refuse(r, key, value - 1,
+                                        "all layers of this family are rotated alike");
+        }
+    }
+    return QLORA_OK;
+}
+
+// rope_scaling (old files) or rope_parameters (new files).
 static qlora_result qlora__config_ropes(const qlora__config_reader* r, const qlora__arch* arch,
                                         qlora_model_config* c) {
     if ((arch->reads & QLORA__READS_ROPE_PER_KIND) != 0) {
@@ -281,29 +299,14 @@ static qlora_result qlora__config_ropes(const qlora__config_reader* r, const qlo
         key = "rope_parameters";
         dict = qlora__config_find(r, key);
     }
-    uint32_t full = dict;
-    uint32_t slide = dict;
-    const char* full_key = key;
-    const char* slide_key = key;
     double theta = arch->defaults.theta;
-    if (dict != 0) {
-        uint32_t per_full = qlora__json_find(r->json, dict, "full_attention");
-        uint32_t per_slide = qlora__json_find(r->json, dict, "sliding_attention");
-        if (per_full != 0 || per_slide != 0) {
-            full = per_full != 0 ? per_full : per_slide;
-            slide = per_slide != 0 ? per_slide : per_full;
-            full_key = per_full != 0 ? "full_attention" : "sliding_attention";
-            slide_key = per_slide != 0 ? "sliding_attention" : "full_attention";
-        }
-        QLORA__TRY(qlora__config_need_object(r, key, dict));
-        QLORA__TRY(qlora__config_need_object(r, full_key, full));
-        QLORA__TRY(qlora__config_need_object(r, slide_key, slide));
-    }
+    QLORA__TRY(dict != 0 ? qlora__config_check_flat(r, key, dict) : QLORA_OK);
     QLORA__TRY(qlora__config_positive(r, "rope_theta", theta, &theta));
-    QLORA__TRY(qlora__config_partial(r, arch, full, c));
+    QLORA__TRY(qlora__config_partial(r, arch, dict, c));
     if ((arch->reads & QLORA__READS_QUERY_BETA) != 0) {
-        QLORA__TRY(qlora__config_query_beta(r, full, c));
+        QLORA__TRY(qlora__config_query_beta(r, dict, c));
     }
-    QLORA__TRY(qlora__config_rope(r, arch, full, theta, c, &c->rope));
-    return qlora__config_rope(r, arch, slide, theta, c, &c->rope_sliding);
+    QLORA__TRY(qlora__config_rope(r, arch, dict, theta, c, &c->rope));
+    c->rope_sliding = c->rope;
+    return QLORA_OK;
 }

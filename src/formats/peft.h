@@ -80,15 +80,17 @@ static bool qlora__peft_is_all_linear(const qlora__json* json, uint32_t value) {
     return same;
 }
 
-// Evaluates target_modules or exclude_modules: a list of names (complete, or the part after a dot),
-// a regular expression, or "all-linear". *by_full_name: a list has the complete name.
-static qlora_result qlora__peft_selects(qlora__env* env, const qlora__json* json, uint32_t select,
+// Evaluates target_modules or exclude_modules: a list of names (complete, or the part after a dot)
+// or a regular expression; only target_modules may be "all-linear". *by_full_name: a list has the
+// complete name.
+static qlora_result qlora__peft_selects(qlora__env* env, const qlora__peft* p, uint32_t select,
                                         const char* module, bool* selected, bool* by_full_name) {
+    const qlora__json* json = &p->json;
     const qlora__json_token* t = &json->tokens[select];
     *selected = false;
     *by_full_name = false;
     if (t->kind == QLORA__JSON_STRING) {
-        if (qlora__peft_is_all_linear(json, select)) {
+        if (select == p->targets && qlora__peft_is_all_linear(json, select)) {
             *selected = strcmp(qlora__plain_name(module), "lm_head") != 0;
             return QLORA_OK;
         }
@@ -164,9 +166,9 @@ static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, co
     bool ignored = false;
     uint32_t value = 0;
     memset(out, 0, sizeof *out);
-    QLORA__TRY(qlora__peft_selects(env, json, p->targets, module, &selected, &full));
+    QLORA__TRY(qlora__peft_selects(env, p, p->targets, module, &selected, &full));
     if (p->excludes != 0) {
-        QLORA__TRY(qlora__peft_selects(env, json, p->excludes, module, &excluded, &ignored));
+        QLORA__TRY(qlora__peft_selects(env, p, p->excludes, module, &excluded, &ignored));
     }
     // As in PEFT, a module that is listed by its full name is adapted whatever its layer is.
     if (!selected || excluded ||

@@ -20,15 +20,21 @@ static void qlora__text_parquet_close(qlora__env* env, qlora__text_source* sourc
     }
 }
 
-// Whether a column holds something that cannot be read, or lists of numbers, which cost much time.
+// Whether a column holds something that cannot be read, fractions, which may be NaN, or lists of
+// numbers, which cost much time.
 static bool qlora__text_parquet_odd(const qlora__parquet* p, uint32_t column) {
     for (uint32_t i = column; i < p->nodes[column].end; i++) {
         const qlora__parquet_node* n = &p->nodes[i];
         if (n->why != NULL) {
             return true;
         }
-        if (n->kind == QLORA__PARQUET_LEAF && p->leaves[n->leaf].max_repetition > 0 &&
-            p->leaves[n->leaf].form != QLORA__PARQUET_AS_STRING) {
+        if (n->kind != QLORA__PARQUET_LEAF) {
+            continue;
+        }
+        const qlora__parquet_leaf* leaf = &p->leaves[n->leaf];
+        if ((leaf->max_repetition > 0 && leaf->form != QLORA__PARQUET_AS_STRING) ||
+            leaf->form == QLORA__PARQUET_AS_FLOAT || leaf->form == QLORA__PARQUET_AS_DOUBLE ||
+            leaf->form == QLORA__PARQUET_AS_HALF) {
             return true;
         }
     }

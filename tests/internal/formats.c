@@ -929,12 +929,20 @@ static const struct {
     {{"partial_rotary_factor", "0.5", NULL}, "partial_rotary_factor is 0.5; only 1 is supported"},
     {{"rope_scaling", "\"yes\"", NULL}, "rope_scaling is yes; it must be an object"},
     {{"rope_parameters", "[]", NULL}, "rope_parameters is []; it must be an object"},
-    {{"rope_parameters", "{\"full_attention\":{},\"sliding_attention\":7}", NULL},
+    {{"model_type", "\"olmo3\"", "architectures", NULL, "rope_parameters",
+      "{\"full_attention\":{},\"sliding_attention\":7}", NULL},
      "sliding_attention is 7; it must be an object"},
-    {{"rope_parameters", "{\"sliding_attention\":7}", NULL},
+    {{"model_type", "\"olmo3\"", "architectures", NULL, "rope_parameters",
+      "{\"sliding_attention\":7}", NULL},
      "sliding_attention is 7; it must be an object"},
-    {{"rope_parameters", "{\"full_attention\":7,\"sliding_attention\":{}}", NULL},
+    {{"model_type", "\"olmo3\"", "architectures", NULL, "rope_parameters",
+      "{\"full_attention\":7,\"sliding_attention\":{}}", NULL},
      "full_attention is 7; it must be an object"},
+    {{"rope_parameters", "{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":8}}", NULL},
+     "rope_parameters \"full_attention\" is not supported; all layers of this family are rotated"},
+    {{"model_type", "\"qwen3\"", "architectures", NULL, "rope_scaling",
+      "{\"rope_type\":\"default\",\"sliding_attention\":{\"rope_theta\":1e4}}", NULL},
+     "rope_scaling \"sliding_attention\" is not supported; all layers of this family"},
     {{"rope_scaling", "{\"type\":\"dynamic\",\"factor\":2.0}", NULL},
      "rope_type \"dynamic\" is not supported"},
     {{"rope_scaling", "{\"rope_type\":\"longrope\"}", NULL},
@@ -970,6 +978,13 @@ static const struct {
      "layer type \"full_attention\" is not supported; phi3 layers always have the window"},
     {{"model_type", "\"mistral\"", "architectures", NULL, "sliding_window", "0", NULL},
      "sliding_window is 0;"},
+    {{"model_type", "\"smollm3\"", "architectures", NULL, "sliding_window", "64", "layer_types",
+      "[\"sliding_attention\",\"full_attention\",\"full_attention\"]", NULL},
+     "layer type \"sliding_attention\" is not supported; sliding_window is missing, or "
+     "use_sliding_window"},
+    {{"model_type", "\"gemma2\"", "architectures", NULL, "sliding_window", "null", "layer_types",
+      "[\"full_attention\",\"sliding_attention\",\"full_attention\"]", NULL},
+     "layer type \"sliding_attention\" is not supported; sliding_window is missing"},
     {{"bos_token_id", "512", NULL}, "bos_token_id is 512;"},
     {{"eos_token_id", "[1,512]", NULL},
      "eos_token_id is [1,512]; ids must be from 0 to vocab_size - 1 (511)"},
@@ -1068,16 +1083,15 @@ TEST config_reads_the_old_dialect(void) {
     PASS();
 }
 
-// New style: rope_parameters per layer type, dtype, layer_types. The sizes are those of Qwen3 0.6B.
+// New style: rope_parameters, dtype, layer_types. The sizes are those of Qwen3 0.6B.
 TEST config_reads_the_new_dialect(void) {
     static const char text[] =
         "{\"architectures\":[\"Qwen3ForCausalLM\"],\"dtype\":\"float16\",\"eos_token_id\":151645,"
         "\"hidden_size\":1024,\"intermediate_size\":3072,\"layer_types\":[\"full_attention\","
         "\"sliding_attention\"],\"max_position_embeddings\":40960,\"model_type\":\"qwen3\","
         "\"num_attention_heads\":16,\"num_hidden_layers\":2,\"num_key_value_heads\":8,"
-        "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"linear\",\"factor\":8,"
-        "\"rope_theta\":1000000},\"sliding_attention\":{\"rope_theta\":10000.0,"
-        "\"rope_type\":\"default\"}},\"sliding_window\":512,\"use_sliding_window\":true,"
+        "\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":8,\"rope_theta\":1000000},"
+        "\"sliding_window\":512,\"use_sliding_window\":true,"
         "\"tie_word_embeddings\":true,\"pad_token_id\":null,\"vocab_size\":151936}";
     world w;
     qlora_model_config c;
@@ -1086,7 +1100,7 @@ TEST config_reads_the_new_dialect(void) {
     ASSERT(c.family == QLORA_FAMILY_QWEN3 && c.head_dim == 128 && c.qk_norm && !c.qkv_bias &&
            c.tied);
     ASSERT(c.rope.type == QLORA_ROPE_LINEAR && c.rope.theta == 1e6 && c.rope.factor == 8.0);
-    ASSERT(c.rope_sliding.type == QLORA_ROPE_DEFAULT && c.rope_sliding.theta == 1e4);
+    ASSERT(c.rope_sliding.type == QLORA_ROPE_LINEAR && c.rope_sliding.theta == 1e6);
     ASSERT(c.window == 512 && c.sliding[0] == 0 && c.sliding[1] == 1 && c.dtype == QLORA_F16);
     ASSERT(c.rms_eps == 1e-6 && c.pad_id == -1 && c.bos_id == -1 && c.stop_count == 1);
     ASSERT(world_end(&w));
@@ -1312,6 +1326,57 @@ TEST config_knows_layers_and_rotation_of_the_families(void) {
                          &c));
     ASSERT(c.rope.type == QLORA_ROPE_YARN && c.rope.original_max_position == 99.0);
     ASSERT(c.rope.theta == 1e4);
+    ASSERT(world_end(&w));
+    PASS();
+}
+
+// Keys that are left out, null, or of another family, as transformers 5.23 reads them.
+TEST config_knows_the_defaults_of_transformers(void) {
+    static const char* const families[3] = {"mistral", "qwen2", "qwen3"};
+    world w;
+    qlora_model_config c;
+    char text[400];
+    world_begin(&w);
+    for (int i = 0; i < 3; i++) {
+        snprintf(text, sizeof text,
+                 "{\"model_type\":\"%s\",\"vocab_size\":512,\"hidden_size\":64,"
+                 "\"intermediate_size\":96,\"num_hidden_layers\":2,\"num_attention_heads\":32}",
+                 families[i]);
+        ASSERT_EQ(QLORA_OK, family_try(&w, text, &c));
+        ASSERT(c.kv_heads == (i == 0 ? 8 : 32) && c.max_positions == (i == 0 ? 131072 : 32768));
+        ASSERT(c.head_dim == (i == 2 ? 128 : 2));
+    }
+    ASSERT_EQ(QLORA_OK, family_try(&w,
+                                   "{\"model_type\":\"seed_oss\",\"hidden_size\":5120,"
+                                   "\"head_dim\":null}",
+                                   &c));
+    ASSERT(c.head_dim == 64);
+    ASSERT(refused(&w,
+                   family_try(&w,
+                              "{\"model_type\":\"seed_oss\",\"hidden_size\":5000,"
+                              "\"head_dim\":null}",
+                              &c),
+                   "head_dim is missing"));
+    // only gemma3 and exaone4 have a pattern of their own
+    ASSERT_EQ(QLORA_OK,
+              family_try(&w, "{\"model_type\":\"gemma2\",\"sliding_window_pattern\":3}", &c));
+    ASSERT(c.sliding[0] == 1 && c.sliding[1] == 0 && c.sliding[2] == 1);
+    ASSERT_EQ(QLORA_OK,
+              family_try(&w, "{\"model_type\":\"olmo3\",\"sliding_window_pattern\":1}", &c));
+    ASSERT(c.sliding[0] == 1 && c.sliding[2] == 1 && c.sliding[3] == 0);
+    ASSERT_EQ(QLORA_OK, family_try(&w,
+                                   "{\"model_type\":\"gemma3_text\","
+                                   "\"sliding_window_pattern\":3}",
+                                   &c));
+    ASSERT(c.sliding[1] == 1 && c.sliding[2] == 0);
+    // sets for kinds of layers do not see the original maximum at the top
+    ASSERT_EQ(QLORA_OK,
+              family_try(&w,
+                         "{\"model_type\":\"olmo3\",\"original_max_position_embeddings\":99,"
+                         "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"yarn\","
+                         "\"factor\":4,\"original_max_position_embeddings\":64}}}",
+                         &c));
+    ASSERT(c.rope.original_max_position == 64.0);
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1831,6 +1896,7 @@ TEST peft_selects_modules(void) {
          8, 2.0},
         {LORA("\"target_modules\":[\"q_proj\"],\"exclude_modules\":\".*layers\\\\.1.*\""), Q12, 0,
          0.0},
+        {LORA("\"target_modules\":[\"q_proj\"],\"exclude_modules\":\"all-linear\""), Q0, 8, 2.0},
         {LORA("\"target_modules\":[\"q_proj\"],\"layers_to_transform\":[1,12]"), Q12, 8, 2.0},
         {LORA("\"target_modules\":[\"q_proj\"],\"layers_to_transform\":[1,12]"), Q0, 0, 0.0},
         {LORA("\"target_modules\":[\"q_proj\"],\"layers_to_transform\":0,\"layers_pattern\":"
@@ -2624,6 +2690,7 @@ SUITE(formats_suite) {
     RUN_TEST(config_knows_the_families);
     RUN_TEST(config_fills_in_class_defaults);
     RUN_TEST(config_knows_layers_and_rotation_of_the_families);
+    RUN_TEST(config_knows_the_defaults_of_transformers);
     RUN_TEST(config_reads_the_folder);
     RUN_TEST(folder_single_file);
     RUN_TEST(folder_shards);

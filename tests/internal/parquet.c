@@ -565,9 +565,13 @@ TEST parquet_data(void) {
     r.desc.columns = "text=prompt";
     ASSERT_STR_EQ("1:<s>one</s>\n3:<s>\"\t</s>\n4:<s>one</s>\n6:<s>\"\t</s>\n",
                   data_load(&r, "x.parquet", file.data, file.size));
-    // a column that cannot be read is an error only if it is used
+    // a column that cannot be read, or holds a NaN, is an error only if it is used
     r.desc.format = NULL;
     r.desc.columns = NULL;
+    pq_scores[0] = (double)NAN;
+    pq_make(&file, 0, false, 1);
+    pq_scores[0] = 0.5;
+    ASSERT_STR_EQ("1:<s>alpha\nalphabet</s>\n", data_load(&r, "x.parquet", file.data, file.size));
     pq_make(&file, 0, false, 1);
     find_bytes(&file, "\x05score", 6)[-4] = 2 * 3; // an INT96
     ASSERT_STR_EQ("1:<s>alpha\nalphabet</s>\n", data_load(&r, "x.parquet", file.data, file.size));
