@@ -8241,7 +8241,7 @@ enum {
 #define QLORA__TEXT_S                                                                              \
     (QLORA__TEXT_BIT(SYMBOL) | QLORA__TEXT_BIT(WORD_SYMBOL) | QLORA__TEXT_BIT(OLD_PUNCT))
 #define QLORA__TEXT_WS QLORA__TEXT_BIT(SPACE)
-// \w of the regular expressions; single_word also counts the joiners
+// \w of the regular expressions; single_word and Whitespace also count the joiners
 #define QLORA__TEXT_W                                                                              \
     (QLORA__TEXT_L | QLORA__TEXT_M | QLORA__TEXT_BIT(DIGIT) | QLORA__TEXT_BIT(CONNECTOR) |         \
      QLORA__TEXT_BIT(WORD_SYMBOL))
@@ -10749,6 +10749,21 @@ static qlora_result qlora__pattern_chars(qlora__pattern_parser* p, uint32_t low,
     return QLORA_OK;
 }
 
+// Refuses what one character matches where case is ignored: the sharp s is ss, and ligatures are
+// letters. The first letter was read, the second one is next.
+static qlora_result qlora__pattern_pair(const qlora__pattern_parser* p, uint32_t first) {
+    static const char* const pairs[] = {"ss", "st", "ff", "fi", "fl"};
+    if (!p->groups[p->depth].any_case || p->at >= p->size) {
+        return QLORA_OK;
+    }
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(pairs); i++) {
+        if ((first | 0x20u) == (uint8_t)pairs[i][0] && (p->text[p->at] | 0x20) == pairs[i][1]) {
+            return qlora__pattern_refuse(p, "two letters that one character can stand for");
+        }
+    }
+    return QLORA_OK;
+}
+
 typedef struct qlora__pattern_property {
     const char* name;
     unsigned mask;
@@ -11048,6 +11063,7 @@ static qlora_result qlora__pattern_parse_atom(qlora__pattern_parser* p, int64_t*
         QLORA__TRY(qlora__pattern_parse_char(p, &code));
     }
     if (!is_class) {
+        QLORA__TRY(qlora__pattern_pair(p, code));
         QLORA__TRY(qlora__pattern_chars(p, code, code));
     }
     return qlora__pattern_add_set(p);
@@ -11824,11 +11840,12 @@ static size_t qlora__text_match_ascii3(const qlora__text_view* v, size_t at, uns
     return at + 3;
 }
 
-// \w+|[^\w\s]+
+// \w+|[^\w\s]+ where \w has the joiners
 static size_t qlora__text_match_words(const qlora__text_view* v, size_t at, unsigned option) {
+    const unsigned word = QLORA__TEXT_W | QLORA__TEXT_BIT(JOINER);
     (void)option;
-    size_t end = qlora__text_run(v, at, QLORA__TEXT_W);
-    return end > at ? end : qlora__text_run(v, at, ~(QLORA__TEXT_W | QLORA__TEXT_WS));
+    size_t end = qlora__text_run(v, at, word);
+    return end > at ? end : qlora__text_run(v, at, ~(word | QLORA__TEXT_WS));
 }
 
 // The end of the match at a position; the position itself when there is none.
@@ -12017,6 +12034,18 @@ typedef struct qlora__text_steps {
     size_t count;
 } qlora__text_steps;
 
+// Numbers of Unicode 17, which the Digits step knows but regular expressions do not: U+11DE0 to
+// U+11DE9, U+16FF4 to U+16FF6. The character has four bytes.
+static bool qlora__text_new_number(const unsigned char* s) {
+    static const unsigned char runs[][4] = {{0x91, 0xB7, 0xA0, 0xA9}, {0x96, 0xBF, 0xB4, 0xB6}};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(runs); i++) {
+        if (s[1] == runs[i][0] && s[2] == runs[i][1] && s[3] >= runs[i][2] && s[3] <= runs[i][3]) {
+            return s[0] == 0xF0;
+        }
+    }
+    return false;
+}
+
 // The end of a match of the step at a position, or the position. Not for programs.
 static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__text_view* v,
                                      size_t at) {
@@ -12031,9 +12060,11 @@ static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__
     unsigned bit = qlora__text_class_at(v, at, &length);
     if (step->kind == QLORA__TEXT_P_PUNCTUATION) {
         bool ascii_symbol = length == 1 && v->s[at] < 0x80 && (bit & QLORA__TEXT_S);
-        return (bit & QLORA__TEXT_P_STEP) || ascii_symbol ? at + length : at;
+        bool mark = length == 4 && memcmp(v->s + at, "\xF0\x91\x87\x89", 4) == 0; // U+111C9
+        return (bit & QLORA__TEXT_P_STEP) || ascii_symbol || mark ? at + length : at;
     }
-    return bit & step->mask ? at + length : at;
+    bool number = (step->mask & QLORA__TEXT_N) && length == 4 && qlora__text_new_number(v->s + at);
+    return (bit & step->mask) || number ? at + length : at;
 }
 
 // The same for a step of any kind; the text that is searched begins at `begin`.
@@ -13105,6 +13136,15 @@ static uint32_t qlora__text_nmt(uint32_t code) {
     return code;
 }
 
+// Letters of Unicode 15 to 17, whose lower case templates do not know.
+static uint32_t qlora__text_new_lower(uint32_t code) {
+    static const qlora__text_case_run runs[] = {
+        {0x1C89, 0x1C89, 1, 1},      {0xA7CB, 0xA7CB, -0xA567, 1}, {0xA7CC, 0xA7CE, 1, 2},
+        {0xA7D2, 0xA7D4, 1, 2},      {0xA7DA, 0xA7DA, 1, 1},       {0xA7DC, 0xA7DC, -0xA641, 1},
+        {0x10D50, 0x10D65, 0x20, 1}, {0x16EA0, 0x16EB8, 0x1B, 1}};
+    return code < 0x1C89 ? code : qlora__text_case_map(runs, QLORA__TEXT_COUNT(runs), code);
+}
+
 // The steps that change one character after another. What is not UTF-8 stays.
 static qlora_result qlora__text_characters(qlora__env* env, int kind, const char* text, size_t size,
                                            qlora_text_bytes* out) {
@@ -13122,7 +13162,7 @@ static qlora_result qlora__text_characters(qlora__env* env, int kind, const char
             continue;
         }
         if (kind == QLORA__TEXT_N_LOWER) {
-            count = qlora__text_case_of(code, QLORA__TEXT_LOWER_CASE, to);
+            count = qlora__text_case_of(qlora__text_new_lower(code), QLORA__TEXT_LOWER_CASE, to);
         } else {
             to[0] = qlora__text_nmt(code);
             count = to[0] != 0 || code == 0 ? 1 : 0;
@@ -13589,6 +13629,60 @@ static bool qlora__text_cut_is_safe(const qlora_text_tok* tok) {
     return true;
 }
 
+// The power of ten of a number in JSON text: what follows its e, and `exponent`.
+static int64_t qlora__text_score_exponent(const char* text, size_t size, int64_t exponent) {
+    const int64_t most = 1000000000;
+    int64_t value = 0;
+    size_t at = size > 0 && (text[0] == '+' || text[0] == '-') ? 1 : 0;
+    for (size_t i = at; i < size && value < most; i++) {
+        value = value * 10 + (text[i] - '0');
+    }
+    return exponent + (at > 0 && text[0] == '-' ? -value : value);
+}
+
+// A score as the `tokenizers` library reads it: 64 bits of digits, rounded, and multiplied or
+// divided by a power of ten. This is not always the nearest number, and sums of scores are compared.
+static bool qlora__text_score(const qlora__json* json, const qlora__json_token* token,
+                              double* out) {
+    if (token->kind != QLORA__JSON_NUMBER) {
+        return false;
+    }
+    const char* text = json->text + token->begin;
+    size_t size = token->end - token->begin;
+    uint64_t digits = 0;
+    int64_t exponent = 0;
+    bool full = false;
+    bool point = false;
+    size_t at = text[0] == '-' ? 1 : 0;
+    for (; at < size && text[at] != 'e' && text[at] != 'E'; at++) {
+        if (text[at] == '.') {
+            point = true;
+            full = false; // the fraction may still fit
+            continue;
+        }
+        uint64_t digit = (uint64_t)(text[at] - '0');
+        full = full || digits > (UINT64_MAX - digit) / 10;
+        digits = full ? digits : digits * 10 + digit;
+        exponent += full ? (point ? 0 : 1) : (point ? -1 : 0);
+    }
+    if (at < size) {
+        exponent = qlora__text_score_exponent(text + at + 1, size - at - 1, exponent);
+    }
+    double x = (double)digits;
+    for (; exponent < -308 && x > 0; exponent += 308) {
+        x /= 1e308;
+    }
+    if (x > 0 && exponent <= 308) {
+        char power[8];
+        int count =
+            snprintf(power, sizeof power, "1e%d", (int)(exponent < 0 ? -exponent : exponent));
+        double ten = qlora__number_parse(power, (size_t)count);
+        x = exponent < 0 ? x / ten : x * ten;
+    }
+    *out = text[0] == '-' ? -x : x;
+    return x <= 1.7976931348623157e308 && (x <= 0 || exponent <= 308);
+}
+
 // The vocabulary of a Unigram model: [[token, score], ...]. Of equal tokens the last one counts.
 static qlora_result qlora__text_load_scores(qlora__env* env, qlora_text_tok* tok,
                                             const qlora__json* json,
@@ -13606,10 +13700,9 @@ static qlora_result qlora__text_load_scores(qlora__env* env, qlora_text_tok* tok
     const qlora__json_token* pair = vocab + 1;
     for (uint32_t i = 0; i < vocab->count; i++) {
         const qlora__json_token* name = pair + 1;
-        bool good =
-            pair->kind == QLORA__JSON_ARRAY && pair->count == 2 && qlora__text_json_string(name) &&
-            qlora__json_double(json, (uint32_t)(qlora__text_json_next(json, name) - json->tokens),
-                               &tok->scores[i]);
+        bool good = pair->kind == QLORA__JSON_ARRAY && pair->count == 2 &&
+                    qlora__text_json_string(name) &&
+                    qlora__text_score(json, qlora__text_json_next(json, name), &tok->scores[i]);
         if (!good) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT, "model.vocab[%lu] is not [token, score]",
                                    (unsigned long)i);
@@ -15758,8 +15851,9 @@ static bool qlora__text_scan_next(const qlora_text_tok* tok, qlora__text_scan* s
             (found->single_word && !qlora__text_scan_alone(tok, scan, start, stop))) {
             continue;
         }
-        if (found->strip_left) {
+        if (found->strip_left) { // what was returned already is not taken again
             start = qlora__text_space_before(tok, scan->text, scan->done, start);
+            start = start > scan->done ? start : scan->done;
         }
         if (found->strip_right) {
             if (stop >= scan->spaces) { // white space is scanned only once
@@ -15767,6 +15861,9 @@ static bool qlora__text_scan_next(const qlora_text_tok* tok, qlora__text_scan* s
                 scan->spaces = qlora__text_run(&view, stop, QLORA__TEXT_WS);
             }
             stop = scan->spaces > stop ? scan->spaces : stop;
+        }
+        if (start >= stop) { // nothing is left of it
+            continue;
         }
         // Stripped white space may contain the next token. The library then returns to the end of
         // this one; so does this function.
@@ -32405,4 +32502,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 7d6f12ab3e670aaa
+//@@ end 81e30f3f802c4861

@@ -206,8 +206,9 @@ static bool qlora__text_scan_next(const qlora_text_tok* tok, qlora__text_scan* s
             (found->single_word && !qlora__text_scan_alone(tok, scan, start, stop))) {
             continue;
         }
-        if (found->strip_left) {
+        if (found->strip_left) { // what was returned already is not taken again
             start = qlora__text_space_before(tok, scan->text, scan->done, start);
+            start = start > scan->done ? start : scan->done;
         }
         if (found->strip_right) {
             if (stop >= scan->spaces) { // white space is scanned only once
@@ -215,6 +216,9 @@ static bool qlora__text_scan_next(const qlora_text_tok* tok, qlora__text_scan* s
                 scan->spaces = qlora__text_run(&view, stop, QLORA__TEXT_WS);
             }
             stop = scan->spaces > stop ? scan->spaces : stop;
+        }
+        if (start >= stop) { // nothing is left of it
+            continue;
         }
         // Stripped white space may contain the next token. The library then returns to the end of
         // this one; so does this function.
