@@ -1032,6 +1032,37 @@ TEST stripped_tokens(void) {
     PASS();
 }
 
+// Added tokens that normalizing makes equal: the first one is found, special ones before others.
+TEST equal_added_tokens(void) {
+#define ADDED(id, name, special)                                                                   \
+    "{\"id\":" id ",\"content\":\"" name "\",\"normalized\":true,\"special\":" special "}"
+    static const struct {
+        const char* added;
+        int32_t want;
+    } rows[] = {{ADDED("1", "X", "false") "," ADDED("2", "x", "false"), 1},
+                {ADDED("1", "X", "false") "," ADDED("2", "x", "true"), 2},
+                {ADDED("1", "X", "true") "," ADDED("2", "x", "true"), 1},
+                {ADDED("1", "X", "true") "," ADDED("2", "x", "false"), 1},
+                {ADDED("1", "x", "false") "," ADDED("1", "x", "true"), 1}};
+#undef ADDED
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char json[400];
+        qlora_text_tok* tok = NULL;
+        qlora_text_ids ids = {0};
+        snprintf(json, sizeof json,
+                 "{\"added_tokens\":[%s],\"normalizer\":{\"type\":\"Lowercase\"},\"model\":{"
+                 "\"vocab\":{\"a\":0},\"merges\":[]}}",
+                 rows[i].added);
+        ASSERTm(WHY, OK(qlora_text_tok_load(lib, "t", json, strlen(json), &tok)));
+        ASSERT(OK(qlora_text_encode(tok, "X", 1, 0, &ids)));
+        ASSERT_EQ(1, ids.count);
+        ASSERT_EQm(rows[i].added, rows[i].want, ids.data[0]);
+        qlora_text_ids_free(lib, &ids);
+        qlora_text_tok_close(tok);
+    }
+    PASS();
+}
+
 // Characters that the steps of the library know but its regular expressions do not: with "_" before
 // every piece, the number of ids tells the number of pieces.
 TEST step_characters(void) {
@@ -1291,6 +1322,20 @@ TEST refused_tokenizers(void) {
          "end_of_word_suffix"},
         {"{\"model\":{\"vocab\":{},\"merges\":[],\"dropout\":0.1}}", "dropout"},
         {MINI("\"normalizer\":{\"type\":\"NFKC\"}"), "NFKC"},
+        {MINI("\"normalizer\":{\"type\":\"Prepend\",\"prepend\":\"\"}"),
+         "Prepend: the text is empty"},
+        {MINI("\"normalizer\":{\"type\":\"Strip\",\"strip_left\":true},\"added_tokens\":[{\"id\":3,"
+              "\"content\":\"\\t\",\"normalized\":true}]"),
+         "added_tokens: the token with id 3 is empty when it is normalized"},
+        {MINI("\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":"
+              "\"BertProcessing\","
+              "\"cls\":[\"a\",0],\"sep\":[\"b\",1]},{\"type\":\"ByteLevel\"},{\"type\":"
+              "\"RobertaProcessing\",\"cls\":[\"a\",0],\"sep\":[\"b\",1]}]}"),
+         "post_processor: RobertaProcessing after a step that adds tokens"},
+        {MINI("\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteFallback\"},{"
+              "\"type\":"
+              "\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]}"),
+         "decoder: only Fuse is supported after ByteFallback"},
         {MINI("\"decoder\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"x+\"},\"content\":"
               "\"\"}"),
          "a decoder with a regular expression"},
@@ -2196,6 +2241,7 @@ SUITE(text_suite) {
     RUN_TESTp(streams, "text_spm");
     RUN_TEST(added_tokens);
     RUN_TEST(stripped_tokens);
+    RUN_TEST(equal_added_tokens);
     RUN_TEST(step_characters);
     RUN_TEST(dropped_start);
     RUN_TEST(unknown_characters);
