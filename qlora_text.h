@@ -15761,6 +15761,7 @@ static qlora_result qlora__text_pieces_encode(qlora__env* env, qlora_text_tok* t
         bool split = true;
         if (step->kind == QLORA__TEXT_P_METASPACE || step->kind == QLORA__TEXT_P_PREFIX_SPACE) {
             qlora_text_bytes* buffer = &tok->buffers[written++ % 2 == 0 ? 3 : 0];
+            first = first && now->count > 0 && now->data[0].begin == 0; // not if it was removed
             QLORA__TRY(
                 qlora__text_rewrite(env, step, (const char*)view.s, now, first, open, buffer));
             view.s = (const unsigned char*)buffer->data;
@@ -32543,4 +32544,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 876259a64057d66b
+//@@ end 6752252ba4d3f7ef

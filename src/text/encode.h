@@ -75,6 +75,7 @@ static qlora_result qlora__text_pieces_encode(qlora__env* env, qlora_text_tok* t
         bool split = true;
         if (step->kind == QLORA__TEXT_P_METASPACE || step->kind == QLORA__TEXT_P_PREFIX_SPACE) {
             qlora_text_bytes* buffer = &tok->buffers[written++ % 2 == 0 ? 3 : 0];
+            first = first && now->count > 0 && now->data[0].begin == 0; // not if it was removed
             QLORA__TRY(
                 qlora__text_rewrite(env, step, (const char*)view.s, now, first, open, buffer));
             view.s = (const unsigned char*)buffer->data;

@@ -1129,7 +1129,7 @@ TEST step_characters(void) {
     PASS();
 }
 
-// A prefix for the start of a text only: none if normalizing drops the start, as in `tokenizers`.
+// A prefix for the start of a text only: none if the start was dropped, as in `tokenizers`.
 TEST dropped_start(void) {
 #define STEPS(steps)                                                                               \
     "{\"normalizer\":" steps ",\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"_\","   \
@@ -1151,7 +1151,13 @@ TEST dropped_start(void) {
         {STEPS("{\"type\":\"Replace\",\"pattern\":{\"Regex\":\" +\"},\"content\":\"x\"}"), "  a",
          2},
         {STEPS("{\"type\":\"Replace\",\"pattern\":{\"String\":\"  \"},\"content\":\"x\"}"), "  a",
-         2}};
+         2},
+        {"{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":"
+         "\"WhitespaceSplit\"},"
+         "{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"first\",\"split\":"
+         "false}"
+         "]},\"model\":{\"vocab\":{\"a\":0,\"_\":1},\"merges\":[]}}",
+         " a", 1}};
 #undef STEPS
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         qlora_text_tok* tok = NULL;
