@@ -13641,7 +13641,8 @@ static int64_t qlora__text_score_exponent(const char* text, size_t size, int64_t
 }
 
 // A score as the `tokenizers` library reads it: 64 bits of digits, rounded, and multiplied or
-// divided by a power of ten. This is not always the nearest number, and sums of scores are compared.
+// divided by a power of ten. This is not always the nearest number, but sums of scores are compared
+// to the last bit.
 static bool qlora__text_score(const qlora__json* json, const qlora__json_token* token,
                               double* out) {
     if (token->kind != QLORA__JSON_NUMBER) {
@@ -14239,9 +14240,10 @@ static qlora_result qlora__text_load_decoder(qlora__env* env, qlora_text_tok* to
     for (size_t i = 0; i < count; i++) {
         QLORA__TRY(qlora__text_load_decoder_step(env, tok, json, nodes[i]));
         int kind = tok->decoder.data[tok->decoder.count - 1].kind;
-        if (spelt && !fused && kind != QLORA__TEXT_D_FUSE) { // it would see runs of bytes as one
-            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                   "decoder: only Fuse is supported after ByteFallback");
+        if (spelt && !fused && kind != QLORA__TEXT_D_FUSE && kind != QLORA__TEXT_D_METASPACE) {
+            return qlora__env_fail(
+                env, QLORA_ERR_UNSUPPORTED,
+                "decoder: only Fuse and Metaspace are supported after ByteFallback");
         }
         spelt = spelt || kind == QLORA__TEXT_D_BYTE_FALLBACK;
         if (fused && kind != QLORA__TEXT_D_STRIP && kind != QLORA__TEXT_D_FUSE) {
@@ -32544,4 +32546,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 6752252ba4d3f7ef
+//@@ end b633c25757a6cbec

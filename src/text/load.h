@@ -440,9 +440,10 @@ static qlora_result qlora__text_load_decoder(qlora__env* env, qlora_text_tok* to
     for (size_t i = 0; i < count; i++) {
         QLORA__TRY(qlora__text_load_decoder_step(env, tok, json, nodes[i]));
         int kind = tok->decoder.data[tok->decoder.count - 1].kind;
-        if (spelt && !fused && kind != QLORA__TEXT_D_FUSE) { // it would see runs of bytes as one
-            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                   "decoder: only Fuse is supported after ByteFallback");
+        if (spelt && !fused && kind != QLORA__TEXT_D_FUSE && kind != QLORA__TEXT_D_METASPACE) {
+            return qlora__env_fail(
+                env, QLORA_ERR_UNSUPPORTED,
+                "decoder: only Fuse and Metaspace are supported after ByteFallback");
         }
         spelt = spelt || kind == QLORA__TEXT_D_BYTE_FALLBACK;
         if (fused && kind != QLORA__TEXT_D_STRIP && kind != QLORA__TEXT_D_FUSE) {

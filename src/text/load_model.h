@@ -381,7 +381,8 @@ static int64_t qlora__text_score_exponent(const char* text, size_t size, int64_t
 }
 
 // A score as the `tokenizers` library reads it: 64 bits of digits, rounded, and multiplied or
-// divided by a power of ten. This is not always the nearest number, and sums of scores are compared.
+// divided by a power of ten. This is not always the nearest number, but sums of scores are compared
+// to the last bit.
 static bool qlora__text_score(const qlora__json* json, const qlora__json_token* token,
                               double* out) {
     if (token->kind != QLORA__JSON_NUMBER) {

@@ -1288,6 +1288,32 @@ TEST unigram_scores(void) {
     PASS();
 }
 
+// Steps that the library accepts, but whose outcome differs from what their order suggests.
+TEST refused_chains(void) {
+    static const char* const rows[][2] = {
+        {MINI("\"normalizer\":{\"type\":\"Prepend\",\"prepend\":\"\"}"),
+         "Prepend: the text is empty"},
+        {MINI("\"normalizer\":{\"type\":\"Strip\",\"strip_left\":true},\"added_tokens\":[{\"id\":3,"
+              "\"content\":\"\\t\",\"normalized\":true}]"),
+         "added_tokens: the token with id 3 is empty when it is normalized"},
+        {MINI("\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":"
+              "\"BertProcessing\","
+              "\"cls\":[\"a\",0],\"sep\":[\"b\",1]},{\"type\":\"ByteLevel\"},{\"type\":"
+              "\"RobertaProcessing\",\"cls\":[\"a\",0],\"sep\":[\"b\",1]}]}"),
+         "post_processor: RobertaProcessing after a step that adds tokens"},
+        {MINI("\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteFallback\"},{"
+              "\"type\":"
+              "\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]}"),
+         "decoder: only Fuse and Metaspace are supported after ByteFallback"}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        qlora_text_tok* tok = NULL;
+        ASSERT_EQ(QLORA_ERR_UNSUPPORTED,
+                  qlora_text_tok_load(lib, "t", rows[i][0], strlen(rows[i][0]), &tok));
+        ASSERTm(rows[i][1], strstr(reason(), rows[i][1]) != NULL);
+    }
+    PASS();
+}
+
 TEST refused_tokenizers(void) {
     static const char* const rows[][2] = {
         {"", "expected a value"},
@@ -1328,20 +1354,6 @@ TEST refused_tokenizers(void) {
          "end_of_word_suffix"},
         {"{\"model\":{\"vocab\":{},\"merges\":[],\"dropout\":0.1}}", "dropout"},
         {MINI("\"normalizer\":{\"type\":\"NFKC\"}"), "NFKC"},
-        {MINI("\"normalizer\":{\"type\":\"Prepend\",\"prepend\":\"\"}"),
-         "Prepend: the text is empty"},
-        {MINI("\"normalizer\":{\"type\":\"Strip\",\"strip_left\":true},\"added_tokens\":[{\"id\":3,"
-              "\"content\":\"\\t\",\"normalized\":true}]"),
-         "added_tokens: the token with id 3 is empty when it is normalized"},
-        {MINI("\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":"
-              "\"BertProcessing\","
-              "\"cls\":[\"a\",0],\"sep\":[\"b\",1]},{\"type\":\"ByteLevel\"},{\"type\":"
-              "\"RobertaProcessing\",\"cls\":[\"a\",0],\"sep\":[\"b\",1]}]}"),
-         "post_processor: RobertaProcessing after a step that adds tokens"},
-        {MINI("\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteFallback\"},{"
-              "\"type\":"
-              "\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]}"),
-         "decoder: only Fuse is supported after ByteFallback"},
         {MINI("\"decoder\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"x+\"},\"content\":"
               "\"\"}"),
          "a decoder with a regular expression"},
@@ -2252,6 +2264,7 @@ SUITE(text_suite) {
     RUN_TEST(dropped_start);
     RUN_TEST(unknown_characters);
     RUN_TEST(refused_tokenizers);
+    RUN_TEST(refused_chains);
     RUN_TEST(bin_format);
     RUN_TEST(records);
     RUN_TEST(end_tokens_are_ids);
