@@ -40,7 +40,7 @@ enum {
 #define QLORA__TEXT_S                                                                              \
     (QLORA__TEXT_BIT(SYMBOL) | QLORA__TEXT_BIT(WORD_SYMBOL) | QLORA__TEXT_BIT(OLD_PUNCT))
 #define QLORA__TEXT_WS QLORA__TEXT_BIT(SPACE)
-// \w of the regular expressions; single_word also counts the joiners
+// \w of the regular expressions; single_word and Whitespace also count the joiners
 #define QLORA__TEXT_W                                                                              \
     (QLORA__TEXT_L | QLORA__TEXT_M | QLORA__TEXT_BIT(DIGIT) | QLORA__TEXT_BIT(CONNECTOR) |         \
      QLORA__TEXT_BIT(WORD_SYMBOL))

@@ -75,6 +75,7 @@ static qlora_result qlora__text_pieces_encode(qlora__env* env, qlora_text_tok* t
         bool split = true;
         if (step->kind == QLORA__TEXT_P_METASPACE || step->kind == QLORA__TEXT_P_PREFIX_SPACE) {
             qlora_text_bytes* buffer = &tok->buffers[written++ % 2 == 0 ? 3 : 0];
+            first = first && now->count > 0 && now->data[0].begin == 0; // not if it was removed
             QLORA__TRY(
                 qlora__text_rewrite(env, step, (const char*)view.s, now, first, open, buffer));
             view.s = (const unsigned char*)buffer->data;
@@ -206,8 +207,9 @@ static bool qlora__text_scan_next(const qlora_text_tok* tok, qlora__text_scan* s
             (found->single_word && !qlora__text_scan_alone(tok, scan, start, stop))) {
             continue;
         }
-        if (found->strip_left) {
+        if (found->strip_left) { // what was returned already is not taken again
             start = qlora__text_space_before(tok, scan->text, scan->done, start);
+            start = start > scan->done ? start : scan->done;
         }
         if (found->strip_right) {
             if (stop >= scan->spaces) { // white space is scanned only once
@@ -215,6 +217,9 @@ static bool qlora__text_scan_next(const qlora_text_tok* tok, qlora__text_scan* s
                 scan->spaces = qlora__text_run(&view, stop, QLORA__TEXT_WS);
             }
             stop = scan->spaces > stop ? scan->spaces : stop;
+        }
+        if (start >= stop) { // nothing is left of it
+            continue;
         }
         // Stripped white space may contain the next token. The library then returns to the end of
         // this one; so does this function.

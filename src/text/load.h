@@ -205,6 +205,9 @@ static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok*
         if (step->kind == QLORA__TEXT_N_PREPEND) {
             QLORA__TRY(
                 qlora__text_step_string(env, json, nodes[i], "prepend", &step->a, &step->a_size));
+            if (step->a_size == 0) { // the library then repeats the first character
+                return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "Prepend: the text is empty");
+            }
         } else if (step->kind == QLORA__TEXT_N_REPLACE) {
             QLORA__TRY(qlora__text_step_pattern(env, json, nodes[i], tok, step));
             step->kind = step->a != NULL ? QLORA__TEXT_N_REPLACE : QLORA__TEXT_N_REPLACE_PATTERN;
@@ -433,9 +436,16 @@ static qlora_result qlora__text_load_decoder(qlora__env* env, qlora_text_tok* to
         return qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_JOIN, &step);
     }
     bool fused = false;
+    bool spelt = false;
     for (size_t i = 0; i < count; i++) {
         QLORA__TRY(qlora__text_load_decoder_step(env, tok, json, nodes[i]));
         int kind = tok->decoder.data[tok->decoder.count - 1].kind;
+        if (spelt && !fused && kind != QLORA__TEXT_D_FUSE && kind != QLORA__TEXT_D_METASPACE) {
+            return qlora__env_fail(
+                env, QLORA_ERR_UNSUPPORTED,
+                "decoder: only Fuse and Metaspace are supported after ByteFallback");
+        }
+        spelt = spelt || kind == QLORA__TEXT_D_BYTE_FALLBACK;
         if (fused && kind != QLORA__TEXT_D_STRIP && kind != QLORA__TEXT_D_FUSE) {
             return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                    "decoder: only Strip is supported after Fuse and ByteLevel");
@@ -553,6 +563,14 @@ static qlora_result qlora__text_load_post(qlora__env* env, qlora_text_tok* tok,
     for (size_t i = 0; r == QLORA_OK && i < count; i++) {
         qlora_text_ids front;
         memset(&front, 0, sizeof(front));
+        const qlora__json_token* type = qlora__text_json_get(json, nodes[i], "type");
+        if (tok->prefix.count + tok->suffix.count > 0 &&
+            !qlora__text_json_is(json, type, "ByteLevel")) { // it would frame every added token
+            return qlora__env_fail(
+                env, QLORA_ERR_UNSUPPORTED,
+                "post_processor: %.60s after a step that adds tokens is not supported",
+                qlora__text_json_text(json, type));
+        }
         r = qlora__text_load_post_step(env, tok, json, nodes[i], &front);
         r = r == QLORA_OK ? qlora__text_ids_prepend(env, &tok->prefix, &front) : r;
         qlora__text_ids_free(env, &front);
@@ -590,6 +608,32 @@ static qlora_result qlora__text_added_id(qlora__env* env, const qlora_text_tok* 
     *out = *out < 0 ? given : *out;
     numbering->next = *out >= numbering->next ? *out + 1 : numbering->next;
     return qlora__text_words_put(env, &numbering->seen, text, size, (int32_t)*out);
+}
+
+// Lets the last added token be found. Of several that normalizing makes equal, the library finds
+// the first one, special ones before others.
+static qlora_result qlora__text_added_find(qlora__env* env, const qlora_text_tok* tok,
+                                           qlora__text_trie* trie, const char* text, size_t size) {
+    const qlora__text_added* added = &tok->added[tok->added_count - 1];
+    const qlora__text_pair* edge = NULL;
+    uint32_t node = 0;
+    if (size == 0) { // the library would find it everywhere
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "added_tokens: the token with id %d is empty when it is normalized, "
+                               "which is not supported",
+                               (int)added->id);
+    }
+    for (size_t i = 0; i < size && (i == 0 || edge != NULL); i++) {
+        edge = qlora__text_pairs_find(&trie->edges, node, (unsigned char)text[i]);
+        node = edge != NULL ? edge->first : 0;
+    }
+    if (edge != NULL && edge->second != 0) {
+        const qlora__text_added* other = &tok->added[edge->second - 1];
+        if (other->id != added->id && (other->special || !added->special)) {
+            return QLORA_OK;
+        }
+    }
+    return qlora__text_trie_add(env, trie, text, size, (uint32_t)tok->added_count - 1);
 }
 
 static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok* tok,
@@ -630,15 +674,13 @@ static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok
     added->name = tok->spans[use];
     tok->added_count++;
     if (!normalized) {
-        return qlora__text_trie_add(env, &tok->raw_trie, text, size,
-                                    (uint32_t)tok->added_count - 1);
+        return qlora__text_added_find(env, tok, &tok->raw_trie, text, size);
     }
     qlora_text_bytes* normal;
     QLORA__TRY(qlora__text_apply_normalizer(env, tok, text, size, true, &normal));
     // decoding gives the normalised form, as the library does
     QLORA__TRY(qlora__text_tok_name(env, tok, use, normal->data, normal->count, kind));
-    return qlora__text_trie_add(env, &tok->normalized_trie, normal->data, normal->count,
-                                (uint32_t)tok->added_count - 1);
+    return qlora__text_added_find(env, tok, &tok->normalized_trie, normal->data, normal->count);
 }
 
 static qlora_result qlora__text_load_added(qlora__env* env, qlora_text_tok* tok,

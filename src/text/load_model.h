@@ -369,6 +369,61 @@ static bool qlora__text_cut_is_safe(const qlora_text_tok* tok) {
     return true;
 }
 
+// The power of ten of a number in JSON text: what follows its e, and `exponent`.
+static int64_t qlora__text_score_exponent(const char* text, size_t size, int64_t exponent) {
+    const int64_t most = 1000000000;
+    int64_t value = 0;
+    size_t at = size > 0 && (text[0] == '+' || text[0] == '-') ? 1 : 0;
+    for (size_t i = at; i < size && value < most; i++) {
+        value = value * 10 + (text[i] - '0');
+    }
+    return exponent + (at > 0 && text[0] == '-' ? -value : value);
+}
+
+// A score as the `tokenizers` library reads it: 64 bits of digits, rounded, and multiplied or
+// divided by a power of ten. This is not always the nearest number, but sums of scores are compared
+// to the last bit.
+static bool qlora__text_score(const qlora__json* json, const qlora__json_token* token,
+                              double* out) {
+    if (token->kind != QLORA__JSON_NUMBER) {
+        return false;
+    }
+    const char* text = json->text + token->begin;
+    size_t size = token->end - token->begin;
+    uint64_t digits = 0;
+    int64_t exponent = 0;
+    bool full = false;
+    bool point = false;
+    size_t at = text[0] == '-' ? 1 : 0;
+    for (; at < size && text[at] != 'e' && text[at] != 'E'; at++) {
+        if (text[at] == '.') {
+            point = true;
+            full = false; // the fraction may still fit
+            continue;
+        }
+        uint64_t digit = (uint64_t)(text[at] - '0');
+        full = full || digits > (UINT64_MAX - digit) / 10;
+        digits = full ? digits : digits * 10 + digit;
+        exponent += full ? (point ? 0 : 1) : (point ? -1 : 0);
+    }
+    if (at < size) {
+        exponent = qlora__text_score_exponent(text + at + 1, size - at - 1, exponent);
+    }
+    double x = (double)digits;
+    for (; exponent < -308 && x > 0; exponent += 308) {
+        x /= 1e308;
+    }
+    if (x > 0 && exponent <= 308) {
+        char power[8];
+        int count =
+            snprintf(power, sizeof power, "1e%d", (int)(exponent < 0 ? -exponent : exponent));
+        double ten = qlora__number_parse(power, (size_t)count);
+        x = exponent < 0 ? x / ten : x * ten;
+    }
+    *out = text[0] == '-' ? -x : x;
+    return x <= 1.7976931348623157e308 && (x <= 0 || exponent <= 308);
+}
+
 // The vocabulary of a Unigram model: [[token, score], ...]. Of equal tokens the last one counts.
 static qlora_result qlora__text_load_scores(qlora__env* env, qlora_text_tok* tok,
                                             const qlora__json* json,
@@ -386,10 +441,9 @@ static qlora_result qlora__text_load_scores(qlora__env* env, qlora_text_tok* tok
     const qlora__json_token* pair = vocab + 1;
     for (uint32_t i = 0; i < vocab->count; i++) {
         const qlora__json_token* name = pair + 1;
-        bool good =
-            pair->kind == QLORA__JSON_ARRAY && pair->count == 2 && qlora__text_json_string(name) &&
-            qlora__json_double(json, (uint32_t)(qlora__text_json_next(json, name) - json->tokens),
-                               &tok->scores[i]);
+        bool good = pair->kind == QLORA__JSON_ARRAY && pair->count == 2 &&
+                    qlora__text_json_string(name) &&
+                    qlora__text_score(json, qlora__text_json_next(json, name), &tok->scores[i]);
         if (!good) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT, "model.vocab[%lu] is not [token, score]",
                                    (unsigned long)i);

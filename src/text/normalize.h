@@ -101,6 +101,15 @@ static uint32_t qlora__text_nmt(uint32_t code) {
     return code;
 }
 
+// Letters of Unicode 15 to 17, whose lower case templates do not know.
+static uint32_t qlora__text_new_lower(uint32_t code) {
+    static const qlora__text_case_run runs[] = {
+        {0x1C89, 0x1C89, 1, 1},      {0xA7CB, 0xA7CB, -0xA567, 1}, {0xA7CC, 0xA7CE, 1, 2},
+        {0xA7D2, 0xA7D4, 1, 2},      {0xA7DA, 0xA7DA, 1, 1},       {0xA7DC, 0xA7DC, -0xA641, 1},
+        {0x10D50, 0x10D65, 0x20, 1}, {0x16EA0, 0x16EB8, 0x1B, 1}};
+    return code < 0x1C89 ? code : qlora__text_case_map(runs, QLORA__TEXT_COUNT(runs), code);
+}
+
 // The steps that change one character after another. What is not UTF-8 stays.
 static qlora_result qlora__text_characters(qlora__env* env, int kind, const char* text, size_t size,
                                            qlora_text_bytes* out) {
@@ -118,7 +127,7 @@ static qlora_result qlora__text_characters(qlora__env* env, int kind, const char
             continue;
         }
         if (kind == QLORA__TEXT_N_LOWER) {
-            count = qlora__text_case_of(code, QLORA__TEXT_LOWER_CASE, to);
+            count = qlora__text_case_of(qlora__text_new_lower(code), QLORA__TEXT_LOWER_CASE, to);
         } else {
             to[0] = qlora__text_nmt(code);
             count = to[0] != 0 || code == 0 ? 1 : 0;

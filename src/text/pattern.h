@@ -259,6 +259,21 @@ static qlora_result qlora__pattern_chars(qlora__pattern_parser* p, uint32_t low,
     return QLORA_OK;
 }
 
+// Refuses what one character matches where case is ignored: the sharp s is ss, and ligatures are
+// letters. The first letter was read, the second one is next.
+static qlora_result qlora__pattern_pair(const qlora__pattern_parser* p, uint32_t first) {
+    static const char* const pairs[] = {"ss", "st", "ff", "fi", "fl"};
+    if (!p->groups[p->depth].any_case || p->at >= p->size) {
+        return QLORA_OK;
+    }
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(pairs); i++) {
+        if ((first | 0x20u) == (uint8_t)pairs[i][0] && (p->text[p->at] | 0x20) == pairs[i][1]) {
+            return qlora__pattern_refuse(p, "two letters that one character can stand for");
+        }
+    }
+    return QLORA_OK;
+}
+
 typedef struct qlora__pattern_property {
     const char* name;
     unsigned mask;
@@ -558,6 +573,7 @@ static qlora_result qlora__pattern_parse_atom(qlora__pattern_parser* p, int64_t*
         QLORA__TRY(qlora__pattern_parse_char(p, &code));
     }
     if (!is_class) {
+        QLORA__TRY(qlora__pattern_pair(p, code));
         QLORA__TRY(qlora__pattern_chars(p, code, code));
     }
     return qlora__pattern_add_set(p);

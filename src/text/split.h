@@ -235,11 +235,12 @@ static size_t qlora__text_match_ascii3(const qlora__text_view* v, size_t at, uns
     return at + 3;
 }
 
-// \w+|[^\w\s]+
+// \w+|[^\w\s]+ where \w has the joiners
 static size_t qlora__text_match_words(const qlora__text_view* v, size_t at, unsigned option) {
+    const unsigned word = QLORA__TEXT_W | QLORA__TEXT_BIT(JOINER);
     (void)option;
-    size_t end = qlora__text_run(v, at, QLORA__TEXT_W);
-    return end > at ? end : qlora__text_run(v, at, ~(QLORA__TEXT_W | QLORA__TEXT_WS));
+    size_t end = qlora__text_run(v, at, word);
+    return end > at ? end : qlora__text_run(v, at, ~(word | QLORA__TEXT_WS));
 }
 
 // The end of the match at a position; the position itself when there is none.
@@ -428,6 +429,18 @@ typedef struct qlora__text_steps {
     size_t count;
 } qlora__text_steps;
 
+// Numbers of Unicode 17, which the Digits step knows but regular expressions do not: U+11DE0 to
+// U+11DE9, U+16FF4 to U+16FF6. The character has four bytes.
+static bool qlora__text_new_number(const unsigned char* s) {
+    static const unsigned char runs[][4] = {{0x91, 0xB7, 0xA0, 0xA9}, {0x96, 0xBF, 0xB4, 0xB6}};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(runs); i++) {
+        if (s[1] == runs[i][0] && s[2] == runs[i][1] && s[3] >= runs[i][2] && s[3] <= runs[i][3]) {
+            return s[0] == 0xF0;
+        }
+    }
+    return false;
+}
+
 // The end of a match of the step at a position, or the position. Not for programs.
 static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__text_view* v,
                                      size_t at) {
@@ -442,9 +455,11 @@ static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__
     unsigned bit = qlora__text_class_at(v, at, &length);
     if (step->kind == QLORA__TEXT_P_PUNCTUATION) {
         bool ascii_symbol = length == 1 && v->s[at] < 0x80 && (bit & QLORA__TEXT_S);
-        return (bit & QLORA__TEXT_P_STEP) || ascii_symbol ? at + length : at;
+        bool mark = length == 4 && memcmp(v->s + at, "\xF0\x91\x87\x89", 4) == 0; // U+111C9
+        return (bit & QLORA__TEXT_P_STEP) || ascii_symbol || mark ? at + length : at;
     }
-    return bit & step->mask ? at + length : at;
+    bool number = (step->mask & QLORA__TEXT_N) && length == 4 && qlora__text_new_number(v->s + at);
+    return (bit & step->mask) || number ? at + length : at;
 }
 
 // The same for a step of any kind; the text that is searched begins at `begin`.

@@ -999,7 +999,137 @@ TEST added_tokens(void) {
     PASS();
 }
 
-// A prefix for the start of a text only: none if normalizing drops the start, as in `tokenizers`.
+// An added token that takes the white space around it, after one that took it: nothing is left of
+// it. Without lstrip, it is found again in that space.
+TEST stripped_tokens(void) {
+    static const struct {
+        const char* options;
+        const char* text;
+        const char* want;
+    } rows[] = {{"\"lstrip\":true,\"rstrip\":true", "\n\n\n\n\n\na", "1 0"},
+                {"\"lstrip\":true,\"rstrip\":true", "a \n\n \n\na", "0 1 0"},
+                {"\"lstrip\":false,\"rstrip\":true", "\n\n\n\n\na", "1 1 0"},
+                {"\"lstrip\":true,\"rstrip\":false", "a  \n\n\n\na", "0 1 1 0"}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char json[300];
+        char got[100] = "";
+        size_t used = 0;
+        qlora_text_tok* tok = NULL;
+        qlora_text_ids ids = {0};
+        snprintf(json, sizeof json,
+                 "{\"added_tokens\":[{\"id\":1,\"content\":\"\\n\\n\",%s}],\"model\":{"
+                 "\"vocab\":{\"a\":0},\"merges\":[]}}",
+                 rows[i].options);
+        ASSERTm(WHY, OK(qlora_text_tok_load(lib, "t", json, strlen(json), &tok)));
+        ASSERT(OK(qlora_text_encode(tok, rows[i].text, strlen(rows[i].text), 0, &ids)));
+        for (size_t k = 0; k < ids.count; k++) {
+            qlora__append(got, sizeof got, &used, "%s%d", k > 0 ? " " : "", (int)ids.data[k]);
+        }
+        ASSERT_STR_EQm(rows[i].options, rows[i].want + 0, got);
+        qlora_text_ids_free(lib, &ids);
+        qlora_text_tok_close(tok);
+    }
+    PASS();
+}
+
+// Added tokens that normalizing makes equal: the first one is found, special ones before others.
+TEST equal_added_tokens(void) {
+#define ADDED(id, name, special)                                                                   \
+    "{\"id\":" id ",\"content\":\"" name "\",\"normalized\":true,\"special\":" special "}"
+    static const struct {
+        const char* added;
+        int32_t want;
+    } rows[] = {{ADDED("1", "X", "false") "," ADDED("2", "x", "false"), 1},
+                {ADDED("1", "X", "false") "," ADDED("2", "x", "true"), 2},
+                {ADDED("1", "X", "true") "," ADDED("2", "x", "true"), 1},
+                {ADDED("1", "X", "true") "," ADDED("2", "x", "false"), 1},
+                {ADDED("1", "x", "false") "," ADDED("1", "x", "true"), 1}};
+#undef ADDED
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char json[400];
+        qlora_text_tok* tok = NULL;
+        qlora_text_ids ids = {0};
+        snprintf(json, sizeof json,
+                 "{\"added_tokens\":[%s],\"normalizer\":{\"type\":\"Lowercase\"},\"model\":{"
+                 "\"vocab\":{\"a\":0},\"merges\":[]}}",
+                 rows[i].added);
+        ASSERTm(WHY, OK(qlora_text_tok_load(lib, "t", json, strlen(json), &tok)));
+        ASSERT(OK(qlora_text_encode(tok, "X", 1, 0, &ids)));
+        ASSERT_EQ(1, ids.count);
+        ASSERT_EQm(rows[i].added, rows[i].want, ids.data[0]);
+        qlora_text_ids_free(lib, &ids);
+        qlora_text_tok_close(tok);
+    }
+    PASS();
+}
+
+// Characters that the steps of the library know but its regular expressions do not: with "_" before
+// every piece, the number of ids tells the number of pieces.
+TEST step_characters(void) {
+#define PIECES(step)                                                                               \
+    "{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[" step ",{\"type\":"             \
+    "\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"always\",\"split\":false}]},"        \
+    "\"model\":{\"vocab\":{\"a\":0,\"_\":1},\"merges\":[]}}"
+#define LOWER(to)                                                                                  \
+    "{\"normalizer\":{\"type\":\"Lowercase\"},\"model\":{\"vocab\":{\"a\":0,\"" to                 \
+    "\":1},\"merges\":[]}}"
+    static const struct {
+        const char* json;
+        const char* text;
+        size_t count;
+    } rows[] = {// joiners are word characters
+                {PIECES("{\"type\":\"Whitespace\"}"),
+                 "a\xE2\x80\x8D"
+                 "a",
+                 3},
+                {PIECES("{\"type\":\"Whitespace\"}"),
+                 "a\xE2\x80\x8B"
+                 "a",
+                 5},
+                // U+11DE0 and U+16FF5, U+16FF7
+                {PIECES("{\"type\":\"Digits\",\"individual_digits\":true}"),
+                 "a\xF0\x91\xB7\xA0"
+                 "a",
+                 5},
+                {PIECES("{\"type\":\"Digits\",\"individual_digits\":true}"),
+                 "a\xF0\x96\xBF\xB5"
+                 "a",
+                 5},
+                {PIECES("{\"type\":\"Digits\",\"individual_digits\":true}"),
+                 "a\xF0\x96\xBF\xB7"
+                 "a",
+                 3},
+                // U+111C9
+                {PIECES("{\"type\":\"Punctuation\"}"),
+                 "a\xF0\x91\x87\x89"
+                 "a",
+                 5},
+                {PIECES("{\"type\":\"Punctuation\"}"),
+                 "a\xF0\x91\x87\x8A"
+                 "a",
+                 3},
+                // U+1C89, U+A7DC, U+10D65, U+16EA0, U+16EB8; U+16EB9 has no case
+                {LOWER("\\u1c8a"), "a\xE1\xB2\x89", 2},
+                {LOWER("\\u019b"), "a\xEA\x9F\x9C", 2},
+                {LOWER("\\ud803\\udd85"), "a\xF0\x90\xB5\xA5", 2},
+                {LOWER("\\ud81b\\udebb"), "a\xF0\x96\xBA\xA0", 2},
+                {LOWER("\\ud81b\\uded3"), "a\xF0\x96\xBA\xB8", 2},
+                {LOWER("\\ud81b\\uded4"), "a\xF0\x96\xBA\xB9", 1}};
+#undef PIECES
+#undef LOWER
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        qlora_text_tok* tok = NULL;
+        qlora_text_ids ids = {0};
+        ASSERTm(WHY, OK(qlora_text_tok_load(lib, "t", rows[i].json, strlen(rows[i].json), &tok)));
+        ASSERT(OK(qlora_text_encode(tok, rows[i].text, strlen(rows[i].text), 0, &ids)));
+        ASSERT_EQm(rows[i].json, rows[i].count, ids.count);
+        qlora_text_ids_free(lib, &ids);
+        qlora_text_tok_close(tok);
+    }
+    PASS();
+}
+
+// A prefix for the start of a text only: none if the start was dropped, as in `tokenizers`.
 TEST dropped_start(void) {
 #define STEPS(steps)                                                                               \
     "{\"normalizer\":" steps ",\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"_\","   \
@@ -1021,7 +1151,13 @@ TEST dropped_start(void) {
         {STEPS("{\"type\":\"Replace\",\"pattern\":{\"Regex\":\" +\"},\"content\":\"x\"}"), "  a",
          2},
         {STEPS("{\"type\":\"Replace\",\"pattern\":{\"String\":\"  \"},\"content\":\"x\"}"), "  a",
-         2}};
+         2},
+        {"{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":"
+         "\"WhitespaceSplit\"},"
+         "{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"first\",\"split\":"
+         "false}"
+         "]},\"model\":{\"vocab\":{\"a\":0,\"_\":1},\"merges\":[]}}",
+         " a", 1}};
 #undef STEPS
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         qlora_text_tok* tok = NULL;
@@ -1118,6 +1254,62 @@ TEST unigram(void) {
         ASSERTm(rows[i].want, ids.count == 0 || strlen(got) == strlen(rows[i].want));
         qlora_text_ids_free(lib, &ids);
         qlora_text_tok_close(tok);
+    }
+    PASS();
+}
+
+// What decides between words of equal sums is the rounding of the scores, as `tokenizers` reads
+// them: the digits are rounded first, then their quotient by a power of ten.
+TEST unigram_scores(void) {
+    static const struct {
+        const char* text;
+        double want;
+    } rows[] = {{"-7.5141257771397605", -7.51412577713976},
+                {"-7.3219128751894935", -7.321912875189493},
+                {"-7.1687547306821005", -7.1687547306821005},
+                {"-3", -3},
+                {"-1.5e1", -15},
+                {"2E-1", 0.2},
+                {"123456789012345678901234567890", 123456789012345678901234567890.0},
+                {"0.1234567890123456789012345", 0.1234567890123456789},
+                {"1e-400", 0},
+                {"0e999999999999999999999", 0}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char json[100];
+        qlora_text_tok* tok = NULL;
+        snprintf(json, sizeof json, UNIGRAM("", "[[\"a\",%s]]", "0"), rows[i].text);
+        ASSERTm(WHY, OK(qlora_text_tok_load(lib, "t", json, strlen(json), &tok)));
+        ASSERTm(rows[i].text, tok->scores[0] == rows[i].want);
+        qlora_text_tok_close(tok);
+    }
+    static const char huge[] = UNIGRAM("", "[[\"a\",1e400]]", "0");
+    qlora_text_tok* tok = NULL;
+    ASSERT_EQ(QLORA_ERR_FORMAT, qlora_text_tok_load(lib, "t", huge, strlen(huge), &tok));
+    PASS();
+}
+
+// Steps that the library accepts, but whose outcome differs from what their order suggests.
+TEST refused_chains(void) {
+    static const char* const rows[][2] = {
+        {MINI("\"normalizer\":{\"type\":\"Prepend\",\"prepend\":\"\"}"),
+         "Prepend: the text is empty"},
+        {MINI("\"normalizer\":{\"type\":\"Strip\",\"strip_left\":true},\"added_tokens\":[{\"id\":3,"
+              "\"content\":\"\\t\",\"normalized\":true}]"),
+         "added_tokens: the token with id 3 is empty when it is normalized"},
+        {MINI("\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":"
+              "\"BertProcessing\","
+              "\"cls\":[\"a\",0],\"sep\":[\"b\",1]},{\"type\":\"ByteLevel\"},{\"type\":"
+              "\"RobertaProcessing\",\"cls\":[\"a\",0],\"sep\":[\"b\",1]}]}"),
+         "post_processor: RobertaProcessing after a step that adds tokens"},
+        {MINI("\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteFallback\"},{"
+              "\"type\":"
+              "\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]}"),
+         "decoder: only Fuse and Metaspace are supported after ByteFallback"}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        qlora_text_tok* tok = NULL;
+        ASSERT_EQ(QLORA_ERR_UNSUPPORTED,
+                  qlora_text_tok_load(lib, "t", rows[i][0], strlen(rows[i][0]), &tok));
+        ASSERTm(rows[i][1], strstr(reason(), rows[i][1]) != NULL);
     }
     PASS();
 }
@@ -2016,6 +2208,7 @@ SUITE(text_suite) {
     RUN_TESTp(mini_golden, "text_meta");
     RUN_TESTp(mini_golden, "text_unigram");
     RUN_TEST(unigram);
+    RUN_TEST(unigram_scores);
     RUN_TESTp(shared_golden, "gpt2");
     RUN_TESTp(shared_golden, "llama3_2");
     RUN_TESTp(shared_golden, "qwen2_5");
@@ -2065,9 +2258,13 @@ SUITE(text_suite) {
     RUN_TESTp(streams, "text_byte");
     RUN_TESTp(streams, "text_spm");
     RUN_TEST(added_tokens);
+    RUN_TEST(stripped_tokens);
+    RUN_TEST(equal_added_tokens);
+    RUN_TEST(step_characters);
     RUN_TEST(dropped_start);
     RUN_TEST(unknown_characters);
     RUN_TEST(refused_tokenizers);
+    RUN_TEST(refused_chains);
     RUN_TEST(bin_format);
     RUN_TEST(records);
     RUN_TEST(end_tokens_are_ids);

@@ -148,6 +148,9 @@ TEST refused_expressions(void) {
         {"a{2000}", "a repetition that is not within 0 to 1000"},
         {"(?:ab){900}(?:ab){900}(?:ab){900}", "more than 4096 steps"},
         {"(?i:\xC3\xA4)", "a character beyond ASCII where case is ignored"},
+        {"(?i:ass)", "two letters that one character can stand for"}, // U+00DF
+        {"(?i:Stop)", "two letters that one character can stand for"},
+        {"(?i:of(?:FI))", "two letters that one character can stand for"},
         {"\\x{110000}", "a hexadecimal escape that is not a code point"},
     };
     char out[600];
