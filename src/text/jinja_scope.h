@@ -317,6 +317,18 @@ static qlora_result qlora__jin_bind_for(qlora__jin_binder* b, qlora__jin_scope* 
     return QLORA_OK;
 }
 
+// An argument named caller needs a default where the body uses it.
+static qlora_result qlora__jin_check_caller(qlora__jin_binder* b, const qlora__jin_node* n) {
+    for (const qlora__jin_node* name = n->b; name != NULL; name = name->next) {
+        bool caller = name->size == 6 && memcmp(name->name, "caller", 6) == 0;
+        if (caller && name->a == NULL && qlora__jin_uses(n->c, "caller")) {
+            b->m->line = name->line;
+            return qlora__jin_fail(b->m, "the argument \"caller\" needs a default");
+        }
+    }
+    return QLORA_OK;
+}
+
 // The body of a macro, call block or generation block: a function with its own variables.
 static qlora_result qlora__jin_bind_function(qlora__jin_binder* b, qlora__jin_scope* scope,
                                              qlora__jin_node* n, const qlora__jin_bind_next* next) {
@@ -336,6 +348,7 @@ static qlora_result qlora__jin_bind_function(qlora__jin_binder* b, qlora__jin_sc
             *uses[i] = false;
         }
     }
+    QLORA__TRY(qlora__jin_check_caller(b, n));
     for (qlora__jin_node* name = n->b; name != NULL; name = name->next) {
         QLORA__TRY(qlora__jin_note_expressions(b, n->scope, name->a, QLORA__JIN_AS_LOAD, false));
     }

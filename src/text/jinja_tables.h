@@ -190,14 +190,14 @@ QLORA__JIN_TEST(lower) {
     qlora__jin_value text;
     (void)other;
     QLORA__TRY(qlora__jin_text(m, v, &text));
-    return qlora__jin_all_case(m, text.as.string, QLORA__TEXT_C_LOWER, out);
+    return qlora__jin_all_case(m, text.as.string, QLORA__JIN_LOWER_CASE, out);
 }
 
 QLORA__JIN_TEST(upper) {
     qlora__jin_value text;
     (void)other;
     QLORA__TRY(qlora__jin_text(m, v, &text));
-    return qlora__jin_all_case(m, text.as.string, QLORA__TEXT_C_UPPER, out);
+    return qlora__jin_all_case(m, text.as.string, QLORA__JIN_UPPER_CASE, out);
 }
 
 static const qlora__jin_filter_row* qlora__jin_filter_find(const char* name, size_t size) {

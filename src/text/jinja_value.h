@@ -297,6 +297,19 @@ static double qlora__jin_real_of(qlora__jin_value v) {
     return v.kind == QLORA__JIN_FLOAT ? v.as.real : (double)qlora__jin_integer_of(v);
 }
 
+// Compares a whole number with a double, exactly: -1, 0, 1, or 2 for NaN.
+static int qlora__jin_compare_mixed(int64_t x, double y) {
+    if (qlora__jin_is_nan(y)) {
+        return 2;
+    }
+    if (y >= 9223372036854775808.0 || y < -9223372036854775808.0) {
+        return y > 0.0 ? -1 : 1;
+    }
+    int64_t whole = (int64_t)y; // towards zero
+    double part = y - (double)whole;
+    return x < whole ? -1 : x > whole ? 1 : part > 0.0 ? -1 : part < 0.0 ? 1 : 0;
+}
+
 // -1, 0, 1, or 2 when one of them is not a number (NaN).
 static int qlora__jin_compare_numbers(qlora__jin_value a, qlora__jin_value b) {
     if (qlora__jin_is_integer(a) && qlora__jin_is_integer(b)) {
@@ -304,8 +317,15 @@ static int qlora__jin_compare_numbers(qlora__jin_value a, qlora__jin_value b) {
         int64_t y = qlora__jin_integer_of(b);
         return x < y ? -1 : x > y ? 1 : 0;
     }
-    double x = qlora__jin_real_of(a);
-    double y = qlora__jin_real_of(b);
+    if (qlora__jin_is_integer(a)) {
+        return qlora__jin_compare_mixed(qlora__jin_integer_of(a), b.as.real);
+    }
+    if (qlora__jin_is_integer(b)) {
+        int order = qlora__jin_compare_mixed(qlora__jin_integer_of(b), a.as.real);
+        return order == 2 ? 2 : -order;
+    }
+    double x = a.as.real;
+    double y = b.as.real;
     return x < y ? -1 : x > y ? 1 : qlora__jin_is_nan(x) || qlora__jin_is_nan(y) ? 2 : 0;
 }
 

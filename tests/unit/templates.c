@@ -65,6 +65,19 @@ static const char* const behaviours[][2] = {
     {"{{ 1000000 % 1e-7 }} {{ -7.5 // 2 }} {{ 0.1 ** -3 }} {{ 1e22 % 12345.678 }}",
      "4.525188817411374e-11 -4.0 999.9999999999999 968.6064121235104"},
     {"{{ 1.5e300 ** 3 }}", "!a power is too large"},
+    // whole numbers of more than 53 bits: quotients are rounded once, comparisons are exact
+    {"{{ 1 / 9007199254740993 }} {{ -759567891056027357 / 80683 }} {{ -25280731329829578 / 3 }} "
+     "{{ 9223372036854775807 / -9223372036854775807 }} {{ 0 / -9007199254740993 }}",
+     "1.1102230246251564e-16 -9414224694867.906 -8426910443276526.0 -1.0 -0.0"},
+    {"{{ 9007199254740993 == 9007199254740992.0 }}{{ 9007199254740993 > 9007199254740992.0 }}"
+     "{{ 9223372036854775807 < 9223372036854775808.0 }}{{ -9007199254740993 < -9007199254740992.0 "
+     "}}{{ 9007199254740993 in [9007199254740992.0] }}{{ 3 < 3.5 }}{{ 4 > 3.5 }}{{ -3 > -3.5 }}",
+     "FalseTrueTrueTrueFalseTrueTrueTrue"},
+    {"{{ 9223372036854775807 > 1e300 }}{{ 2 < 'inf' | float }}{{ 2 > '-inf' | float }}"
+     "{{ 2 == 'nan' | float }}{{ 2 < 'nan' | float }}{{ 2 == 2.0 }}{{ {2: 'a'}[2.0] }}",
+     "FalseTrueTrueFalseFalseTruea"},
+    {"{{ 1e308 | round(2, 'floor') }}", "!round: the number is not finite with 2"},
+    {"{{ 'x'.expandtabs(2147483648) }}", "!expandtabs: 2147483648 is too large"},
     {"{{ 15 | round(-1) }} {{ 25 | round(-1) }} {{ 1234.5 | round(-2) }} "
      "{{ 0.25 | round(1, 'ceil') }}",
      "20 20 1200.0 0.3"},
@@ -140,10 +153,44 @@ static const char* const behaviours[][2] = {
      "[1z5]"},
     {"{% macro m() %}({{ caller(1) }}){% endmacro %}{% call(x) m() %}<{{ x }}>{% endcall %}",
      "(<1>)"},
+    // `loop` is not for sets in or as a loop's variable; `caller` as an argument needs a default
+    {"{% for i in [1] %}{% if 0 %}{% set a, loop = 1, 2 %}{% endif %}{% endfor %}",
+     "!\"loop\" cannot be set in a loop"},
+    {"{% for i in [1] %}{% else %}{% set loop %}{% endset %}{% endfor %}",
+     "!\"loop\" cannot be set in a loop"},
+    {"{% for i in [1] %}{% macro m() %}{% set loop = 1 %}{% endmacro %}{% endfor %}",
+     "!\"loop\" cannot be set in a loop"},
+    {"{% for a, (b, loop) in [] %}{% endfor %}", "!\"loop\" cannot be set in a loop"},
+    {"{% set loop = 1 %}{{ loop }}{% for i in [5] %}{{ loop.index }}{% with loop = 2 %}{{ loop }}"
+     "{% endwith %}{% endfor %}{% set loop = 3 %}{{ loop }}",
+     "1123"},
+    {"{% set ns = namespace() %}{% for i in [1] %}{% set ns.loop = 4 %}{% endfor %}{{ ns.loop }}",
+     "4"},
+    {"{% macro m(caller) %}{{ caller }}{% endmacro %}", "!the argument \"caller\" needs a default"},
+    {"{% macro m(caller) %}{% endmacro %}{% macro n(caller=none) %}{{ caller() if caller }}"
+     "{% endmacro %}{{ m.caller }}{{ n.caller }}{{ n() }}{% call n() %}x{% endcall %}",
+     "FalseTruex"},
+    // the end of the template ends a comment or raw block that nothing follows
+    {"a {#", "a "},
+    {"a {#-", "a"},
+    {"a{% raw %}", "a"},
+    {"a {# b", "!a comment {# is not closed"},
+    {"a{% raw %} ", "!{% raw %} is not closed"},
     {"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "!nested deeper than"},
     {"{% macro m(a) %}{% endmacro %}{{ m(1, 2) }}", "!takes 1 arguments, 2 are given"},
     {"{{ 'Stra\xC3\x9F\x65' | upper }}{{ '\xCE\xA3\xCE\x91\xCE\xA3'.lower() }}",
      "STRASSE\xCF\x83\xCE\xB1\xCF\x82"},
+    // case is a property of its own: of Roman numerals, circled letters and modifiers, too
+    {"{{ '\\u2167'.isupper() }}{{ '\\u24e8\\ufb04'.title() }}{{ '\\u0345'.islower() }}"
+     "{{ '\\u24c3\\u03c3'.islower() }}{{ '\\u0187\\u02e4' is upper }}{{ '\\u01c5'.isupper() }}"
+     "{{ '\\u2167\\u24d0'.swapcase() }}{{ '\\u01c5x'.istitle() }}",
+     "True\xE2\x93\x8E\xEF\xAC\x84TrueFalseFalseFalse\xE2\x85\xB7\xE2\x92\xB6True"},
+    // which sigma: marks, points and apostrophes do not end a word
+    {"{{ '\\u0391\\u03a3.\\u0395'.lower() }} {{ \"\\u0391\\u03a3'\\u0395 \\u0391\\u03a3'\".lower() "
+     "}} "
+     "{{ '\\u0391\\u00ad\\u03a3'.lower() }}",
+     "\xCE\xB1\xCF\x83.\xCE\xB5 \xCE\xB1\xCF\x83'\xCE\xB5 \xCE\xB1\xCF\x82' "
+     "\xCE\xB1\xC2\xAD\xCF\x82"},
     {"{{ 'a,,b'.split(',') }}{{ ' a  b '.split() }}{{ 'a=b=c'.rsplit('=', 1) }}",
      "['a', '', 'b']['a', 'b']['a=b', 'c']"},
     {"{{ \"it's\" | title }}{{ \"it's\".title() }}", "It'sIt'S"},
