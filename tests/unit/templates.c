@@ -14,7 +14,8 @@
 
 static const char conversation[] =
     "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"d\": {\"items\": 3, \"a\": 1.0},"
-    " \"big\": 123456789012345678901234567890}";
+    " \"big\": 123456789012345678901234567890, \"round\": 100000000000000000000,"
+    " \"least\": -9223372036854775809}";
 
 static qlora_text* lib;
 
@@ -122,6 +123,11 @@ static const char* const behaviours[][2] = {
     {"{{ d['items'] }}|{{ d.items is callable }}|{{ d.a }}", "3|True|1.0"},
     {"{{ big }} {{ [big] | tojson }}",
      "123456789012345678901234567890 [123456789012345678901234567890]"},
+    {"{{ big > 5 }}{{ 5 > big }}{{ big >= big }}{{ big == big }}{{ big < 1e300 }}{{ big > 1e29 }}"
+     "{{ big < 'inf' | float }}{{ big > '-inf' | float }}{{ big < 'nan' | float }}"
+     "{{ round == 1e20 }}{{ 1e20 in [round] }}{{ [big, 1, round] | sort | first }}"
+     "{{ least < -5.5 }}{{ least > -1e20 }}{{ least < big }}",
+     "TrueFalseTrueTrueTrueTrueTrueTrueFalseTrueTrue1TrueTrueTrue"},
     {"{{ 9223372036854775807 + 1 }}", "!does not fit 64 bits"},
     {"{{ 1e16 }} {{ 1e-7 }} {{ 0.1 + 0.2 }} {{ -0.0 }} {{ 1.5e300 }}",
      "1e+16 1e-07 0.30000000000000004 -0.0 1.5e+300"},
