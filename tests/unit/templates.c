@@ -111,6 +111,13 @@ static const char* const behaviours[][2] = {
     {"{% filter length %}abc{% endfilter %}", "!not a string"},
     {"{{ 'a' is divisibleby({}) }}{{ '%s' is divisibleby(3) }}", "FalseFalse"},
     {"{{ '\\x7f' | tojson(true) }}{{ '\\x7f' | tojson }}", "\"\\u007f\"\"\x7F\""},
+    {"{{ d is sameas d }}{{ [] is sameas [] }}{{ none is sameas none }}{{ true is sameas true }}"
+     "{{ 1 is sameas true }}{{ 5 is sameas 5 }}{{ 5 is sameas 5.0 }}{{ 'a' is sameas 'b' }}"
+     "{{ true is sameas false }}{{ messages[0].role is sameas messages[0].role }}",
+     "TrueFalseTrueTrueFalseTrueFalseFalseFalseTrue"},
+    {"{{ messages[0].role is sameas 'user' }}", "!not supported for equal values of type str"},
+    {"{{ 1.5 is sameas 1.5 }}", "!not supported for equal values of type float"},
+    {"{{ 257 is sameas 257 }}", "!not supported for equal values of type int"},
     // methods
     {"{{ 'Stra\xC3\x9F"
      "e'.casefold() }}{{ 'abc'.translate({97: 'X', 98: none}) }}"
