@@ -183,6 +183,20 @@ static const char* const behaviours[][2] = {
     {"{% macro m(caller) %}{% endmacro %}{% macro n(caller=none) %}{{ caller() if caller }}"
      "{% endmacro %}{{ m.caller }}{{ n.caller }}{{ n() }}{% call n() %}x{% endcall %}",
      "FalseTruex"},
+    // a loop or macro whose `loop` or `caller` is first set further in has none
+    {"{% for i in [1] %}{% macro m(loop=1) %}{% endmacro %}{{ loop is defined }}{% endfor %}"
+     "{% for i in [1] %}{{ loop.index }}{% macro m(loop=1) %}{% endmacro %}{{ loop.index }}"
+     "{% endfor %}",
+     "False11"},
+    {"{% macro m() %}{% for caller in [1] %}{{ caller }}{% endfor %}{% endmacro %}{{ m() }}"
+     "{{ m.caller }}",
+     "1False"},
+    {"{% macro m(caller) %}{% macro n(caller=1) %}{% endmacro %}{{ caller }}{% endmacro %}"
+     "{{ m(5) }}",
+     "5"},
+    {"{% macro m() %}{% macro n(caller=1) %}{% endmacro %}{% endmacro %}{% call m() %}{% endcall "
+     "%}",
+     "!caller"},
     // the end of the template ends a comment or raw block that nothing follows
     {"a {#", "a "},
     {"a {#-", "a"},
