@@ -106,13 +106,14 @@ static bool qlora__jin_is_ignorable(uint32_t code) {
                                QLORA__TEXT_COUNT(qlora__text_ignorable_runs), code);
 }
 
-// A capital sigma at the end of a word has a lower case of its own.
-static bool qlora__jin_final_sigma(const qlora__jin_string* s, size_t at) {
+// A capital sigma at the end of a word has a lower case of its own. What is before `from` does not
+// count.
+static bool qlora__jin_final_sigma(const qlora__jin_string* s, size_t from, size_t at) {
     size_t step = 0;
     size_t before = at;
     uint32_t code = 0;
     do {
-        if (before == 0) {
+        if (before <= from) {
             return false;
         }
         before--;
@@ -134,11 +135,11 @@ static bool qlora__jin_final_sigma(const qlora__jin_string* s, size_t at) {
 }
 
 static qlora_result qlora__jin_put_case(qlora__jin_machine* m, const qlora__jin_string* s,
-                                        size_t at, uint32_t code, qlora__text_case to,
+                                        size_t from, size_t at, uint32_t code, qlora__text_case to,
                                         qlora__jin_buffer* out) {
     uint32_t codes[3];
     if (code == 0x3A3 && to == QLORA__TEXT_LOWER_CASE) {
-        return qlora__jin_put_code(m, out, qlora__jin_final_sigma(s, at) ? 0x3C2 : 0x3C3);
+        return qlora__jin_put_code(m, out, qlora__jin_final_sigma(s, from, at) ? 0x3C2 : 0x3C3);
     }
     size_t count = qlora__text_case_of(code, to, codes);
     for (size_t i = 0; i < count; i++) {
@@ -162,6 +163,7 @@ static qlora_result qlora__jin_recase(qlora__jin_machine* m, qlora__jin_value v,
     const qlora__jin_string* s = v.as.string;
     qlora__jin_buffer buffer;
     bool inside = false; // of a word
+    size_t from = 0;
     memset(&buffer, 0, sizeof buffer);
     QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
     QLORA__TRY(qlora__jin_buffer_room(m, &buffer, s->bytes));
@@ -186,9 +188,10 @@ static qlora_result qlora__jin_recase(qlora__jin_machine* m, qlora__jin_value v,
             bool border = qlora__jin_is_space(code) ||
                           (code < 0x80 && code > 0 && strchr("-({[<", (char)code) != NULL);
             to = inside && !border ? QLORA__TEXT_LOWER_CASE : QLORA__TEXT_UPPER_CASE;
+            from = inside ? from : at + step; // the filter lowers the rest of a word alone
             inside = !border;
         }
-        QLORA__TRY(qlora__jin_put_case(m, s, at, code, to, &buffer));
+        QLORA__TRY(qlora__jin_put_case(m, s, from, at, code, to, &buffer));
     }
     QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
     out->flag = v.flag;

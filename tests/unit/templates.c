@@ -220,6 +220,8 @@ static const char* const behaviours[][2] = {
      "\xCE\xB1\xC2\xAD\xCF\x82"},
     {"{{ 'a,,b'.split(',') }}{{ ' a  b '.split() }}{{ 'a=b=c'.rsplit('=', 1) }}",
      "['a', '', 'b']['a', 'b']['a=b', 'c']"},
+    {"{{ '\\u0391\\u03a3 \\u0391\\u0391\\u03a3' | title }}",
+     "\xCE\x91\xCF\x83 \xCE\x91\xCE\xB1\xCF\x82"},
     {"{{ \"it's\" | title }}{{ \"it's\".title() }}", "It'sIt'S"},
     {"{{ '%s %d %5.2f' % ('a', 3, 2.5) }}|{{ '{:>3}{}'.format('a', 1) }}", "a 3  2.50|  a1"},
     {"{{ '<a>' | safe + '<b>' }}|{{ '<a>' | safe ~ '<b>' }}", "<a>&lt;b&gt;|<a><b>"},
