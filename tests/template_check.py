@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the template engine with jinja2: every documented filter, test, global function and method
-with random arguments, formats of numbers, random expressions, statements and whitespace, mutated
-templates, random conversations. Needs jinja2 3.1.6.
+with random arguments, formats of numbers, random expressions, statements and whitespace, names in
+nested scopes, letters of any kind, mutated templates, random conversations. Needs jinja2 3.1.6.
 
 usage: template_check.py [--cases N] [--seed S] [--kind NAME] [--templates DIR]
                          [--side build/template_side]
@@ -21,6 +21,7 @@ import random
 import re
 import subprocess
 import sys
+import unicodedata
 from datetime import datetime
 
 import jinja2
@@ -361,8 +362,66 @@ def documented_global(r):
         "{%% set %s = %s %%}{{ x }}{{ y }}" % (r.choice(["x, y", "(x, y)", "x", "x.y", "[x, y]"]), value_of(r)), "{%% for %s in %s %%}{{ x }},{%% else %%}none{%% endfor %%}" % (r.choice(["x", "x, y", "(x, y)", "x, (y, z)"]), r.choice(LISTS))])
 
 
+# ---- scopes: the same few names set and read in nested loops, macros and blocks
+
+NAMES = ["x", "y", "z", "i", "f", "g", "ns", "loop", "caller", "messages"]
+
+
+def scope_value(r):
+    name = r.choice(NAMES)
+    return r.choice([name, name, name, "%s is defined" % name, "ns.%s" % r.choice("xyz"), "[%s, 1]" % name, "loop.%s" % r.choice(["index", "last", "nextitem", "previtem", "depth"]),
+                     "%s(%s)" % (r.choice("fgfg"), r.choice(["", "1", "x", "x=2", "1, y=z"])), "%s ~ %s" % (name, r.choice(NAMES)), "caller(%s)" % r.choice(["", "x"]), "%d" % r.randrange(3)])
+
+
+def scope_part(r, depth):
+    kind = r.randrange(14)
+    body = lambda: "".join(scope_part(r, depth - 1) for _ in range(r.randrange(1, 4)))
+    if depth <= 0 or kind < 4:
+        return "{{ %s }};" % scope_value(r)
+    if kind < 7:
+        return "{%% set %s = %s %%}" % (r.choice(["x", "y", "z", "i", "ns.x", "ns.loop", "x, y", "f", "messages", "loop"]), scope_value(r))
+    if kind == 7:
+        return "{%% if %s %%}%s{%% else %%}%s{%% endif %%}" % (scope_value(r), body(), body())
+    if kind < 10:
+        return "{%% for %s in %s%s %%}%s%s{%% endfor %%}" % (r.choice(["x", "y", "i", "i", "z", "loop"]), r.choice(["[1, 2]", "[]", "range(3)", "messages", "'ab'"]),
+                                                          " if " + scope_value(r) if r.random() < 0.3 else "", body(), "{% else %}" + body() if r.random() < 0.3 else "")
+    if kind == 10:
+        return "{%% macro %s(%s) %%}%s{%% endmacro %%}" % (r.choice("fg"), r.choice(["", "x", "x, y=x", "x=y, y=x", "caller", "caller=none", "kwargs", "loop=1"]), body())
+    if kind == 11:
+        return "{%% call%s %s(%s) %%}%s{%% endcall %%}" % (r.choice(["", "(x)", "(y=1)"]), r.choice("fg"), r.choice(["", "1", "x"]), body())
+    if kind == 12:
+        return r.choice(["{%% set %s %%}" % r.choice(["x", "ns.y", "z | upper"]) + body() + "{% endset %}", "{% generation %}" + body() + "{% endgeneration %}",
+                         "{%% with %s %%}" % r.choice(["x = y, y = x", "loop = 1", ""]) + body() + "{% endwith %}", "{% filter upper %}" + body() + "{% endfilter %}"])
+    return r.choice(["{% break %}", "{% continue %}", "{% if loop.index == 2 %}{% break %}{% endif %}", "{% set ns = namespace(x=y) %}", "{#", "{% raw %}"])
+
+
+def documented_scope(r):
+    start = "{% macro f(x, y=2) %}({{ x }}{{ y }}{{ z }}{{ caller() if caller }}){% endmacro %}" \
+            "{% macro g(x=1, y=x) %}<{{ x }}{{ y }}{{ i }}{{ varargs }}{{ kwargs }}{{ caller(1) if caller }}>{% endmacro %}"
+    return start + "".join(scope_part(r, 2) for _ in range(r.randrange(1, 5)))
+
+
+# ---- letters: every string method with characters of any kind, but not those newer than Python's tables
+
+LETTERS = [(0x20, 0x7F), (0x80, 0x600), (0x1E00, 0x2200), (0x2460, 0x2500), (0x13A0, 0x1400), (0x10A0, 0x1100), (0x1C80, 0x1CC0), (0xFB00, 0xFB20), (0xFF00, 0xFF60),
+           (0x10400, 0x10450), (0x1F130, 0x1F190), (0, 0x20000)]
+SIGMAS = "\u03a3\u03a3\u03c3.'\u2019\u00ad\u0301\u0345A\u0391 \u2167\u24e8\u01c5\u00df\u0130\u00aa"
+
+
+def letters(r):
+    text = [r.choice(SIGMAS) if r.random() < 0.3 else chr(r.randrange(*r.choice(LETTERS))) for _ in range(r.randrange(7))]
+    return quoted("".join(c for c in text if unicodedata.category(c) not in ("Cn", "Cs")))
+
+
+def documented_letters(r):
+    calls = [".upper()", ".lower()", ".title()", ".capitalize()", ".swapcase()", ".casefold()", ".isalpha()", ".isdigit()", ".isdecimal()", ".isnumeric()", ".isalnum()", ".isspace()",
+             ".isupper()", ".islower()", ".istitle()", ".isprintable()", ".split()", ".strip()", ".splitlines()", " | upper", " | lower", " | title", " | capitalize", " | trim", " | wordcount",
+             " | tojson", " | tojson(true)", " | length", " | int", " | float", " | urlencode", " is upper", " is lower", " | wordwrap(3)", " | list", " | pprint"]
+    return "%s%s" % (letters(r), r.choice(calls))
+
+
 DOCUMENTED = [("filter", documented_filter), ("test", documented_test), ("method", documented_method), ("format", documented_format),
-              ("number", documented_number), ("global", documented_global)]
+              ("number", documented_number), ("global", documented_global), ("scope", documented_scope), ("letters", documented_letters)]
 
 
 def space(r):
@@ -479,7 +538,7 @@ def case_of(r, kind, sources):
     if kind == "expression":
         return start + "{{ " + expression(r, 3) + " }}"
     text = dict(DOCUMENTED)[kind](r)
-    return start + (text if kind == "global" else "{{ " + text + " }}")
+    return start + (text if kind in ("global", "scope") else "{{ " + text + " }}")
 
 
 def main():

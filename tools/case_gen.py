@@ -64,9 +64,9 @@ print("// A character that becomes several: zeros at the end are none.")
 print("typedef struct qlora__text_case_long {")
 print("    uint32_t code;\n    uint32_t to[3];")
 print("} qlora__text_case_long;\n")
-print("typedef struct qlora__text_digit_run {")
+print("typedef struct qlora__text_code_run {")
 print("    uint32_t first;\n    uint32_t last;")
-print("} qlora__text_digit_run;\n")
+print("} qlora__text_code_run;\n")
 print("// clang-format off")
 print("// Unicode %s, made by tools/case_gen.py." % unicodedata.unidata_version)
 print("// Data: Copyright (c) 1991-2024 Unicode, Inc., Unicode License V3, SPDX Unicode-3.0,")
@@ -84,6 +84,13 @@ for name, change, other in (("upper_long", str.upper, None), ("title_long", str.
             rows.append([number(c), "{" + ", ".join(number(x) for x in codes[:3]) + "}"])
     table("qlora__text_case_long", name, rows)
 for name, test in (("decimal", str.isdecimal), ("digit", str.isdigit), ("numeric", str.isnumeric)):
-    table("qlora__text_digit_run", name + "_runs",
+    table("qlora__text_code_run", name + "_runs",
+          [[number(x) for x in row] for row in runs(test)])
+# Cased characters that are no letters of that case, and what a word's last sigma looks over.
+for name, test in (("lower_more", lambda c: c.islower() and unicodedata.category(c) != "Ll"),
+                   ("upper_more", lambda c: c.isupper() and unicodedata.category(c) != "Lu"),
+                   ("ignorable", lambda c: ("A" + c + "\u03a3").lower()[-1] == "\u03c2" and
+                    ("1" + c + "\u03a3").lower()[-1] == "\u03c3")):
+    table("qlora__text_code_run", name + "_runs",
           [[number(x) for x in row] for row in runs(test)])
 print("// clang-format on")

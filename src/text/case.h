@@ -13,7 +13,7 @@ static uint32_t qlora__jin_class(uint32_t code) {
     return qlora__text_class_runs[low] & 0x7F;
 }
 
-static bool qlora__text_digit_in(const qlora__text_digit_run* runs, size_t count, uint32_t code) {
+static bool qlora__text_in_runs(const qlora__text_code_run* runs, size_t count, uint32_t code) {
     for (size_t i = 0; i < count && runs[i].first <= code; i++) {
         if (code <= runs[i].last) {
             return true;

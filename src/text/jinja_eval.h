@@ -306,9 +306,10 @@ static qlora_result qlora__jin_macro_field(qlora__jin_machine* m, const qlora__j
         }
         return QLORA_OK;
     }
-    *out = qlora__jin_bool(qlora__jin_named("caller", name, size)         ? node->flag
-                           : qlora__jin_named("catch_kwargs", name, size) ? node->uses_kwargs
-                                                                          : node->uses_varargs);
+    *out =
+        qlora__jin_bool(qlora__jin_named("caller", name, size) ? qlora__jin_uses(node->c, "caller")
+                        : qlora__jin_named("catch_kwargs", name, size) ? node->uses_kwargs
+                                                                       : node->uses_varargs);
     *found = qlora__jin_named("caller", name, size) ||
              qlora__jin_named("catch_kwargs", name, size) ||
              qlora__jin_named("catch_varargs", name, size);

@@ -1,6 +1,5 @@
 // Filters of numbers: abs, float, int, round and filesizeformat.
 
-
 QLORA__JIN_FILTER(abs) {
     if (!qlora__jin_is_number(in[0])) {
         return qlora__jin_fail(m, "abs: a number is needed, not a %s", qlora__jin_type(in[0]));
@@ -277,6 +276,10 @@ QLORA__JIN_FILTER(round) {
     }
     double scale = qlora__jin_power_of(10.0, precision);
     double whole = qlora__jin_floor(x * scale);
+    if (!qlora__jin_is_finite(whole)) {
+        return qlora__jin_fail(m, "round: the number is not finite with %lld more digits",
+                               (long long)precision);
+    }
     whole += !down && whole < x * scale ? 1.0 : 0.0;
     *out = qlora__jin_float(qlora__jin_is_zero(whole) ? 0.0 : whole / scale); // a whole number
     return QLORA_OK;

@@ -178,7 +178,7 @@ static qlora_result qlora__jin_lex_raw(qlora__jin_lexer* x, size_t body) {
             }
         }
     }
-    return qlora__jin_lex_fail(x, "{% raw %} is not closed");
+    return body == x->size ? QLORA_OK : qlora__jin_lex_fail(x, "{% raw %} is not closed");
 }
 
 static qlora_result qlora__jin_lex_comment(qlora__jin_lexer* x, size_t body) {
@@ -194,6 +194,10 @@ static qlora_result qlora__jin_lex_comment(qlora__jin_lexer* x, size_t body) {
             qlora__jin_lex_move(x, end);
             return QLORA_OK;
         }
+    }
+    if (body >= x->size) { // jinja2 does not look for the end of what is empty
+        qlora__jin_lex_move(x, x->size);
+        return QLORA_OK;
     }
     return qlora__jin_lex_fail(x, "a comment {# is not closed");
 }

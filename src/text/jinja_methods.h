@@ -94,6 +94,9 @@ static qlora_result qlora__jin_str_expandtabs(qlora__jin_machine* m, qlora__jin_
     int64_t column = 0;
     memset(&buffer, 0, sizeof buffer);
     QLORA__TRY(qlora__jin_need_integer(m, "expandtabs", in[1], &size));
+    if (size > INT32_MAX || size < INT32_MIN) {
+        return qlora__jin_fail(m, "expandtabs: %lld is too large", (long long)size);
+    }
     for (size_t at = 0, step = 0; at < s->bytes; at += step) {
         uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
         if (code != '\t') {
@@ -113,18 +116,18 @@ static qlora_result qlora__jin_str_expandtabs(qlora__jin_machine* m, qlora__jin_
 // ---- questions about characters
 
 static bool qlora__jin_is_decimal(uint32_t code) {
-    return qlora__text_digit_in(qlora__text_decimal_runs,
-                                QLORA__TEXT_COUNT(qlora__text_decimal_runs), code);
+    return qlora__text_in_runs(qlora__text_decimal_runs,
+                               QLORA__TEXT_COUNT(qlora__text_decimal_runs), code);
 }
 
 static bool qlora__jin_is_digit(uint32_t code) {
-    return qlora__text_digit_in(qlora__text_digit_runs, QLORA__TEXT_COUNT(qlora__text_digit_runs),
-                                code);
+    return qlora__text_in_runs(qlora__text_digit_runs, QLORA__TEXT_COUNT(qlora__text_digit_runs),
+                               code);
 }
 
 static bool qlora__jin_is_numeric(uint32_t code) {
-    return qlora__text_digit_in(qlora__text_numeric_runs,
-                                QLORA__TEXT_COUNT(qlora__text_numeric_runs), code);
+    return qlora__text_in_runs(qlora__text_numeric_runs,
+                               QLORA__TEXT_COUNT(qlora__text_numeric_runs), code);
 }
 
 static bool qlora__jin_is_alpha(uint32_t code) {
@@ -165,17 +168,17 @@ QLORA__JIN_ALL(isnumeric, qlora__jin_is_numeric, false)
 QLORA__JIN_ALL(isspace, qlora__jin_is_space, false)
 QLORA__JIN_ALL(isprintable, qlora__jin_is_printable, true)
 
-// Whether there are cased characters and all of them are of this class.
-static qlora_result qlora__jin_all_case(qlora__jin_machine* m, const qlora__jin_string* s,
-                                        uint32_t kind, bool* out) {
+// Whether there are cased characters and all of them are of this case.
+static qlora_result qlora__jin_all_case(qlora__jin_machine* m, const qlora__jin_string* s, int kind,
+                                        bool* out) {
     bool any = false;
     bool all = true;
     QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
     for (size_t at = 0, step = 0; at < s->bytes && all; at += step) {
         uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
-        bool cased = qlora__jin_is_cased(code);
-        any = any || cased;
-        all = !cased || qlora__jin_class(code) == kind;
+        int is = qlora__jin_case_of(code);
+        any = any || is != QLORA__JIN_NO_CASE;
+        all = is == QLORA__JIN_NO_CASE || is == kind;
     }
     *out = any && all;
     return QLORA_OK;
@@ -184,7 +187,7 @@ static qlora_result qlora__jin_all_case(qlora__jin_machine* m, const qlora__jin_
 static qlora_result qlora__jin_str_isupper(qlora__jin_machine* m, qlora__jin_value* in,
                                            qlora__jin_value* out) {
     bool is = false;
-    QLORA__TRY(qlora__jin_all_case(m, in[0].as.string, QLORA__TEXT_C_UPPER, &is));
+    QLORA__TRY(qlora__jin_all_case(m, in[0].as.string, QLORA__JIN_UPPER_CASE, &is));
     *out = qlora__jin_bool(is);
     return QLORA_OK;
 }
@@ -192,7 +195,7 @@ static qlora_result qlora__jin_str_isupper(qlora__jin_machine* m, qlora__jin_val
 static qlora_result qlora__jin_str_islower(qlora__jin_machine* m, qlora__jin_value* in,
                                            qlora__jin_value* out) {
     bool is = false;
-    QLORA__TRY(qlora__jin_all_case(m, in[0].as.string, QLORA__TEXT_C_LOWER, &is));
+    QLORA__TRY(qlora__jin_all_case(m, in[0].as.string, QLORA__JIN_LOWER_CASE, &is));
     *out = qlora__jin_bool(is);
     return QLORA_OK;
 }
@@ -205,9 +208,9 @@ static qlora_result qlora__jin_str_istitle(qlora__jin_machine* m, qlora__jin_val
     bool good = true;
     QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
     for (size_t at = 0, step = 0; at < s->bytes && good; at += step) {
-        uint32_t kind = qlora__jin_class(qlora__jin_code_at(s->data, s->bytes, at, &step));
-        bool upper = kind == QLORA__TEXT_C_UPPER;
-        bool lower = kind == QLORA__TEXT_C_LOWER;
+        int is = qlora__jin_case_of(qlora__jin_code_at(s->data, s->bytes, at, &step));
+        bool upper = is == QLORA__JIN_UPPER_CASE || is == QLORA__JIN_TITLE_CASE;
+        bool lower = is == QLORA__JIN_LOWER_CASE;
         good = upper ? !before : lower ? before : true;
         any = any || upper || lower;
         before = upper || lower;

@@ -231,6 +231,27 @@ static void qlora__jin_divide_floats(double x, double y, double* quotient, doubl
     *rest = left;
 }
 
+// p / q as a double that is rounded once, where the numbers themselves need more than its 53 bits.
+static double qlora__jin_divide_integers(int64_t p, int64_t q) {
+    uint64_t x = p < 0 ? 0 - (uint64_t)p : (uint64_t)p;
+    uint64_t y = q < 0 ? 0 - (uint64_t)q : (uint64_t)q;
+    uint64_t limit = (uint64_t)1 << 53;
+    if ((x <= limit && y <= limit) || x == 0) {
+        return (double)p / (double)q;
+    }
+    uint64_t quotient = x / y;
+    uint64_t rest = x % y; // below 2 to the 63, so that it can be doubled
+    double scale = 1.0;
+    while (quotient >> 62 == 0) {
+        rest *= 2;
+        quotient = quotient * 2 + (rest >= y ? 1 : 0);
+        rest -= rest >= y ? y : 0;
+        scale *= 0.5;
+    }
+    double result = (double)(quotient | (rest != 0 ? 1 : 0)) * scale;
+    return (p < 0) != (q < 0) ? -result : result;
+}
+
 static qlora_result qlora__jin_divide(qlora__jin_machine* m, char op, qlora__jin_value a,
                                       qlora__jin_value b, qlora__jin_value* out) {
     double x = qlora__jin_real_of(a);
@@ -239,7 +260,10 @@ static qlora_result qlora__jin_divide(qlora__jin_machine* m, char op, qlora__jin
         return qlora__jin_fail(m, "division by zero");
     }
     if (op == '/') {
-        *out = qlora__jin_float(x / y);
+        bool whole = qlora__jin_is_integer(a) && qlora__jin_is_integer(b);
+        *out = qlora__jin_float(
+            whole ? qlora__jin_divide_integers(qlora__jin_integer_of(a), qlora__jin_integer_of(b))
+                  : x / y);
         return QLORA_OK;
     }
     if (qlora__jin_is_integer(a) && qlora__jin_is_integer(b)) {

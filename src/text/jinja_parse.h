@@ -76,6 +76,7 @@ typedef struct qlora__jin_parser {
     const qlora__jin_token* token; // the current one
     uint32_t depth;
     uint32_t loops; // around the current place, in the same function
+    uint32_t fors;  // the same in all functions, with the else parts
     qlora_result (*expression)(struct qlora__jin_parser* p, bool conditional,
                                qlora__jin_node** out);
     qlora_result (*unary)(struct qlora__jin_parser* p, bool filters, qlora__jin_node** out);

@@ -208,10 +208,27 @@ static qlora_result qlora__jin_parse_whole(qlora__jin_parser* p, const char* end
     return QLORA_OK;
 }
 
+// In a loop, its else part included, no target may be named loop.
+static qlora_result qlora__jin_parse_stored(qlora__jin_parser* p, bool attribute,
+                                            const char* end_name, qlora__jin_node** out) {
+    const qlora__jin_token* first = p->token;
+    QLORA__TRY(qlora__jin_parse_target(p, attribute, end_name, out));
+    bool field = false; // ns.loop and loop.x are something else
+    for (const qlora__jin_token* t = first; t != p->token && p->fors > 0; t++) {
+        bool dot = t[1].kind == QLORA__JIN_T_OPERATOR && t[1].text[0] == '.';
+        if (qlora__jin_token_is_name(t, "loop") && !field && !dot) {
+            p->m->line = t->line;
+            return qlora__jin_fail(p->m, "\"loop\" cannot be set in a loop");
+        }
+        field = t->kind == QLORA__JIN_T_OPERATOR && t->text[0] == '.';
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__jin_parse_set(qlora__jin_parser* p, qlora__jin_node** out) {
     QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_ASSIGN, out));
     qlora__jin_step(p);
-    QLORA__TRY(qlora__jin_parse_target(p, true, NULL, &(*out)->a));
+    QLORA__TRY(qlora__jin_parse_stored(p, true, NULL, &(*out)->a));
     if (qlora__jin_skip_operator(p, "=")) {
         return qlora__jin_parse_tuple(p, true, false, NULL, &(*out)->b);
     }
@@ -223,7 +240,8 @@ static qlora_result qlora__jin_parse_set(qlora__jin_parser* p, qlora__jin_node**
 static qlora_result qlora__jin_parse_for(qlora__jin_parser* p, qlora__jin_node** out) {
     QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_FOR, out));
     qlora__jin_step(p);
-    QLORA__TRY(qlora__jin_parse_target(p, false, "in", &(*out)->a));
+    p->fors++;
+    QLORA__TRY(qlora__jin_parse_stored(p, false, "in", &(*out)->a));
     if (!qlora__jin_skip_name(p, "in")) {
         return qlora__jin_unexpected(p, "in");
     }
@@ -239,8 +257,9 @@ static qlora_result qlora__jin_parse_for(qlora__jin_parser* p, qlora__jin_node**
     QLORA__TRY(qlora__jin_parse_body(p, "endfor else ", &(*out)->c));
     p->loops--;
     if (qlora__jin_skip_name(p, "else")) {
-        return qlora__jin_parse_whole(p, "endfor ", &(*out)->d);
+        QLORA__TRY(qlora__jin_parse_body(p, "endfor ", &(*out)->d));
     }
+    p->fors--;
     qlora__jin_step(p);
     return QLORA_OK;
 }

@@ -244,32 +244,59 @@ static qlora_result qlora__jin_bind_expressions(qlora__jin_binder* b, const qlor
     return QLORA_OK;
 }
 
+// Whether a list of targets or arguments sets `name`.
+static bool qlora__jin_sets(const qlora__jin_node* targets, const char* name) {
+    for (const qlora__jin_node* n = targets; n != NULL; n = n->next) {
+        if (n->kind == QLORA__JIN_N_NAME
+                ? n->size == strlen(name) && memcmp(n->name, name, n->size) == 0
+                : n->kind == QLORA__JIN_N_TUPLE && qlora__jin_sets(n->a, name)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool qlora__jin_is_function(const qlora__jin_node* n) {
+    return n->kind == QLORA__JIN_N_MACRO || n->kind == QLORA__JIN_N_CALL_BLOCK;
+}
+
+// What a statement sets in the eyes of jinja2, arguments included.
+static const qlora__jin_node* qlora__jin_targets(const qlora__jin_node* n) {
+    bool assigns = n->kind == QLORA__JIN_N_ASSIGN || n->kind == QLORA__JIN_N_ASSIGN_BLOCK ||
+                   n->kind == QLORA__JIN_N_FOR || n->kind == QLORA__JIN_N_WITH;
+    return assigns ? n->a : qlora__jin_is_function(n) ? n->b : NULL;
+}
+
 // Whether the names in the list, which are not set there first, contain `name`. jinja2 looks this
-// up to know whether a loop needs `loop`, or a macro `caller`.
+// up to know whether a loop needs `loop`, or a macro `caller`; in its order, and wherever the name
+// is set, even in a scope further in.
 static bool qlora__jin_mentions(const qlora__jin_node* first, const char* name, bool* stored) {
     bool found = false;
     const qlora__jin_node* rest = NULL;
     for (const qlora__jin_node* n = first; n != NULL && !found && !*stored;
          n = qlora__jin_walk(n, &rest)) {
-        bool named =
-            n->size == strlen(name) && n->name != NULL && memcmp(n->name, name, n->size) == 0;
         if (n->kind == QLORA__JIN_N_NAME) {
-            found = named;
+            found = n->size == strlen(name) && memcmp(n->name, name, n->size) == 0;
             continue;
         }
-        if (n->kind == QLORA__JIN_N_ASSIGN) {
-            found = qlora__jin_mentions(n->b, name, stored);
-            const qlora__jin_node* target = n->a;
-            bool tuple = target->kind == QLORA__JIN_N_TUPLE;
-            for (const qlora__jin_node* t = tuple ? target->a : target; t != NULL && !found;
-                 t = t->next) {
-                *stored = *stored || (t->kind == QLORA__JIN_N_NAME && t->size == strlen(name) &&
-                                      memcmp(t->name, name, t->size) == 0);
-            }
-            continue;
-        }
+        const qlora__jin_node* targets = qlora__jin_targets(n);
         const qlora__jin_node* parts[5] = {n->a, n->b, n->c, qlora__jin_below(n), n->e};
-        for (size_t i = 0; i < 5 && !found; i++) {
+        if (n->kind == QLORA__JIN_N_CALL_BLOCK) {
+            found = qlora__jin_mentions(n->a, name, stored);
+        }
+        *stored = *stored || (!found && qlora__jin_sets(targets, name));
+        if (qlora__jin_is_function(n)) {
+            parts[0] = NULL;
+            parts[1] = NULL;
+            for (const qlora__jin_node* arg = n->b; arg != NULL && !found && !*stored;
+                 arg = arg->next) {
+                found = arg->a != NULL && qlora__jin_mentions(arg->a, name, stored);
+            }
+        } else if (n->kind == QLORA__JIN_N_FILTER_BLOCK) { // its filter comes last
+            parts[1] = n->c;
+            parts[2] = n->b;
+        }
+        for (size_t i = targets != NULL ? 1 : 0; i < 5 && !found && !*stored; i++) {
             found = parts[i] != NULL && qlora__jin_mentions(parts[i], name, stored);
         }
     }
@@ -317,6 +344,18 @@ static qlora_result qlora__jin_bind_for(qlora__jin_binder* b, qlora__jin_scope* 
     return QLORA_OK;
 }
 
+// An argument named caller needs a default where the body uses it.
+static qlora_result qlora__jin_check_caller(qlora__jin_binder* b, const qlora__jin_node* n) {
+    for (const qlora__jin_node* name = n->b; name != NULL; name = name->next) {
+        bool caller = name->size == 6 && memcmp(name->name, "caller", 6) == 0;
+        if (caller && name->a == NULL && qlora__jin_uses(n->c, "caller")) {
+            b->m->line = name->line;
+            return qlora__jin_fail(b->m, "the argument \"caller\" needs a default");
+        }
+    }
+    return QLORA_OK;
+}
+
 // The body of a macro, call block or generation block: a function with its own variables.
 static qlora_result qlora__jin_bind_function(qlora__jin_binder* b, qlora__jin_scope* scope,
                                              qlora__jin_node* n, const qlora__jin_bind_next* next) {
@@ -336,6 +375,7 @@ static qlora_result qlora__jin_bind_function(qlora__jin_binder* b, qlora__jin_sc
             *uses[i] = false;
         }
     }
+    QLORA__TRY(qlora__jin_check_caller(b, n));
     for (qlora__jin_node* name = n->b; name != NULL; name = name->next) {
         QLORA__TRY(qlora__jin_note_expressions(b, n->scope, name->a, QLORA__JIN_AS_LOAD, false));
     }

@@ -79,54 +79,73 @@ static qlora_result qlora__jin_part(qlora__jin_machine* m, qlora__jin_value s, s
 
 // ---- case ---------------------------------------------------------------------------------------
 
-static bool qlora__jin_is_cased(uint32_t code) {
+enum { QLORA__JIN_NO_CASE, QLORA__JIN_LOWER_CASE, QLORA__JIN_UPPER_CASE, QLORA__JIN_TITLE_CASE };
+
+// The case of a character. A letter of title case has another upper and another lower case.
+static int qlora__jin_case_of(uint32_t code) {
+    uint32_t other[3];
     uint32_t kind = qlora__jin_class(code);
-    return kind == QLORA__TEXT_C_UPPER || kind == QLORA__TEXT_C_LOWER;
+    if (kind == QLORA__TEXT_C_UPPER) {
+        (void)qlora__text_case_of(code, QLORA__TEXT_UPPER_CASE, other);
+        return other[0] == code ? QLORA__JIN_UPPER_CASE : QLORA__JIN_TITLE_CASE;
+    }
+    if (kind == QLORA__TEXT_C_LOWER ||
+        qlora__text_in_runs(qlora__text_lower_more_runs,
+                            QLORA__TEXT_COUNT(qlora__text_lower_more_runs), code)) {
+        return QLORA__JIN_LOWER_CASE;
+    }
+    return qlora__text_in_runs(qlora__text_upper_more_runs,
+                               QLORA__TEXT_COUNT(qlora__text_upper_more_runs), code)
+               ? QLORA__JIN_UPPER_CASE
+               : QLORA__JIN_NO_CASE;
 }
 
-// A capital sigma at the end of a word has a lower case of its own.
-static bool qlora__jin_final_sigma(const qlora__jin_string* s, size_t at) {
+// Marks, points and the like, which neither begin nor end a word.
+static bool qlora__jin_is_ignorable(uint32_t code) {
+    return qlora__text_in_runs(qlora__text_ignorable_runs,
+                               QLORA__TEXT_COUNT(qlora__text_ignorable_runs), code);
+}
+
+// A capital sigma at the end of a word has a lower case of its own. What is before `from` does not
+// count.
+static bool qlora__jin_final_sigma(const qlora__jin_string* s, size_t from, size_t at) {
     size_t step = 0;
     size_t before = at;
+    uint32_t code = 0;
     do {
-        if (before == 0) {
+        if (before <= from) {
             return false;
         }
         before--;
         while (before > 0 && ((unsigned char)s->data[before] & 0xC0) == 0x80) {
             before--;
         }
-    } while (qlora__jin_class(qlora__jin_code_at(s->data, s->bytes, before, &step)) ==
-             QLORA__TEXT_C_MARK);
-    if (!qlora__jin_is_cased(qlora__jin_code_at(s->data, s->bytes, before, &step))) {
+        code = qlora__jin_code_at(s->data, s->bytes, before, &step);
+    } while (qlora__jin_is_ignorable(code));
+    if (qlora__jin_case_of(code) == QLORA__JIN_NO_CASE) {
         return false;
     }
-    size_t after = at + 2;
-    return after >= s->bytes ||
-           !qlora__jin_is_cased(qlora__jin_code_at(s->data, s->bytes, after, &step));
+    for (size_t after = at + 2; after < s->bytes; after += step) {
+        code = qlora__jin_code_at(s->data, s->bytes, after, &step);
+        if (!qlora__jin_is_ignorable(code)) {
+            return qlora__jin_case_of(code) == QLORA__JIN_NO_CASE;
+        }
+    }
+    return true;
 }
 
 static qlora_result qlora__jin_put_case(qlora__jin_machine* m, const qlora__jin_string* s,
-                                        size_t at, uint32_t code, qlora__text_case to,
+                                        size_t from, size_t at, uint32_t code, qlora__text_case to,
                                         qlora__jin_buffer* out) {
     uint32_t codes[3];
     if (code == 0x3A3 && to == QLORA__TEXT_LOWER_CASE) {
-        return qlora__jin_put_code(m, out, qlora__jin_final_sigma(s, at) ? 0x3C2 : 0x3C3);
+        return qlora__jin_put_code(m, out, qlora__jin_final_sigma(s, from, at) ? 0x3C2 : 0x3C3);
     }
     size_t count = qlora__text_case_of(code, to, codes);
     for (size_t i = 0; i < count; i++) {
         QLORA__TRY(qlora__jin_put_code(m, out, codes[i]));
     }
     return QLORA_OK;
-}
-
-// A letter of title case, which is neither upper nor lower case: both are other letters.
-static bool qlora__jin_is_title(uint32_t code) {
-    uint32_t upper[3];
-    uint32_t lower[3];
-    (void)qlora__text_case_of(code, QLORA__TEXT_UPPER_CASE, upper);
-    (void)qlora__text_case_of(code, QLORA__TEXT_LOWER_CASE, lower);
-    return code >= 0x80 && upper[0] != code && lower[0] != code;
 }
 
 // How the case of each character is chosen.
@@ -144,6 +163,7 @@ static qlora_result qlora__jin_recase(qlora__jin_machine* m, qlora__jin_value v,
     const qlora__jin_string* s = v.as.string;
     qlora__jin_buffer buffer;
     bool inside = false; // of a word
+    size_t from = 0;
     memset(&buffer, 0, sizeof buffer);
     QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
     QLORA__TRY(qlora__jin_buffer_room(m, &buffer, s->bytes));
@@ -152,24 +172,26 @@ static qlora_result qlora__jin_recase(qlora__jin_machine* m, qlora__jin_value v,
         qlora__text_case to = QLORA__TEXT_LOWER_CASE;
         if (how == QLORA__JIN_ALL_UPPER) {
             to = QLORA__TEXT_UPPER_CASE;
-        } else if (how == QLORA__JIN_SWAP && qlora__jin_is_title(code)) {
-            QLORA__TRY(qlora__jin_put_code(m, &buffer, code));
-            continue;
         } else if (how == QLORA__JIN_SWAP) {
-            to = qlora__jin_class(code) == QLORA__TEXT_C_UPPER ? QLORA__TEXT_LOWER_CASE
-                                                               : QLORA__TEXT_UPPER_CASE;
+            int is = qlora__jin_case_of(code);
+            if (is != QLORA__JIN_LOWER_CASE && is != QLORA__JIN_UPPER_CASE) {
+                QLORA__TRY(qlora__jin_put_code(m, &buffer, code));
+                continue;
+            }
+            to = is == QLORA__JIN_UPPER_CASE ? QLORA__TEXT_LOWER_CASE : QLORA__TEXT_UPPER_CASE;
         } else if (how == QLORA__JIN_FIRST) {
             to = at == 0 ? QLORA__TEXT_TITLE_CASE : QLORA__TEXT_LOWER_CASE;
         } else if (how == QLORA__JIN_EACH_WORD) {
             to = inside ? QLORA__TEXT_LOWER_CASE : QLORA__TEXT_TITLE_CASE;
-            inside = qlora__jin_is_cased(code);
+            inside = qlora__jin_case_of(code) != QLORA__JIN_NO_CASE;
         } else if (how == QLORA__JIN_TITLE_FILTER) {
             bool border = qlora__jin_is_space(code) ||
                           (code < 0x80 && code > 0 && strchr("-({[<", (char)code) != NULL);
             to = inside && !border ? QLORA__TEXT_LOWER_CASE : QLORA__TEXT_UPPER_CASE;
+            from = inside ? from : at + step; // the filter lowers the rest of a word alone
             inside = !border;
         }
-        QLORA__TRY(qlora__jin_put_case(m, s, at, code, to, &buffer));
+        QLORA__TRY(qlora__jin_put_case(m, s, from, at, code, to, &buffer));
     }
     QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
     out->flag = v.flag;

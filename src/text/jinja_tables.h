@@ -130,10 +130,24 @@ QLORA__JIN_KIND_TEST(sequence, qlora__jin_is_sequence(v) || v.kind == QLORA__JIN
 QLORA__JIN_KIND_TEST(callable, v.kind == QLORA__JIN_MACRO || v.kind == QLORA__JIN_METHOD ||
                                    v.kind == QLORA__JIN_FUNCTION || v.kind == QLORA__JIN_JOINER ||
                                    v.kind == QLORA__JIN_LOOP || v.kind == QLORA__JIN_UNDEFINED)
-QLORA__JIN_KIND_TEST(sameas, v.kind == other.kind &&
-                                 (qlora__jin_is_integer(v)
-                                      ? qlora__jin_integer_of(v) == qlora__jin_integer_of(other)
-                                      : v.kind == QLORA__JIN_NONE || v.as.list == other.as.list))
+// Whether two values are one object. Of equal strings and numbers, Python may keep one or two.
+QLORA__JIN_TEST(sameas) {
+    *out = v.kind == other.kind && (v.kind == QLORA__JIN_NONE || v.as.list == other.as.list);
+    if (v.kind == QLORA__JIN_BOOL) {
+        *out = v.kind == other.kind && v.as.truth == other.as.truth;
+        return QLORA_OK;
+    }
+    bool small = v.kind == QLORA__JIN_INT && v.as.integer >= -5 && v.as.integer <= 256;
+    bool number = v.kind == QLORA__JIN_INT || v.kind == QLORA__JIN_FLOAT;
+    bool unsure = number && !small && *out;
+    if (v.kind == QLORA__JIN_STRING && other.kind == QLORA__JIN_STRING && !*out) {
+        QLORA__TRY(qlora__jin_equal(m, v, other, &unsure));
+    }
+    return unsure
+               ? qlora__jin_fail(m, "sameas is not supported for equal values of type %s; use ==",
+                                 qlora__jin_type(v))
+               : QLORA_OK;
+}
 
 QLORA__JIN_TEST(eq) {
     return qlora__jin_equal(m, v, other, out);
@@ -190,14 +204,14 @@ QLORA__JIN_TEST(lower) {
     qlora__jin_value text;
     (void)other;
     QLORA__TRY(qlora__jin_text(m, v, &text));
-    return qlora__jin_all_case(m, text.as.string, QLORA__TEXT_C_LOWER, out);
+    return qlora__jin_all_case(m, text.as.string, QLORA__JIN_LOWER_CASE, out);
 }
 
 QLORA__JIN_TEST(upper) {
     qlora__jin_value text;
     (void)other;
     QLORA__TRY(qlora__jin_text(m, v, &text));
-    return qlora__jin_all_case(m, text.as.string, QLORA__TEXT_C_UPPER, out);
+    return qlora__jin_all_case(m, text.as.string, QLORA__JIN_UPPER_CASE, out);
 }
 
 static const qlora__jin_filter_row* qlora__jin_filter_find(const char* name, size_t size) {

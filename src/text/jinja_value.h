@@ -297,16 +297,80 @@ static double qlora__jin_real_of(qlora__jin_value v) {
     return v.kind == QLORA__JIN_FLOAT ? v.as.real : (double)qlora__jin_integer_of(v);
 }
 
+// Compares a whole number with a double, exactly: -1, 0, 1, or 2 for NaN.
+static int qlora__jin_compare_mixed(int64_t x, double y) {
+    if (qlora__jin_is_nan(y)) {
+        return 2;
+    }
+    if (y >= 9223372036854775808.0 || y < -9223372036854775808.0) {
+        return y > 0.0 ? -1 : 1;
+    }
+    int64_t whole = (int64_t)y; // towards zero
+    double part = y - (double)whole;
+    return x < whole ? -1 : x > whole ? 1 : part > 0.0 ? -1 : part < 0.0 ? 1 : 0;
+}
+
+// The same where a number does not fit 64 bits: by the digits. A double of that size is whole, and
+// the fraction of a smaller one does not matter.
+static int qlora__jin_compare_big(qlora__jin_value a, qlora__jin_value b) {
+    char printed[2][330];
+    const qlora__jin_value both[2] = {a, b};
+    const char* digits[2] = {printed[0], printed[1]};
+    size_t sizes[2] = {0, 0};
+    for (size_t i = 0; i < 2; i++) {
+        double x = both[i].kind == QLORA__JIN_FLOAT ? both[i].as.real : 0.0;
+        bool above = x > 0.0;
+        if (!(x - x <= 0.0)) { // not finite
+            return qlora__jin_is_nan(x) ? 2 : above == (i == 0) ? 1 : -1;
+        }
+        if (both[i].kind == QLORA__JIN_BIG) {
+            digits[i] = both[i].as.string->data;
+            sizes[i] = both[i].as.string->bytes;
+            continue;
+        }
+        if (both[i].kind == QLORA__JIN_FLOAT) {
+            snprintf(printed[i], sizeof printed[i], "%.0f", x);
+        } else {
+            snprintf(printed[i], sizeof printed[i], "%lld",
+                     (long long)qlora__jin_integer_of(both[i]));
+        }
+        sizes[i] = strlen(printed[i]);
+    }
+    bool minus = digits[0][0] == '-';
+    if (minus != (digits[1][0] == '-')) {
+        return minus ? -1 : 1;
+    }
+    int order = sizes[0] < sizes[1]   ? -1
+                : sizes[0] > sizes[1] ? 1
+                                      : memcmp(digits[0], digits[1], sizes[0]);
+    order = order < 0 ? -1 : order > 0 ? 1 : 0;
+    return minus ? -order : order;
+}
+
 // -1, 0, 1, or 2 when one of them is not a number (NaN).
 static int qlora__jin_compare_numbers(qlora__jin_value a, qlora__jin_value b) {
+    if (a.kind == QLORA__JIN_BIG || b.kind == QLORA__JIN_BIG) {
+        return qlora__jin_compare_big(a, b);
+    }
     if (qlora__jin_is_integer(a) && qlora__jin_is_integer(b)) {
         int64_t x = qlora__jin_integer_of(a);
         int64_t y = qlora__jin_integer_of(b);
         return x < y ? -1 : x > y ? 1 : 0;
     }
-    double x = qlora__jin_real_of(a);
-    double y = qlora__jin_real_of(b);
+    if (qlora__jin_is_integer(a)) {
+        return qlora__jin_compare_mixed(qlora__jin_integer_of(a), b.as.real);
+    }
+    if (qlora__jin_is_integer(b)) {
+        int order = qlora__jin_compare_mixed(qlora__jin_integer_of(b), a.as.real);
+        return order == 2 ? 2 : -order;
+    }
+    double x = a.as.real;
+    double y = b.as.real;
     return x < y ? -1 : x > y ? 1 : qlora__jin_is_nan(x) || qlora__jin_is_nan(y) ? 2 : 0;
+}
+
+static bool qlora__jin_is_any_number(qlora__jin_value v) {
+    return qlora__jin_is_number(v) || v.kind == QLORA__JIN_BIG;
 }
 
 static int qlora__jin_compare_strings(const qlora__jin_string* a, const qlora__jin_string* b) {
@@ -344,7 +408,7 @@ static qlora_result qlora__jin_equal_lists(qlora__jin_machine* m, const qlora__j
 static qlora_result qlora__jin_equal(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
                                      bool* out) {
     *out = false;
-    if (qlora__jin_is_number(a) && qlora__jin_is_number(b)) {
+    if (qlora__jin_is_any_number(a) && qlora__jin_is_any_number(b)) {
         *out = qlora__jin_compare_numbers(a, b) == 0;
         return QLORA_OK;
     }
@@ -358,7 +422,6 @@ static qlora_result qlora__jin_equal(qlora__jin_machine* m, qlora__jin_value a, 
         *out = true;
         break;
     case QLORA__JIN_STRING:
-    case QLORA__JIN_BIG:
         *out = a.as.string->bytes == b.as.string->bytes &&
                qlora__jin_compare_strings(a.as.string, b.as.string) == 0;
         break;
@@ -395,7 +458,7 @@ static qlora_result qlora__jin_less(qlora__jin_machine* m, qlora__jin_value a, q
     if (a.kind == QLORA__JIN_UNDEFINED || b.kind == QLORA__JIN_UNDEFINED) {
         return qlora__jin_undefined_error(m, a.kind == QLORA__JIN_UNDEFINED ? a : b);
     }
-    if (qlora__jin_is_number(a) && qlora__jin_is_number(b)) {
+    if (qlora__jin_is_any_number(a) && qlora__jin_is_any_number(b)) {
         int order = qlora__jin_compare_numbers(a, b);
         *out = order < 0 || (order == 0 && or_equal);
         return QLORA_OK;

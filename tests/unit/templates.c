@@ -14,7 +14,8 @@
 
 static const char conversation[] =
     "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"d\": {\"items\": 3, \"a\": 1.0},"
-    " \"big\": 123456789012345678901234567890}";
+    " \"big\": 123456789012345678901234567890, \"round\": 100000000000000000000,"
+    " \"least\": -9223372036854775809}";
 
 static qlora_text* lib;
 
@@ -65,6 +66,19 @@ static const char* const behaviours[][2] = {
     {"{{ 1000000 % 1e-7 }} {{ -7.5 // 2 }} {{ 0.1 ** -3 }} {{ 1e22 % 12345.678 }}",
      "4.525188817411374e-11 -4.0 999.9999999999999 968.6064121235104"},
     {"{{ 1.5e300 ** 3 }}", "!a power is too large"},
+    // whole numbers of more than 53 bits: quotients are rounded once, comparisons are exact
+    {"{{ 1 / 9007199254740993 }} {{ -759567891056027357 / 80683 }} {{ -25280731329829578 / 3 }} "
+     "{{ 9223372036854775807 / -9223372036854775807 }} {{ 0 / -9007199254740993 }}",
+     "1.1102230246251564e-16 -9414224694867.906 -8426910443276526.0 -1.0 -0.0"},
+    {"{{ 9007199254740993 == 9007199254740992.0 }}{{ 9007199254740993 > 9007199254740992.0 }}"
+     "{{ 9223372036854775807 < 9223372036854775808.0 }}{{ -9007199254740993 < -9007199254740992.0 "
+     "}}{{ 9007199254740993 in [9007199254740992.0] }}{{ 3 < 3.5 }}{{ 4 > 3.5 }}{{ -3 > -3.5 }}",
+     "FalseTrueTrueTrueFalseTrueTrueTrue"},
+    {"{{ 9223372036854775807 > 1e300 }}{{ 2 < 'inf' | float }}{{ 2 > '-inf' | float }}"
+     "{{ 2 == 'nan' | float }}{{ 2 < 'nan' | float }}{{ 2 == 2.0 }}{{ {2: 'a'}[2.0] }}",
+     "FalseTrueTrueFalseFalseTruea"},
+    {"{{ 1e308 | round(2, 'floor') }}", "!round: the number is not finite with 2"},
+    {"{{ 'x'.expandtabs(2147483648) }}", "!expandtabs: 2147483648 is too large"},
     {"{{ 15 | round(-1) }} {{ 25 | round(-1) }} {{ 1234.5 | round(-2) }} "
      "{{ 0.25 | round(1, 'ceil') }}",
      "20 20 1200.0 0.3"},
@@ -97,6 +111,13 @@ static const char* const behaviours[][2] = {
     {"{% filter length %}abc{% endfilter %}", "!not a string"},
     {"{{ 'a' is divisibleby({}) }}{{ '%s' is divisibleby(3) }}", "FalseFalse"},
     {"{{ '\\x7f' | tojson(true) }}{{ '\\x7f' | tojson }}", "\"\\u007f\"\"\x7F\""},
+    {"{{ d is sameas d }}{{ [] is sameas [] }}{{ none is sameas none }}{{ true is sameas true }}"
+     "{{ 1 is sameas true }}{{ 5 is sameas 5 }}{{ 5 is sameas 5.0 }}{{ 'a' is sameas 'b' }}"
+     "{{ true is sameas false }}{{ messages[0].role is sameas messages[0].role }}",
+     "TrueFalseTrueTrueFalseTrueFalseFalseFalseTrue"},
+    {"{{ messages[0].role is sameas 'user' }}", "!not supported for equal values of type str"},
+    {"{{ 1.5 is sameas 1.5 }}", "!not supported for equal values of type float"},
+    {"{{ 257 is sameas 257 }}", "!not supported for equal values of type int"},
     // methods
     {"{{ 'Stra\xC3\x9F"
      "e'.casefold() }}{{ 'abc'.translate({97: 'X', 98: none}) }}"
@@ -109,6 +130,11 @@ static const char* const behaviours[][2] = {
     {"{{ d['items'] }}|{{ d.items is callable }}|{{ d.a }}", "3|True|1.0"},
     {"{{ big }} {{ [big] | tojson }}",
      "123456789012345678901234567890 [123456789012345678901234567890]"},
+    {"{{ big > 5 }}{{ 5 > big }}{{ big >= big }}{{ big == big }}{{ big < 1e300 }}{{ big > 1e29 }}"
+     "{{ big < 'inf' | float }}{{ big > '-inf' | float }}{{ big < 'nan' | float }}"
+     "{{ round == 1e20 }}{{ 1e20 in [round] }}{{ [big, 1, round] | sort | first }}"
+     "{{ least < -5.5 }}{{ least > -1e20 }}{{ least < big }}",
+     "TrueFalseTrueTrueTrueTrueTrueTrueFalseTrueTrue1TrueTrueTrue"},
     {"{{ 9223372036854775807 + 1 }}", "!does not fit 64 bits"},
     {"{{ 1e16 }} {{ 1e-7 }} {{ 0.1 + 0.2 }} {{ -0.0 }} {{ 1.5e300 }}",
      "1e+16 1e-07 0.30000000000000004 -0.0 1.5e+300"},
@@ -140,12 +166,62 @@ static const char* const behaviours[][2] = {
      "[1z5]"},
     {"{% macro m() %}({{ caller(1) }}){% endmacro %}{% call(x) m() %}<{{ x }}>{% endcall %}",
      "(<1>)"},
+    // `loop` is not for sets in or as a loop's variable; `caller` as an argument needs a default
+    {"{% for i in [1] %}{% if 0 %}{% set a, loop = 1, 2 %}{% endif %}{% endfor %}",
+     "!\"loop\" cannot be set in a loop"},
+    {"{% for i in [1] %}{% else %}{% set loop %}{% endset %}{% endfor %}",
+     "!\"loop\" cannot be set in a loop"},
+    {"{% for i in [1] %}{% macro m() %}{% set loop = 1 %}{% endmacro %}{% endfor %}",
+     "!\"loop\" cannot be set in a loop"},
+    {"{% for a, (b, loop) in [] %}{% endfor %}", "!\"loop\" cannot be set in a loop"},
+    {"{% set loop = 1 %}{{ loop }}{% for i in [5] %}{{ loop.index }}{% with loop = 2 %}{{ loop }}"
+     "{% endwith %}{% endfor %}{% set loop = 3 %}{{ loop }}",
+     "1123"},
+    {"{% set ns = namespace() %}{% for i in [1] %}{% set ns.loop = 4 %}{% endfor %}{{ ns.loop }}",
+     "4"},
+    {"{% macro m(caller) %}{{ caller }}{% endmacro %}", "!the argument \"caller\" needs a default"},
+    {"{% macro m(caller) %}{% endmacro %}{% macro n(caller=none) %}{{ caller() if caller }}"
+     "{% endmacro %}{{ m.caller }}{{ n.caller }}{{ n() }}{% call n() %}x{% endcall %}",
+     "FalseTruex"},
+    // a loop or macro whose `loop` or `caller` is first set further in has none
+    {"{% for i in [1] %}{% macro m(loop=1) %}{% endmacro %}{{ loop is defined }}{% endfor %}"
+     "{% for i in [1] %}{{ loop.index }}{% macro m(loop=1) %}{% endmacro %}{{ loop.index }}"
+     "{% endfor %}",
+     "False11"},
+    {"{% macro m() %}{% for caller in [1] %}{{ caller }}{% endfor %}{% endmacro %}{{ m() }}"
+     "{{ m.caller }}",
+     "1False"},
+    {"{% macro m(caller) %}{% macro n(caller=1) %}{% endmacro %}{{ caller }}{% endmacro %}"
+     "{{ m(5) }}",
+     "5"},
+    {"{% macro m() %}{% macro n(caller=1) %}{% endmacro %}{% endmacro %}{% call m() %}{% endcall "
+     "%}",
+     "!caller"},
+    // the end of the template ends a comment or raw block that nothing follows
+    {"a {#", "a "},
+    {"a {#-", "a"},
+    {"a{% raw %}", "a"},
+    {"a {# b", "!a comment {# is not closed"},
+    {"a{% raw %} ", "!{% raw %} is not closed"},
     {"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "!nested deeper than"},
     {"{% macro m(a) %}{% endmacro %}{{ m(1, 2) }}", "!takes 1 arguments, 2 are given"},
     {"{{ 'Stra\xC3\x9F\x65' | upper }}{{ '\xCE\xA3\xCE\x91\xCE\xA3'.lower() }}",
      "STRASSE\xCF\x83\xCE\xB1\xCF\x82"},
+    // case is a property of its own: of Roman numerals, circled letters and modifiers, too
+    {"{{ '\\u2167'.isupper() }}{{ '\\u24e8\\ufb04'.title() }}{{ '\\u0345'.islower() }}"
+     "{{ '\\u24c3\\u03c3'.islower() }}{{ '\\u0187\\u02e4' is upper }}{{ '\\u01c5'.isupper() }}"
+     "{{ '\\u2167\\u24d0'.swapcase() }}{{ '\\u01c5x'.istitle() }}",
+     "True\xE2\x93\x8E\xEF\xAC\x84TrueFalseFalseFalse\xE2\x85\xB7\xE2\x92\xB6True"},
+    // which sigma: marks, points and apostrophes do not end a word
+    {"{{ '\\u0391\\u03a3.\\u0395'.lower() }} {{ \"\\u0391\\u03a3'\\u0395 \\u0391\\u03a3'\".lower() "
+     "}} "
+     "{{ '\\u0391\\u00ad\\u03a3'.lower() }}",
+     "\xCE\xB1\xCF\x83.\xCE\xB5 \xCE\xB1\xCF\x83'\xCE\xB5 \xCE\xB1\xCF\x82' "
+     "\xCE\xB1\xC2\xAD\xCF\x82"},
     {"{{ 'a,,b'.split(',') }}{{ ' a  b '.split() }}{{ 'a=b=c'.rsplit('=', 1) }}",
      "['a', '', 'b']['a', 'b']['a=b', 'c']"},
+    {"{{ '\\u0391\\u03a3 \\u0391\\u0391\\u03a3' | title }}",
+     "\xCE\x91\xCF\x83 \xCE\x91\xCE\xB1\xCF\x82"},
     {"{{ \"it's\" | title }}{{ \"it's\".title() }}", "It'sIt'S"},
     {"{{ '%s %d %5.2f' % ('a', 3, 2.5) }}|{{ '{:>3}{}'.format('a', 1) }}", "a 3  2.50|  a1"},
     {"{{ '<a>' | safe + '<b>' }}|{{ '<a>' | safe ~ '<b>' }}", "<a>&lt;b&gt;|<a><b>"},
