@@ -8241,7 +8241,7 @@ enum {
 #define QLORA__TEXT_S                                                                              \
     (QLORA__TEXT_BIT(SYMBOL) | QLORA__TEXT_BIT(WORD_SYMBOL) | QLORA__TEXT_BIT(OLD_PUNCT))
 #define QLORA__TEXT_WS QLORA__TEXT_BIT(SPACE)
-// \w of the regular expressions; single_word also counts the joiners
+// \w of the regular expressions; single_word and Whitespace also count the joiners
 #define QLORA__TEXT_W                                                                              \
     (QLORA__TEXT_L | QLORA__TEXT_M | QLORA__TEXT_BIT(DIGIT) | QLORA__TEXT_BIT(CONNECTOR) |         \
      QLORA__TEXT_BIT(WORD_SYMBOL))
@@ -9726,10 +9726,10 @@ typedef struct qlora__text_case_long {
     uint32_t to[3];
 } qlora__text_case_long;
 
-typedef struct qlora__text_digit_run {
+typedef struct qlora__text_code_run {
     uint32_t first;
     uint32_t last;
-} qlora__text_digit_run;
+} qlora__text_code_run;
 
 // clang-format off
 // Unicode 14.0.0, made by tools/case_gen.py.
@@ -9937,7 +9937,7 @@ static const qlora__text_case_long qlora__text_title_long[] = {
     {0xfb03, {0x46, 0x66, 0x69}}, {0xfb04, {0x46, 0x66, 0x6c}}, {0xfb05, {0x53, 0x74, 0}},
     {0xfb06, {0x53, 0x74, 0}}, {0xfb13, {0x544, 0x576, 0}}, {0xfb14, {0x544, 0x565, 0}},
     {0xfb15, {0x544, 0x56b, 0}}, {0xfb16, {0x54e, 0x576, 0}}, {0xfb17, {0x544, 0x56d, 0}}};
-static const qlora__text_digit_run qlora__text_decimal_runs[] = {
+static const qlora__text_code_run qlora__text_decimal_runs[] = {
     {0x30, 0x39}, {0x660, 0x669}, {0x6f0, 0x6f9}, {0x7c0, 0x7c9}, {0x966, 0x96f}, {0x9e6, 0x9ef},
     {0xa66, 0xa6f}, {0xae6, 0xaef}, {0xb66, 0xb6f}, {0xbe6, 0xbef}, {0xc66, 0xc6f},
     {0xce6, 0xcef}, {0xd66, 0xd6f}, {0xde6, 0xdef}, {0xe50, 0xe59}, {0xed0, 0xed9},
@@ -9952,7 +9952,7 @@ static const qlora__text_digit_run qlora__text_decimal_runs[] = {
     {0x11d50, 0x11d59}, {0x11da0, 0x11da9}, {0x16a60, 0x16a69}, {0x16ac0, 0x16ac9},
     {0x16b50, 0x16b59}, {0x1d7ce, 0x1d7ff}, {0x1e140, 0x1e149}, {0x1e2f0, 0x1e2f9},
     {0x1e950, 0x1e959}, {0x1fbf0, 0x1fbf9}};
-static const qlora__text_digit_run qlora__text_digit_runs[] = {
+static const qlora__text_code_run qlora__text_digit_runs[] = {
     {0x30, 0x39}, {0xb2, 0xb3}, {0xb9, 0xb9}, {0x660, 0x669}, {0x6f0, 0x6f9}, {0x7c0, 0x7c9},
     {0x966, 0x96f}, {0x9e6, 0x9ef}, {0xa66, 0xa6f}, {0xae6, 0xaef}, {0xb66, 0xb6f},
     {0xbe6, 0xbef}, {0xc66, 0xc6f}, {0xce6, 0xcef}, {0xd66, 0xd6f}, {0xde6, 0xdef},
@@ -9971,7 +9971,7 @@ static const qlora__text_digit_run qlora__text_digit_runs[] = {
     {0x11da0, 0x11da9}, {0x16a60, 0x16a69}, {0x16ac0, 0x16ac9}, {0x16b50, 0x16b59},
     {0x1d7ce, 0x1d7ff}, {0x1e140, 0x1e149}, {0x1e2f0, 0x1e2f9}, {0x1e950, 0x1e959},
     {0x1f100, 0x1f10a}, {0x1fbf0, 0x1fbf9}};
-static const qlora__text_digit_run qlora__text_numeric_runs[] = {
+static const qlora__text_code_run qlora__text_numeric_runs[] = {
     {0x30, 0x39}, {0xb2, 0xb3}, {0xb9, 0xb9}, {0xbc, 0xbe}, {0x660, 0x669}, {0x6f0, 0x6f9},
     {0x7c0, 0x7c9}, {0x966, 0x96f}, {0x9e6, 0x9ef}, {0x9f4, 0x9f9}, {0xa66, 0xa6f},
     {0xae6, 0xaef}, {0xb66, 0xb6f}, {0xb72, 0xb77}, {0xbe6, 0xbf2}, {0xc66, 0xc6f},
@@ -10018,6 +10018,108 @@ static const qlora__text_digit_run qlora__text_numeric_runs[] = {
     {0x2099c, 0x2099c}, {0x20aea, 0x20aea}, {0x20afd, 0x20afd}, {0x20b19, 0x20b19},
     {0x22390, 0x22390}, {0x22998, 0x22998}, {0x23b1b, 0x23b1b}, {0x2626d, 0x2626d},
     {0x2f890, 0x2f890}};
+static const qlora__text_code_run qlora__text_lower_more_runs[] = {
+    {0xaa, 0xaa}, {0xba, 0xba}, {0x2b0, 0x2b8}, {0x2c0, 0x2c1}, {0x2e0, 0x2e4}, {0x345, 0x345},
+    {0x37a, 0x37a}, {0x1d2c, 0x1d6a}, {0x1d78, 0x1d78}, {0x1d9b, 0x1dbf}, {0x2071, 0x2071},
+    {0x207f, 0x207f}, {0x2090, 0x209c}, {0x2170, 0x217f}, {0x24d0, 0x24e9}, {0x2c7c, 0x2c7d},
+    {0xa69c, 0xa69d}, {0xa770, 0xa770}, {0xa7f8, 0xa7f9}, {0xab5c, 0xab5f}, {0x10780, 0x10780},
+    {0x10783, 0x10785}, {0x10787, 0x107b0}, {0x107b2, 0x107ba}};
+static const qlora__text_code_run qlora__text_upper_more_runs[] = {
+    {0x2160, 0x216f}, {0x24b6, 0x24cf}, {0x1f130, 0x1f149}, {0x1f150, 0x1f169},
+    {0x1f170, 0x1f189}};
+static const qlora__text_code_run qlora__text_ignorable_runs[] = {
+    {0x27, 0x27}, {0x2e, 0x2e}, {0x3a, 0x3a}, {0x5e, 0x5e}, {0x60, 0x60}, {0xa8, 0xa8},
+    {0xad, 0xad}, {0xaf, 0xaf}, {0xb4, 0xb4}, {0xb7, 0xb8}, {0x2b0, 0x36f}, {0x374, 0x375},
+    {0x37a, 0x37a}, {0x384, 0x385}, {0x387, 0x387}, {0x483, 0x489}, {0x559, 0x559},
+    {0x55f, 0x55f}, {0x591, 0x5bd}, {0x5bf, 0x5bf}, {0x5c1, 0x5c2}, {0x5c4, 0x5c5},
+    {0x5c7, 0x5c7}, {0x5f4, 0x5f4}, {0x600, 0x605}, {0x610, 0x61a}, {0x61c, 0x61c},
+    {0x640, 0x640}, {0x64b, 0x65f}, {0x670, 0x670}, {0x6d6, 0x6dd}, {0x6df, 0x6e8},
+    {0x6ea, 0x6ed}, {0x70f, 0x70f}, {0x711, 0x711}, {0x730, 0x74a}, {0x7a6, 0x7b0},
+    {0x7eb, 0x7f5}, {0x7fa, 0x7fa}, {0x7fd, 0x7fd}, {0x816, 0x82d}, {0x859, 0x85b},
+    {0x888, 0x888}, {0x890, 0x891}, {0x898, 0x89f}, {0x8c9, 0x902}, {0x93a, 0x93a},
+    {0x93c, 0x93c}, {0x941, 0x948}, {0x94d, 0x94d}, {0x951, 0x957}, {0x962, 0x963},
+    {0x971, 0x971}, {0x981, 0x981}, {0x9bc, 0x9bc}, {0x9c1, 0x9c4}, {0x9cd, 0x9cd},
+    {0x9e2, 0x9e3}, {0x9fe, 0x9fe}, {0xa01, 0xa02}, {0xa3c, 0xa3c}, {0xa41, 0xa42},
+    {0xa47, 0xa48}, {0xa4b, 0xa4d}, {0xa51, 0xa51}, {0xa70, 0xa71}, {0xa75, 0xa75},
+    {0xa81, 0xa82}, {0xabc, 0xabc}, {0xac1, 0xac5}, {0xac7, 0xac8}, {0xacd, 0xacd},
+    {0xae2, 0xae3}, {0xafa, 0xaff}, {0xb01, 0xb01}, {0xb3c, 0xb3c}, {0xb3f, 0xb3f},
+    {0xb41, 0xb44}, {0xb4d, 0xb4d}, {0xb55, 0xb56}, {0xb62, 0xb63}, {0xb82, 0xb82},
+    {0xbc0, 0xbc0}, {0xbcd, 0xbcd}, {0xc00, 0xc00}, {0xc04, 0xc04}, {0xc3c, 0xc3c},
+    {0xc3e, 0xc40}, {0xc46, 0xc48}, {0xc4a, 0xc4d}, {0xc55, 0xc56}, {0xc62, 0xc63},
+    {0xc81, 0xc81}, {0xcbc, 0xcbc}, {0xcbf, 0xcbf}, {0xcc6, 0xcc6}, {0xccc, 0xccd},
+    {0xce2, 0xce3}, {0xd00, 0xd01}, {0xd3b, 0xd3c}, {0xd41, 0xd44}, {0xd4d, 0xd4d},
+    {0xd62, 0xd63}, {0xd81, 0xd81}, {0xdca, 0xdca}, {0xdd2, 0xdd4}, {0xdd6, 0xdd6},
+    {0xe31, 0xe31}, {0xe34, 0xe3a}, {0xe46, 0xe4e}, {0xeb1, 0xeb1}, {0xeb4, 0xebc},
+    {0xec6, 0xec6}, {0xec8, 0xecd}, {0xf18, 0xf19}, {0xf35, 0xf35}, {0xf37, 0xf37},
+    {0xf39, 0xf39}, {0xf71, 0xf7e}, {0xf80, 0xf84}, {0xf86, 0xf87}, {0xf8d, 0xf97},
+    {0xf99, 0xfbc}, {0xfc6, 0xfc6}, {0x102d, 0x1030}, {0x1032, 0x1037}, {0x1039, 0x103a},
+    {0x103d, 0x103e}, {0x1058, 0x1059}, {0x105e, 0x1060}, {0x1071, 0x1074}, {0x1082, 0x1082},
+    {0x1085, 0x1086}, {0x108d, 0x108d}, {0x109d, 0x109d}, {0x10fc, 0x10fc}, {0x135d, 0x135f},
+    {0x1712, 0x1714}, {0x1732, 0x1733}, {0x1752, 0x1753}, {0x1772, 0x1773}, {0x17b4, 0x17b5},
+    {0x17b7, 0x17bd}, {0x17c6, 0x17c6}, {0x17c9, 0x17d3}, {0x17d7, 0x17d7}, {0x17dd, 0x17dd},
+    {0x180b, 0x180f}, {0x1843, 0x1843}, {0x1885, 0x1886}, {0x18a9, 0x18a9}, {0x1920, 0x1922},
+    {0x1927, 0x1928}, {0x1932, 0x1932}, {0x1939, 0x193b}, {0x1a17, 0x1a18}, {0x1a1b, 0x1a1b},
+    {0x1a56, 0x1a56}, {0x1a58, 0x1a5e}, {0x1a60, 0x1a60}, {0x1a62, 0x1a62}, {0x1a65, 0x1a6c},
+    {0x1a73, 0x1a7c}, {0x1a7f, 0x1a7f}, {0x1aa7, 0x1aa7}, {0x1ab0, 0x1ace}, {0x1b00, 0x1b03},
+    {0x1b34, 0x1b34}, {0x1b36, 0x1b3a}, {0x1b3c, 0x1b3c}, {0x1b42, 0x1b42}, {0x1b6b, 0x1b73},
+    {0x1b80, 0x1b81}, {0x1ba2, 0x1ba5}, {0x1ba8, 0x1ba9}, {0x1bab, 0x1bad}, {0x1be6, 0x1be6},
+    {0x1be8, 0x1be9}, {0x1bed, 0x1bed}, {0x1bef, 0x1bf1}, {0x1c2c, 0x1c33}, {0x1c36, 0x1c37},
+    {0x1c78, 0x1c7d}, {0x1cd0, 0x1cd2}, {0x1cd4, 0x1ce0}, {0x1ce2, 0x1ce8}, {0x1ced, 0x1ced},
+    {0x1cf4, 0x1cf4}, {0x1cf8, 0x1cf9}, {0x1d2c, 0x1d6a}, {0x1d78, 0x1d78}, {0x1d9b, 0x1dff},
+    {0x1fbd, 0x1fbd}, {0x1fbf, 0x1fc1}, {0x1fcd, 0x1fcf}, {0x1fdd, 0x1fdf}, {0x1fed, 0x1fef},
+    {0x1ffd, 0x1ffe}, {0x200b, 0x200f}, {0x2018, 0x2019}, {0x2024, 0x2024}, {0x2027, 0x2027},
+    {0x202a, 0x202e}, {0x2060, 0x2064}, {0x2066, 0x206f}, {0x2071, 0x2071}, {0x207f, 0x207f},
+    {0x2090, 0x209c}, {0x20d0, 0x20f0}, {0x2c7c, 0x2c7d}, {0x2cef, 0x2cf1}, {0x2d6f, 0x2d6f},
+    {0x2d7f, 0x2d7f}, {0x2de0, 0x2dff}, {0x2e2f, 0x2e2f}, {0x3005, 0x3005}, {0x302a, 0x302d},
+    {0x3031, 0x3035}, {0x303b, 0x303b}, {0x3099, 0x309e}, {0x30fc, 0x30fe}, {0xa015, 0xa015},
+    {0xa4f8, 0xa4fd}, {0xa60c, 0xa60c}, {0xa66f, 0xa672}, {0xa674, 0xa67d}, {0xa67f, 0xa67f},
+    {0xa69c, 0xa69f}, {0xa6f0, 0xa6f1}, {0xa700, 0xa721}, {0xa770, 0xa770}, {0xa788, 0xa78a},
+    {0xa7f2, 0xa7f4}, {0xa7f8, 0xa7f9}, {0xa802, 0xa802}, {0xa806, 0xa806}, {0xa80b, 0xa80b},
+    {0xa825, 0xa826}, {0xa82c, 0xa82c}, {0xa8c4, 0xa8c5}, {0xa8e0, 0xa8f1}, {0xa8ff, 0xa8ff},
+    {0xa926, 0xa92d}, {0xa947, 0xa951}, {0xa980, 0xa982}, {0xa9b3, 0xa9b3}, {0xa9b6, 0xa9b9},
+    {0xa9bc, 0xa9bd}, {0xa9cf, 0xa9cf}, {0xa9e5, 0xa9e6}, {0xaa29, 0xaa2e}, {0xaa31, 0xaa32},
+    {0xaa35, 0xaa36}, {0xaa43, 0xaa43}, {0xaa4c, 0xaa4c}, {0xaa70, 0xaa70}, {0xaa7c, 0xaa7c},
+    {0xaab0, 0xaab0}, {0xaab2, 0xaab4}, {0xaab7, 0xaab8}, {0xaabe, 0xaabf}, {0xaac1, 0xaac1},
+    {0xaadd, 0xaadd}, {0xaaec, 0xaaed}, {0xaaf3, 0xaaf4}, {0xaaf6, 0xaaf6}, {0xab5b, 0xab5f},
+    {0xab69, 0xab6b}, {0xabe5, 0xabe5}, {0xabe8, 0xabe8}, {0xabed, 0xabed}, {0xfb1e, 0xfb1e},
+    {0xfbb2, 0xfbc2}, {0xfe00, 0xfe0f}, {0xfe13, 0xfe13}, {0xfe20, 0xfe2f}, {0xfe52, 0xfe52},
+    {0xfe55, 0xfe55}, {0xfeff, 0xfeff}, {0xff07, 0xff07}, {0xff0e, 0xff0e}, {0xff1a, 0xff1a},
+    {0xff3e, 0xff3e}, {0xff40, 0xff40}, {0xff70, 0xff70}, {0xff9e, 0xff9f}, {0xffe3, 0xffe3},
+    {0xfff9, 0xfffb}, {0x101fd, 0x101fd}, {0x102e0, 0x102e0}, {0x10376, 0x1037a},
+    {0x10780, 0x10785}, {0x10787, 0x107b0}, {0x107b2, 0x107ba}, {0x10a01, 0x10a03},
+    {0x10a05, 0x10a06}, {0x10a0c, 0x10a0f}, {0x10a38, 0x10a3a}, {0x10a3f, 0x10a3f},
+    {0x10ae5, 0x10ae6}, {0x10d24, 0x10d27}, {0x10eab, 0x10eac}, {0x10f46, 0x10f50},
+    {0x10f82, 0x10f85}, {0x11001, 0x11001}, {0x11038, 0x11046}, {0x11070, 0x11070},
+    {0x11073, 0x11074}, {0x1107f, 0x11081}, {0x110b3, 0x110b6}, {0x110b9, 0x110ba},
+    {0x110bd, 0x110bd}, {0x110c2, 0x110c2}, {0x110cd, 0x110cd}, {0x11100, 0x11102},
+    {0x11127, 0x1112b}, {0x1112d, 0x11134}, {0x11173, 0x11173}, {0x11180, 0x11181},
+    {0x111b6, 0x111be}, {0x111c9, 0x111cc}, {0x111cf, 0x111cf}, {0x1122f, 0x11231},
+    {0x11234, 0x11234}, {0x11236, 0x11237}, {0x1123e, 0x1123e}, {0x112df, 0x112df},
+    {0x112e3, 0x112ea}, {0x11300, 0x11301}, {0x1133b, 0x1133c}, {0x11340, 0x11340},
+    {0x11366, 0x1136c}, {0x11370, 0x11374}, {0x11438, 0x1143f}, {0x11442, 0x11444},
+    {0x11446, 0x11446}, {0x1145e, 0x1145e}, {0x114b3, 0x114b8}, {0x114ba, 0x114ba},
+    {0x114bf, 0x114c0}, {0x114c2, 0x114c3}, {0x115b2, 0x115b5}, {0x115bc, 0x115bd},
+    {0x115bf, 0x115c0}, {0x115dc, 0x115dd}, {0x11633, 0x1163a}, {0x1163d, 0x1163d},
+    {0x1163f, 0x11640}, {0x116ab, 0x116ab}, {0x116ad, 0x116ad}, {0x116b0, 0x116b5},
+    {0x116b7, 0x116b7}, {0x1171d, 0x1171f}, {0x11722, 0x11725}, {0x11727, 0x1172b},
+    {0x1182f, 0x11837}, {0x11839, 0x1183a}, {0x1193b, 0x1193c}, {0x1193e, 0x1193e},
+    {0x11943, 0x11943}, {0x119d4, 0x119d7}, {0x119da, 0x119db}, {0x119e0, 0x119e0},
+    {0x11a01, 0x11a0a}, {0x11a33, 0x11a38}, {0x11a3b, 0x11a3e}, {0x11a47, 0x11a47},
+    {0x11a51, 0x11a56}, {0x11a59, 0x11a5b}, {0x11a8a, 0x11a96}, {0x11a98, 0x11a99},
+    {0x11c30, 0x11c36}, {0x11c38, 0x11c3d}, {0x11c3f, 0x11c3f}, {0x11c92, 0x11ca7},
+    {0x11caa, 0x11cb0}, {0x11cb2, 0x11cb3}, {0x11cb5, 0x11cb6}, {0x11d31, 0x11d36},
+    {0x11d3a, 0x11d3a}, {0x11d3c, 0x11d3d}, {0x11d3f, 0x11d45}, {0x11d47, 0x11d47},
+    {0x11d90, 0x11d91}, {0x11d95, 0x11d95}, {0x11d97, 0x11d97}, {0x11ef3, 0x11ef4},
+    {0x13430, 0x13438}, {0x16af0, 0x16af4}, {0x16b30, 0x16b36}, {0x16b40, 0x16b43},
+    {0x16f4f, 0x16f4f}, {0x16f8f, 0x16f9f}, {0x16fe0, 0x16fe1}, {0x16fe3, 0x16fe4},
+    {0x1aff0, 0x1aff3}, {0x1aff5, 0x1affb}, {0x1affd, 0x1affe}, {0x1bc9d, 0x1bc9e},
+    {0x1bca0, 0x1bca3}, {0x1cf00, 0x1cf2d}, {0x1cf30, 0x1cf46}, {0x1d167, 0x1d169},
+    {0x1d173, 0x1d182}, {0x1d185, 0x1d18b}, {0x1d1aa, 0x1d1ad}, {0x1d242, 0x1d244},
+    {0x1da00, 0x1da36}, {0x1da3b, 0x1da6c}, {0x1da75, 0x1da75}, {0x1da84, 0x1da84},
+    {0x1da9b, 0x1da9f}, {0x1daa1, 0x1daaf}, {0x1e000, 0x1e006}, {0x1e008, 0x1e018},
+    {0x1e01b, 0x1e021}, {0x1e023, 0x1e024}, {0x1e026, 0x1e02a}, {0x1e130, 0x1e13d},
+    {0x1e2ae, 0x1e2ae}, {0x1e2ec, 0x1e2ef}, {0x1e8d0, 0x1e8d6}, {0x1e944, 0x1e94b},
+    {0x1f3fb, 0x1f3ff}, {0xe0001, 0xe0001}, {0xe0020, 0xe007f}, {0xe0100, 0xe01ef}};
 // clang-format on
 
 //@@ src/text/case.h
@@ -10037,7 +10139,7 @@ static uint32_t qlora__jin_class(uint32_t code) {
     return qlora__text_class_runs[low] & 0x7F;
 }
 
-static bool qlora__text_digit_in(const qlora__text_digit_run* runs, size_t count, uint32_t code) {
+static bool qlora__text_in_runs(const qlora__text_code_run* runs, size_t count, uint32_t code) {
     for (size_t i = 0; i < count && runs[i].first <= code; i++) {
         if (code <= runs[i].last) {
             return true;
@@ -10749,6 +10851,21 @@ static qlora_result qlora__pattern_chars(qlora__pattern_parser* p, uint32_t low,
     return QLORA_OK;
 }
 
+// Refuses what one character matches where case is ignored: the sharp s is ss, and ligatures are
+// letters. The first letter was read, the second one is next.
+static qlora_result qlora__pattern_pair(const qlora__pattern_parser* p, uint32_t first) {
+    static const char* const pairs[] = {"ss", "st", "ff", "fi", "fl"};
+    if (!p->groups[p->depth].any_case || p->at >= p->size) {
+        return QLORA_OK;
+    }
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(pairs); i++) {
+        if ((first | 0x20u) == (uint8_t)pairs[i][0] && (p->text[p->at] | 0x20) == pairs[i][1]) {
+            return qlora__pattern_refuse(p, "two letters that one character can stand for");
+        }
+    }
+    return QLORA_OK;
+}
+
 typedef struct qlora__pattern_property {
     const char* name;
     unsigned mask;
@@ -11048,6 +11165,7 @@ static qlora_result qlora__pattern_parse_atom(qlora__pattern_parser* p, int64_t*
         QLORA__TRY(qlora__pattern_parse_char(p, &code));
     }
     if (!is_class) {
+        QLORA__TRY(qlora__pattern_pair(p, code));
         QLORA__TRY(qlora__pattern_chars(p, code, code));
     }
     return qlora__pattern_add_set(p);
@@ -11824,11 +11942,12 @@ static size_t qlora__text_match_ascii3(const qlora__text_view* v, size_t at, uns
     return at + 3;
 }
 
-// \w+|[^\w\s]+
+// \w+|[^\w\s]+ where \w has the joiners
 static size_t qlora__text_match_words(const qlora__text_view* v, size_t at, unsigned option) {
+    const unsigned word = QLORA__TEXT_W | QLORA__TEXT_BIT(JOINER);
     (void)option;
-    size_t end = qlora__text_run(v, at, QLORA__TEXT_W);
-    return end > at ? end : qlora__text_run(v, at, ~(QLORA__TEXT_W | QLORA__TEXT_WS));
+    size_t end = qlora__text_run(v, at, word);
+    return end > at ? end : qlora__text_run(v, at, ~(word | QLORA__TEXT_WS));
 }
 
 // The end of the match at a position; the position itself when there is none.
@@ -12017,6 +12136,18 @@ typedef struct qlora__text_steps {
     size_t count;
 } qlora__text_steps;
 
+// Numbers of Unicode 17, which the Digits step knows but regular expressions do not: U+11DE0 to
+// U+11DE9, U+16FF4 to U+16FF6. The character has four bytes.
+static bool qlora__text_new_number(const unsigned char* s) {
+    static const unsigned char runs[][4] = {{0x91, 0xB7, 0xA0, 0xA9}, {0x96, 0xBF, 0xB4, 0xB6}};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(runs); i++) {
+        if (s[1] == runs[i][0] && s[2] == runs[i][1] && s[3] >= runs[i][2] && s[3] <= runs[i][3]) {
+            return s[0] == 0xF0;
+        }
+    }
+    return false;
+}
+
 // The end of a match of the step at a position, or the position. Not for programs.
 static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__text_view* v,
                                      size_t at) {
@@ -12031,9 +12162,11 @@ static size_t qlora__text_step_match(const qlora__text_step* step, const qlora__
     unsigned bit = qlora__text_class_at(v, at, &length);
     if (step->kind == QLORA__TEXT_P_PUNCTUATION) {
         bool ascii_symbol = length == 1 && v->s[at] < 0x80 && (bit & QLORA__TEXT_S);
-        return (bit & QLORA__TEXT_P_STEP) || ascii_symbol ? at + length : at;
+        bool mark = length == 4 && memcmp(v->s + at, "\xF0\x91\x87\x89", 4) == 0; // U+111C9
+        return (bit & QLORA__TEXT_P_STEP) || ascii_symbol || mark ? at + length : at;
     }
-    return bit & step->mask ? at + length : at;
+    bool number = (step->mask & QLORA__TEXT_N) && length == 4 && qlora__text_new_number(v->s + at);
+    return (bit & step->mask) || number ? at + length : at;
 }
 
 // The same for a step of any kind; the text that is searched begins at `begin`.
@@ -13105,6 +13238,15 @@ static uint32_t qlora__text_nmt(uint32_t code) {
     return code;
 }
 
+// Letters of Unicode 15 to 17, whose lower case templates do not know.
+static uint32_t qlora__text_new_lower(uint32_t code) {
+    static const qlora__text_case_run runs[] = {
+        {0x1C89, 0x1C89, 1, 1},      {0xA7CB, 0xA7CB, -0xA567, 1}, {0xA7CC, 0xA7CE, 1, 2},
+        {0xA7D2, 0xA7D4, 1, 2},      {0xA7DA, 0xA7DA, 1, 1},       {0xA7DC, 0xA7DC, -0xA641, 1},
+        {0x10D50, 0x10D65, 0x20, 1}, {0x16EA0, 0x16EB8, 0x1B, 1}};
+    return code < 0x1C89 ? code : qlora__text_case_map(runs, QLORA__TEXT_COUNT(runs), code);
+}
+
 // The steps that change one character after another. What is not UTF-8 stays.
 static qlora_result qlora__text_characters(qlora__env* env, int kind, const char* text, size_t size,
                                            qlora_text_bytes* out) {
@@ -13122,7 +13264,7 @@ static qlora_result qlora__text_characters(qlora__env* env, int kind, const char
             continue;
         }
         if (kind == QLORA__TEXT_N_LOWER) {
-            count = qlora__text_case_of(code, QLORA__TEXT_LOWER_CASE, to);
+            count = qlora__text_case_of(qlora__text_new_lower(code), QLORA__TEXT_LOWER_CASE, to);
         } else {
             to[0] = qlora__text_nmt(code);
             count = to[0] != 0 || code == 0 ? 1 : 0;
@@ -13589,6 +13731,61 @@ static bool qlora__text_cut_is_safe(const qlora_text_tok* tok) {
     return true;
 }
 
+// The power of ten of a number in JSON text: what follows its e, and `exponent`.
+static int64_t qlora__text_score_exponent(const char* text, size_t size, int64_t exponent) {
+    const int64_t most = 1000000000;
+    int64_t value = 0;
+    size_t at = size > 0 && (text[0] == '+' || text[0] == '-') ? 1 : 0;
+    for (size_t i = at; i < size && value < most; i++) {
+        value = value * 10 + (text[i] - '0');
+    }
+    return exponent + (at > 0 && text[0] == '-' ? -value : value);
+}
+
+// A score as the `tokenizers` library reads it: 64 bits of digits, rounded, and multiplied or
+// divided by a power of ten. This is not always the nearest number, but sums of scores are compared
+// to the last bit.
+static bool qlora__text_score(const qlora__json* json, const qlora__json_token* token,
+                              double* out) {
+    if (token->kind != QLORA__JSON_NUMBER) {
+        return false;
+    }
+    const char* text = json->text + token->begin;
+    size_t size = token->end - token->begin;
+    uint64_t digits = 0;
+    int64_t exponent = 0;
+    bool full = false;
+    bool point = false;
+    size_t at = text[0] == '-' ? 1 : 0;
+    for (; at < size && text[at] != 'e' && text[at] != 'E'; at++) {
+        if (text[at] == '.') {
+            point = true;
+            full = false; // the fraction may still fit
+            continue;
+        }
+        uint64_t digit = (uint64_t)(text[at] - '0');
+        full = full || digits > (UINT64_MAX - digit) / 10;
+        digits = full ? digits : digits * 10 + digit;
+        exponent += full ? (point ? 0 : 1) : (point ? -1 : 0);
+    }
+    if (at < size) {
+        exponent = qlora__text_score_exponent(text + at + 1, size - at - 1, exponent);
+    }
+    double x = (double)digits;
+    for (; exponent < -308 && x > 0; exponent += 308) {
+        x /= 1e308;
+    }
+    if (x > 0 && exponent <= 308) {
+        char power[8];
+        int count =
+            snprintf(power, sizeof power, "1e%d", (int)(exponent < 0 ? -exponent : exponent));
+        double ten = qlora__number_parse(power, (size_t)count);
+        x = exponent < 0 ? x / ten : x * ten;
+    }
+    *out = text[0] == '-' ? -x : x;
+    return x <= 1.7976931348623157e308 && (x <= 0 || exponent <= 308);
+}
+
 // The vocabulary of a Unigram model: [[token, score], ...]. Of equal tokens the last one counts.
 static qlora_result qlora__text_load_scores(qlora__env* env, qlora_text_tok* tok,
                                             const qlora__json* json,
@@ -13606,10 +13803,9 @@ static qlora_result qlora__text_load_scores(qlora__env* env, qlora_text_tok* tok
     const qlora__json_token* pair = vocab + 1;
     for (uint32_t i = 0; i < vocab->count; i++) {
         const qlora__json_token* name = pair + 1;
-        bool good =
-            pair->kind == QLORA__JSON_ARRAY && pair->count == 2 && qlora__text_json_string(name) &&
-            qlora__json_double(json, (uint32_t)(qlora__text_json_next(json, name) - json->tokens),
-                               &tok->scores[i]);
+        bool good = pair->kind == QLORA__JSON_ARRAY && pair->count == 2 &&
+                    qlora__text_json_string(name) &&
+                    qlora__text_score(json, qlora__text_json_next(json, name), &tok->scores[i]);
         if (!good) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT, "model.vocab[%lu] is not [token, score]",
                                    (unsigned long)i);
@@ -13911,6 +14107,9 @@ static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok*
         if (step->kind == QLORA__TEXT_N_PREPEND) {
             QLORA__TRY(
                 qlora__text_step_string(env, json, nodes[i], "prepend", &step->a, &step->a_size));
+            if (step->a_size == 0) { // the library then repeats the first character
+                return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "Prepend: the text is empty");
+            }
         } else if (step->kind == QLORA__TEXT_N_REPLACE) {
             QLORA__TRY(qlora__text_step_pattern(env, json, nodes[i], tok, step));
             step->kind = step->a != NULL ? QLORA__TEXT_N_REPLACE : QLORA__TEXT_N_REPLACE_PATTERN;
@@ -14139,9 +14338,16 @@ static qlora_result qlora__text_load_decoder(qlora__env* env, qlora_text_tok* to
         return qlora__text_steps_add(env, &tok->decoder, QLORA__TEXT_D_JOIN, &step);
     }
     bool fused = false;
+    bool spelt = false;
     for (size_t i = 0; i < count; i++) {
         QLORA__TRY(qlora__text_load_decoder_step(env, tok, json, nodes[i]));
         int kind = tok->decoder.data[tok->decoder.count - 1].kind;
+        if (spelt && !fused && kind != QLORA__TEXT_D_FUSE && kind != QLORA__TEXT_D_METASPACE) {
+            return qlora__env_fail(
+                env, QLORA_ERR_UNSUPPORTED,
+                "decoder: only Fuse and Metaspace are supported after ByteFallback");
+        }
+        spelt = spelt || kind == QLORA__TEXT_D_BYTE_FALLBACK;
         if (fused && kind != QLORA__TEXT_D_STRIP && kind != QLORA__TEXT_D_FUSE) {
             return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                    "decoder: only Strip is supported after Fuse and ByteLevel");
@@ -14259,6 +14465,14 @@ static qlora_result qlora__text_load_post(qlora__env* env, qlora_text_tok* tok,
     for (size_t i = 0; r == QLORA_OK && i < count; i++) {
         qlora_text_ids front;
         memset(&front, 0, sizeof(front));
+        const qlora__json_token* type = qlora__text_json_get(json, nodes[i], "type");
+        if (tok->prefix.count + tok->suffix.count > 0 &&
+            !qlora__text_json_is(json, type, "ByteLevel")) { // it would frame every added token
+            return qlora__env_fail(
+                env, QLORA_ERR_UNSUPPORTED,
+                "post_processor: %.60s after a step that adds tokens is not supported",
+                qlora__text_json_text(json, type));
+        }
         r = qlora__text_load_post_step(env, tok, json, nodes[i], &front);
         r = r == QLORA_OK ? qlora__text_ids_prepend(env, &tok->prefix, &front) : r;
         qlora__text_ids_free(env, &front);
@@ -14296,6 +14510,32 @@ static qlora_result qlora__text_added_id(qlora__env* env, const qlora_text_tok* 
     *out = *out < 0 ? given : *out;
     numbering->next = *out >= numbering->next ? *out + 1 : numbering->next;
     return qlora__text_words_put(env, &numbering->seen, text, size, (int32_t)*out);
+}
+
+// Lets the last added token be found. Of several that normalizing makes equal, the library finds
+// the first one, special ones before others.
+static qlora_result qlora__text_added_find(qlora__env* env, const qlora_text_tok* tok,
+                                           qlora__text_trie* trie, const char* text, size_t size) {
+    const qlora__text_added* added = &tok->added[tok->added_count - 1];
+    const qlora__text_pair* edge = NULL;
+    uint32_t node = 0;
+    if (size == 0) { // the library would find it everywhere
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "added_tokens: the token with id %d is empty when it is normalized, "
+                               "which is not supported",
+                               (int)added->id);
+    }
+    for (size_t i = 0; i < size && (i == 0 || edge != NULL); i++) {
+        edge = qlora__text_pairs_find(&trie->edges, node, (unsigned char)text[i]);
+        node = edge != NULL ? edge->first : 0;
+    }
+    if (edge != NULL && edge->second != 0) {
+        const qlora__text_added* other = &tok->added[edge->second - 1];
+        if (other->id != added->id && (other->special || !added->special)) {
+            return QLORA_OK;
+        }
+    }
+    return qlora__text_trie_add(env, trie, text, size, (uint32_t)tok->added_count - 1);
 }
 
 static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok* tok,
@@ -14336,15 +14576,13 @@ static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok
     added->name = tok->spans[use];
     tok->added_count++;
     if (!normalized) {
-        return qlora__text_trie_add(env, &tok->raw_trie, text, size,
-                                    (uint32_t)tok->added_count - 1);
+        return qlora__text_added_find(env, tok, &tok->raw_trie, text, size);
     }
     qlora_text_bytes* normal;
     QLORA__TRY(qlora__text_apply_normalizer(env, tok, text, size, true, &normal));
     // decoding gives the normalised form, as the library does
     QLORA__TRY(qlora__text_tok_name(env, tok, use, normal->data, normal->count, kind));
-    return qlora__text_trie_add(env, &tok->normalized_trie, normal->data, normal->count,
-                                (uint32_t)tok->added_count - 1);
+    return qlora__text_added_find(env, tok, &tok->normalized_trie, normal->data, normal->count);
 }
 
 static qlora_result qlora__text_load_added(qlora__env* env, qlora_text_tok* tok,
@@ -15627,6 +15865,7 @@ static qlora_result qlora__text_pieces_encode(qlora__env* env, qlora_text_tok* t
         bool split = true;
         if (step->kind == QLORA__TEXT_P_METASPACE || step->kind == QLORA__TEXT_P_PREFIX_SPACE) {
             qlora_text_bytes* buffer = &tok->buffers[written++ % 2 == 0 ? 3 : 0];
+            first = first && now->count > 0 && now->data[0].begin == 0; // not if it was removed
             QLORA__TRY(
                 qlora__text_rewrite(env, step, (const char*)view.s, now, first, open, buffer));
             view.s = (const unsigned char*)buffer->data;
@@ -15758,8 +15997,9 @@ static bool qlora__text_scan_next(const qlora_text_tok* tok, qlora__text_scan* s
             (found->single_word && !qlora__text_scan_alone(tok, scan, start, stop))) {
             continue;
         }
-        if (found->strip_left) {
+        if (found->strip_left) { // what was returned already is not taken again
             start = qlora__text_space_before(tok, scan->text, scan->done, start);
+            start = start > scan->done ? start : scan->done;
         }
         if (found->strip_right) {
             if (stop >= scan->spaces) { // white space is scanned only once
@@ -15767,6 +16007,9 @@ static bool qlora__text_scan_next(const qlora_text_tok* tok, qlora__text_scan* s
                 scan->spaces = qlora__text_run(&view, stop, QLORA__TEXT_WS);
             }
             stop = scan->spaces > stop ? scan->spaces : stop;
+        }
+        if (start >= stop) { // nothing is left of it
+            continue;
         }
         // Stripped white space may contain the next token. The library then returns to the end of
         // this one; so does this function.
@@ -17075,7 +17318,7 @@ static qlora_result qlora__jin_lex_raw(qlora__jin_lexer* x, size_t body) {
             }
         }
     }
-    return qlora__jin_lex_fail(x, "{% raw %} is not closed");
+    return body == x->size ? QLORA_OK : qlora__jin_lex_fail(x, "{% raw %} is not closed");
 }
 
 static qlora_result qlora__jin_lex_comment(qlora__jin_lexer* x, size_t body) {
@@ -17091,6 +17334,10 @@ static qlora_result qlora__jin_lex_comment(qlora__jin_lexer* x, size_t body) {
             qlora__jin_lex_move(x, end);
             return QLORA_OK;
         }
+    }
+    if (body >= x->size) { // jinja2 does not look for the end of what is empty
+        qlora__jin_lex_move(x, x->size);
+        return QLORA_OK;
     }
     return qlora__jin_lex_fail(x, "a comment {# is not closed");
 }
@@ -17440,6 +17687,7 @@ typedef struct qlora__jin_parser {
     const qlora__jin_token* token; // the current one
     uint32_t depth;
     uint32_t loops; // around the current place, in the same function
+    uint32_t fors;  // the same in all functions, with the else parts
     qlora_result (*expression)(struct qlora__jin_parser* p, bool conditional,
                                qlora__jin_node** out);
     qlora_result (*unary)(struct qlora__jin_parser* p, bool filters, qlora__jin_node** out);
@@ -18379,10 +18627,27 @@ static qlora_result qlora__jin_parse_whole(qlora__jin_parser* p, const char* end
     return QLORA_OK;
 }
 
+// In a loop, its else part included, no target may be named loop.
+static qlora_result qlora__jin_parse_stored(qlora__jin_parser* p, bool attribute,
+                                            const char* end_name, qlora__jin_node** out) {
+    const qlora__jin_token* first = p->token;
+    QLORA__TRY(qlora__jin_parse_target(p, attribute, end_name, out));
+    bool field = false; // ns.loop and loop.x are something else
+    for (const qlora__jin_token* t = first; t != p->token && p->fors > 0; t++) {
+        bool dot = t[1].kind == QLORA__JIN_T_OPERATOR && t[1].text[0] == '.';
+        if (qlora__jin_token_is_name(t, "loop") && !field && !dot) {
+            p->m->line = t->line;
+            return qlora__jin_fail(p->m, "\"loop\" cannot be set in a loop");
+        }
+        field = t->kind == QLORA__JIN_T_OPERATOR && t->text[0] == '.';
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__jin_parse_set(qlora__jin_parser* p, qlora__jin_node** out) {
     QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_ASSIGN, out));
     qlora__jin_step(p);
-    QLORA__TRY(qlora__jin_parse_target(p, true, NULL, &(*out)->a));
+    QLORA__TRY(qlora__jin_parse_stored(p, true, NULL, &(*out)->a));
     if (qlora__jin_skip_operator(p, "=")) {
         return qlora__jin_parse_tuple(p, true, false, NULL, &(*out)->b);
     }
@@ -18394,7 +18659,8 @@ static qlora_result qlora__jin_parse_set(qlora__jin_parser* p, qlora__jin_node**
 static qlora_result qlora__jin_parse_for(qlora__jin_parser* p, qlora__jin_node** out) {
     QLORA__TRY(qlora__jin_node_make(p, QLORA__JIN_N_FOR, out));
     qlora__jin_step(p);
-    QLORA__TRY(qlora__jin_parse_target(p, false, "in", &(*out)->a));
+    p->fors++;
+    QLORA__TRY(qlora__jin_parse_stored(p, false, "in", &(*out)->a));
     if (!qlora__jin_skip_name(p, "in")) {
         return qlora__jin_unexpected(p, "in");
     }
@@ -18410,8 +18676,9 @@ static qlora_result qlora__jin_parse_for(qlora__jin_parser* p, qlora__jin_node**
     QLORA__TRY(qlora__jin_parse_body(p, "endfor else ", &(*out)->c));
     p->loops--;
     if (qlora__jin_skip_name(p, "else")) {
-        return qlora__jin_parse_whole(p, "endfor ", &(*out)->d);
+        QLORA__TRY(qlora__jin_parse_body(p, "endfor ", &(*out)->d));
     }
+    p->fors--;
     qlora__jin_step(p);
     return QLORA_OK;
 }
@@ -18937,32 +19204,59 @@ static qlora_result qlora__jin_bind_expressions(qlora__jin_binder* b, const qlor
     return QLORA_OK;
 }
 
+// Whether a list of targets or arguments sets `name`.
+static bool qlora__jin_sets(const qlora__jin_node* targets, const char* name) {
+    for (const qlora__jin_node* n = targets; n != NULL; n = n->next) {
+        if (n->kind == QLORA__JIN_N_NAME
+                ? n->size == strlen(name) && memcmp(n->name, name, n->size) == 0
+                : n->kind == QLORA__JIN_N_TUPLE && qlora__jin_sets(n->a, name)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool qlora__jin_is_function(const qlora__jin_node* n) {
+    return n->kind == QLORA__JIN_N_MACRO || n->kind == QLORA__JIN_N_CALL_BLOCK;
+}
+
+// What a statement sets in the eyes of jinja2, arguments included.
+static const qlora__jin_node* qlora__jin_targets(const qlora__jin_node* n) {
+    bool assigns = n->kind == QLORA__JIN_N_ASSIGN || n->kind == QLORA__JIN_N_ASSIGN_BLOCK ||
+                   n->kind == QLORA__JIN_N_FOR || n->kind == QLORA__JIN_N_WITH;
+    return assigns ? n->a : qlora__jin_is_function(n) ? n->b : NULL;
+}
+
 // Whether the names in the list, which are not set there first, contain `name`. jinja2 looks this
-// up to know whether a loop needs `loop`, or a macro `caller`.
+// up to know whether a loop needs `loop`, or a macro `caller`; in its order, and wherever the name
+// is set, even in a scope further in.
 static bool qlora__jin_mentions(const qlora__jin_node* first, const char* name, bool* stored) {
     bool found = false;
     const qlora__jin_node* rest = NULL;
     for (const qlora__jin_node* n = first; n != NULL && !found && !*stored;
          n = qlora__jin_walk(n, &rest)) {
-        bool named =
-            n->size == strlen(name) && n->name != NULL && memcmp(n->name, name, n->size) == 0;
         if (n->kind == QLORA__JIN_N_NAME) {
-            found = named;
+            found = n->size == strlen(name) && memcmp(n->name, name, n->size) == 0;
             continue;
         }
-        if (n->kind == QLORA__JIN_N_ASSIGN) {
-            found = qlora__jin_mentions(n->b, name, stored);
-            const qlora__jin_node* target = n->a;
-            bool tuple = target->kind == QLORA__JIN_N_TUPLE;
-            for (const qlora__jin_node* t = tuple ? target->a : target; t != NULL && !found;
-                 t = t->next) {
-                *stored = *stored || (t->kind == QLORA__JIN_N_NAME && t->size == strlen(name) &&
-                                      memcmp(t->name, name, t->size) == 0);
-            }
-            continue;
-        }
+        const qlora__jin_node* targets = qlora__jin_targets(n);
         const qlora__jin_node* parts[5] = {n->a, n->b, n->c, qlora__jin_below(n), n->e};
-        for (size_t i = 0; i < 5 && !found; i++) {
+        if (n->kind == QLORA__JIN_N_CALL_BLOCK) {
+            found = qlora__jin_mentions(n->a, name, stored);
+        }
+        *stored = *stored || (!found && qlora__jin_sets(targets, name));
+        if (qlora__jin_is_function(n)) {
+            parts[0] = NULL;
+            parts[1] = NULL;
+            for (const qlora__jin_node* arg = n->b; arg != NULL && !found && !*stored;
+                 arg = arg->next) {
+                found = arg->a != NULL && qlora__jin_mentions(arg->a, name, stored);
+            }
+        } else if (n->kind == QLORA__JIN_N_FILTER_BLOCK) { // its filter comes last
+            parts[1] = n->c;
+            parts[2] = n->b;
+        }
+        for (size_t i = targets != NULL ? 1 : 0; i < 5 && !found && !*stored; i++) {
             found = parts[i] != NULL && qlora__jin_mentions(parts[i], name, stored);
         }
     }
@@ -19010,6 +19304,18 @@ static qlora_result qlora__jin_bind_for(qlora__jin_binder* b, qlora__jin_scope* 
     return QLORA_OK;
 }
 
+// An argument named caller needs a default where the body uses it.
+static qlora_result qlora__jin_check_caller(qlora__jin_binder* b, const qlora__jin_node* n) {
+    for (const qlora__jin_node* name = n->b; name != NULL; name = name->next) {
+        bool caller = name->size == 6 && memcmp(name->name, "caller", 6) == 0;
+        if (caller && name->a == NULL && qlora__jin_uses(n->c, "caller")) {
+            b->m->line = name->line;
+            return qlora__jin_fail(b->m, "the argument \"caller\" needs a default");
+        }
+    }
+    return QLORA_OK;
+}
+
 // The body of a macro, call block or generation block: a function with its own variables.
 static qlora_result qlora__jin_bind_function(qlora__jin_binder* b, qlora__jin_scope* scope,
                                              qlora__jin_node* n, const qlora__jin_bind_next* next) {
@@ -19029,6 +19335,7 @@ static qlora_result qlora__jin_bind_function(qlora__jin_binder* b, qlora__jin_sc
             *uses[i] = false;
         }
     }
+    QLORA__TRY(qlora__jin_check_caller(b, n));
     for (qlora__jin_node* name = n->b; name != NULL; name = name->next) {
         QLORA__TRY(qlora__jin_note_expressions(b, n->scope, name->a, QLORA__JIN_AS_LOAD, false));
     }
@@ -19425,16 +19732,80 @@ static double qlora__jin_real_of(qlora__jin_value v) {
     return v.kind == QLORA__JIN_FLOAT ? v.as.real : (double)qlora__jin_integer_of(v);
 }
 
+// Compares a whole number with a double, exactly: -1, 0, 1, or 2 for NaN.
+static int qlora__jin_compare_mixed(int64_t x, double y) {
+    if (qlora__jin_is_nan(y)) {
+        return 2;
+    }
+    if (y >= 9223372036854775808.0 || y < -9223372036854775808.0) {
+        return y > 0.0 ? -1 : 1;
+    }
+    int64_t whole = (int64_t)y; // towards zero
+    double part = y - (double)whole;
+    return x < whole ? -1 : x > whole ? 1 : part > 0.0 ? -1 : part < 0.0 ? 1 : 0;
+}
+
+// The same where a number does not fit 64 bits: by the digits. A double of that size is whole, and
+// the fraction of a smaller one does not matter.
+static int qlora__jin_compare_big(qlora__jin_value a, qlora__jin_value b) {
+    char printed[2][330];
+    const qlora__jin_value both[2] = {a, b};
+    const char* digits[2] = {printed[0], printed[1]};
+    size_t sizes[2] = {0, 0};
+    for (size_t i = 0; i < 2; i++) {
+        double x = both[i].kind == QLORA__JIN_FLOAT ? both[i].as.real : 0.0;
+        bool above = x > 0.0;
+        if (!(x - x <= 0.0)) { // not finite
+            return qlora__jin_is_nan(x) ? 2 : above == (i == 0) ? 1 : -1;
+        }
+        if (both[i].kind == QLORA__JIN_BIG) {
+            digits[i] = both[i].as.string->data;
+            sizes[i] = both[i].as.string->bytes;
+            continue;
+        }
+        if (both[i].kind == QLORA__JIN_FLOAT) {
+            snprintf(printed[i], sizeof printed[i], "%.0f", x);
+        } else {
+            snprintf(printed[i], sizeof printed[i], "%lld",
+                     (long long)qlora__jin_integer_of(both[i]));
+        }
+        sizes[i] = strlen(printed[i]);
+    }
+    bool minus = digits[0][0] == '-';
+    if (minus != (digits[1][0] == '-')) {
+        return minus ? -1 : 1;
+    }
+    int order = sizes[0] < sizes[1]   ? -1
+                : sizes[0] > sizes[1] ? 1
+                                      : memcmp(digits[0], digits[1], sizes[0]);
+    order = order < 0 ? -1 : order > 0 ? 1 : 0;
+    return minus ? -order : order;
+}
+
 // -1, 0, 1, or 2 when one of them is not a number (NaN).
 static int qlora__jin_compare_numbers(qlora__jin_value a, qlora__jin_value b) {
+    if (a.kind == QLORA__JIN_BIG || b.kind == QLORA__JIN_BIG) {
+        return qlora__jin_compare_big(a, b);
+    }
     if (qlora__jin_is_integer(a) && qlora__jin_is_integer(b)) {
         int64_t x = qlora__jin_integer_of(a);
         int64_t y = qlora__jin_integer_of(b);
         return x < y ? -1 : x > y ? 1 : 0;
     }
-    double x = qlora__jin_real_of(a);
-    double y = qlora__jin_real_of(b);
+    if (qlora__jin_is_integer(a)) {
+        return qlora__jin_compare_mixed(qlora__jin_integer_of(a), b.as.real);
+    }
+    if (qlora__jin_is_integer(b)) {
+        int order = qlora__jin_compare_mixed(qlora__jin_integer_of(b), a.as.real);
+        return order == 2 ? 2 : -order;
+    }
+    double x = a.as.real;
+    double y = b.as.real;
     return x < y ? -1 : x > y ? 1 : qlora__jin_is_nan(x) || qlora__jin_is_nan(y) ? 2 : 0;
+}
+
+static bool qlora__jin_is_any_number(qlora__jin_value v) {
+    return qlora__jin_is_number(v) || v.kind == QLORA__JIN_BIG;
 }
 
 static int qlora__jin_compare_strings(const qlora__jin_string* a, const qlora__jin_string* b) {
@@ -19472,7 +19843,7 @@ static qlora_result qlora__jin_equal_lists(qlora__jin_machine* m, const qlora__j
 static qlora_result qlora__jin_equal(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
                                      bool* out) {
     *out = false;
-    if (qlora__jin_is_number(a) && qlora__jin_is_number(b)) {
+    if (qlora__jin_is_any_number(a) && qlora__jin_is_any_number(b)) {
         *out = qlora__jin_compare_numbers(a, b) == 0;
         return QLORA_OK;
     }
@@ -19486,7 +19857,6 @@ static qlora_result qlora__jin_equal(qlora__jin_machine* m, qlora__jin_value a, 
         *out = true;
         break;
     case QLORA__JIN_STRING:
-    case QLORA__JIN_BIG:
         *out = a.as.string->bytes == b.as.string->bytes &&
                qlora__jin_compare_strings(a.as.string, b.as.string) == 0;
         break;
@@ -19523,7 +19893,7 @@ static qlora_result qlora__jin_less(qlora__jin_machine* m, qlora__jin_value a, q
     if (a.kind == QLORA__JIN_UNDEFINED || b.kind == QLORA__JIN_UNDEFINED) {
         return qlora__jin_undefined_error(m, a.kind == QLORA__JIN_UNDEFINED ? a : b);
     }
-    if (qlora__jin_is_number(a) && qlora__jin_is_number(b)) {
+    if (qlora__jin_is_any_number(a) && qlora__jin_is_any_number(b)) {
         int order = qlora__jin_compare_numbers(a, b);
         *out = order < 0 || (order == 0 && or_equal);
         return QLORA_OK;
@@ -20129,6 +20499,27 @@ static void qlora__jin_divide_floats(double x, double y, double* quotient, doubl
     *rest = left;
 }
 
+// p / q as a double that is rounded once, where the numbers themselves need more than its 53 bits.
+static double qlora__jin_divide_integers(int64_t p, int64_t q) {
+    uint64_t x = p < 0 ? 0 - (uint64_t)p : (uint64_t)p;
+    uint64_t y = q < 0 ? 0 - (uint64_t)q : (uint64_t)q;
+    uint64_t limit = (uint64_t)1 << 53;
+    if ((x <= limit && y <= limit) || x == 0) {
+        return (double)p / (double)q;
+    }
+    uint64_t quotient = x / y;
+    uint64_t rest = x % y; // below 2 to the 63, so that it can be doubled
+    double scale = 1.0;
+    while (quotient >> 62 == 0) {
+        rest *= 2;
+        quotient = quotient * 2 + (rest >= y ? 1 : 0);
+        rest -= rest >= y ? y : 0;
+        scale *= 0.5;
+    }
+    double result = (double)(quotient | (rest != 0 ? 1 : 0)) * scale;
+    return (p < 0) != (q < 0) ? -result : result;
+}
+
 static qlora_result qlora__jin_divide(qlora__jin_machine* m, char op, qlora__jin_value a,
                                       qlora__jin_value b, qlora__jin_value* out) {
     double x = qlora__jin_real_of(a);
@@ -20137,7 +20528,10 @@ static qlora_result qlora__jin_divide(qlora__jin_machine* m, char op, qlora__jin
         return qlora__jin_fail(m, "division by zero");
     }
     if (op == '/') {
-        *out = qlora__jin_float(x / y);
+        bool whole = qlora__jin_is_integer(a) && qlora__jin_is_integer(b);
+        *out = qlora__jin_float(
+            whole ? qlora__jin_divide_integers(qlora__jin_integer_of(a), qlora__jin_integer_of(b))
+                  : x / y);
         return QLORA_OK;
     }
     if (qlora__jin_is_integer(a) && qlora__jin_is_integer(b)) {
@@ -21858,54 +22252,73 @@ static qlora_result qlora__jin_part(qlora__jin_machine* m, qlora__jin_value s, s
 
 // ---- case ---------------------------------------------------------------------------------------
 
-static bool qlora__jin_is_cased(uint32_t code) {
+enum { QLORA__JIN_NO_CASE, QLORA__JIN_LOWER_CASE, QLORA__JIN_UPPER_CASE, QLORA__JIN_TITLE_CASE };
+
+// The case of a character. A letter of title case has another upper and another lower case.
+static int qlora__jin_case_of(uint32_t code) {
+    uint32_t other[3];
     uint32_t kind = qlora__jin_class(code);
-    return kind == QLORA__TEXT_C_UPPER || kind == QLORA__TEXT_C_LOWER;
+    if (kind == QLORA__TEXT_C_UPPER) {
+        (void)qlora__text_case_of(code, QLORA__TEXT_UPPER_CASE, other);
+        return other[0] == code ? QLORA__JIN_UPPER_CASE : QLORA__JIN_TITLE_CASE;
+    }
+    if (kind == QLORA__TEXT_C_LOWER ||
+        qlora__text_in_runs(qlora__text_lower_more_runs,
+                            QLORA__TEXT_COUNT(qlora__text_lower_more_runs), code)) {
+        return QLORA__JIN_LOWER_CASE;
+    }
+    return qlora__text_in_runs(qlora__text_upper_more_runs,
+                               QLORA__TEXT_COUNT(qlora__text_upper_more_runs), code)
+               ? QLORA__JIN_UPPER_CASE
+               : QLORA__JIN_NO_CASE;
 }
 
-// A capital sigma at the end of a word has a lower case of its own.
-static bool qlora__jin_final_sigma(const qlora__jin_string* s, size_t at) {
+// Marks, points and the like, which neither begin nor end a word.
+static bool qlora__jin_is_ignorable(uint32_t code) {
+    return qlora__text_in_runs(qlora__text_ignorable_runs,
+                               QLORA__TEXT_COUNT(qlora__text_ignorable_runs), code);
+}
+
+// A capital sigma at the end of a word has a lower case of its own. What is before `from` does not
+// count.
+static bool qlora__jin_final_sigma(const qlora__jin_string* s, size_t from, size_t at) {
     size_t step = 0;
     size_t before = at;
+    uint32_t code = 0;
     do {
-        if (before == 0) {
+        if (before <= from) {
             return false;
         }
         before--;
         while (before > 0 && ((unsigned char)s->data[before] & 0xC0) == 0x80) {
             before--;
         }
-    } while (qlora__jin_class(qlora__jin_code_at(s->data, s->bytes, before, &step)) ==
-             QLORA__TEXT_C_MARK);
-    if (!qlora__jin_is_cased(qlora__jin_code_at(s->data, s->bytes, before, &step))) {
+        code = qlora__jin_code_at(s->data, s->bytes, before, &step);
+    } while (qlora__jin_is_ignorable(code));
+    if (qlora__jin_case_of(code) == QLORA__JIN_NO_CASE) {
         return false;
     }
-    size_t after = at + 2;
-    return after >= s->bytes ||
-           !qlora__jin_is_cased(qlora__jin_code_at(s->data, s->bytes, after, &step));
+    for (size_t after = at + 2; after < s->bytes; after += step) {
+        code = qlora__jin_code_at(s->data, s->bytes, after, &step);
+        if (!qlora__jin_is_ignorable(code)) {
+            return qlora__jin_case_of(code) == QLORA__JIN_NO_CASE;
+        }
+    }
+    return true;
 }
 
 static qlora_result qlora__jin_put_case(qlora__jin_machine* m, const qlora__jin_string* s,
-                                        size_t at, uint32_t code, qlora__text_case to,
+                                        size_t from, size_t at, uint32_t code, qlora__text_case to,
                                         qlora__jin_buffer* out) {
     uint32_t codes[3];
     if (code == 0x3A3 && to == QLORA__TEXT_LOWER_CASE) {
-        return qlora__jin_put_code(m, out, qlora__jin_final_sigma(s, at) ? 0x3C2 : 0x3C3);
+        return qlora__jin_put_code(m, out, qlora__jin_final_sigma(s, from, at) ? 0x3C2 : 0x3C3);
     }
     size_t count = qlora__text_case_of(code, to, codes);
     for (size_t i = 0; i < count; i++) {
         QLORA__TRY(qlora__jin_put_code(m, out, codes[i]));
     }
     return QLORA_OK;
-}
-
-// A letter of title case, which is neither upper nor lower case: both are other letters.
-static bool qlora__jin_is_title(uint32_t code) {
-    uint32_t upper[3];
-    uint32_t lower[3];
-    (void)qlora__text_case_of(code, QLORA__TEXT_UPPER_CASE, upper);
-    (void)qlora__text_case_of(code, QLORA__TEXT_LOWER_CASE, lower);
-    return code >= 0x80 && upper[0] != code && lower[0] != code;
 }
 
 // How the case of each character is chosen.
@@ -21923,6 +22336,7 @@ static qlora_result qlora__jin_recase(qlora__jin_machine* m, qlora__jin_value v,
     const qlora__jin_string* s = v.as.string;
     qlora__jin_buffer buffer;
     bool inside = false; // of a word
+    size_t from = 0;
     memset(&buffer, 0, sizeof buffer);
     QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
     QLORA__TRY(qlora__jin_buffer_room(m, &buffer, s->bytes));
@@ -21931,24 +22345,26 @@ static qlora_result qlora__jin_recase(qlora__jin_machine* m, qlora__jin_value v,
         qlora__text_case to = QLORA__TEXT_LOWER_CASE;
         if (how == QLORA__JIN_ALL_UPPER) {
             to = QLORA__TEXT_UPPER_CASE;
-        } else if (how == QLORA__JIN_SWAP && qlora__jin_is_title(code)) {
-            QLORA__TRY(qlora__jin_put_code(m, &buffer, code));
-            continue;
         } else if (how == QLORA__JIN_SWAP) {
-            to = qlora__jin_class(code) == QLORA__TEXT_C_UPPER ? QLORA__TEXT_LOWER_CASE
-                                                               : QLORA__TEXT_UPPER_CASE;
+            int is = qlora__jin_case_of(code);
+            if (is != QLORA__JIN_LOWER_CASE && is != QLORA__JIN_UPPER_CASE) {
+                QLORA__TRY(qlora__jin_put_code(m, &buffer, code));
+                continue;
+            }
+            to = is == QLORA__JIN_UPPER_CASE ? QLORA__TEXT_LOWER_CASE : QLORA__TEXT_UPPER_CASE;
         } else if (how == QLORA__JIN_FIRST) {
             to = at == 0 ? QLORA__TEXT_TITLE_CASE : QLORA__TEXT_LOWER_CASE;
         } else if (how == QLORA__JIN_EACH_WORD) {
             to = inside ? QLORA__TEXT_LOWER_CASE : QLORA__TEXT_TITLE_CASE;
-            inside = qlora__jin_is_cased(code);
+            inside = qlora__jin_case_of(code) != QLORA__JIN_NO_CASE;
         } else if (how == QLORA__JIN_TITLE_FILTER) {
             bool border = qlora__jin_is_space(code) ||
                           (code < 0x80 && code > 0 && strchr("-({[<", (char)code) != NULL);
             to = inside && !border ? QLORA__TEXT_LOWER_CASE : QLORA__TEXT_UPPER_CASE;
+            from = inside ? from : at + step; // the filter lowers the rest of a word alone
             inside = !border;
         }
-        QLORA__TRY(qlora__jin_put_case(m, s, at, code, to, &buffer));
+        QLORA__TRY(qlora__jin_put_case(m, s, from, at, code, to, &buffer));
     }
     QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
     out->flag = v.flag;
@@ -22534,6 +22950,9 @@ static qlora_result qlora__jin_str_expandtabs(qlora__jin_machine* m, qlora__jin_
     int64_t column = 0;
     memset(&buffer, 0, sizeof buffer);
     QLORA__TRY(qlora__jin_need_integer(m, "expandtabs", in[1], &size));
+    if (size > INT32_MAX || size < INT32_MIN) {
+        return qlora__jin_fail(m, "expandtabs: %lld is too large", (long long)size);
+    }
     for (size_t at = 0, step = 0; at < s->bytes; at += step) {
         uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
         if (code != '\t') {
@@ -22553,18 +22972,18 @@ static qlora_result qlora__jin_str_expandtabs(qlora__jin_machine* m, qlora__jin_
 // ---- questions about characters
 
 static bool qlora__jin_is_decimal(uint32_t code) {
-    return qlora__text_digit_in(qlora__text_decimal_runs,
-                                QLORA__TEXT_COUNT(qlora__text_decimal_runs), code);
+    return qlora__text_in_runs(qlora__text_decimal_runs,
+                               QLORA__TEXT_COUNT(qlora__text_decimal_runs), code);
 }
 
 static bool qlora__jin_is_digit(uint32_t code) {
-    return qlora__text_digit_in(qlora__text_digit_runs, QLORA__TEXT_COUNT(qlora__text_digit_runs),
-                                code);
+    return qlora__text_in_runs(qlora__text_digit_runs, QLORA__TEXT_COUNT(qlora__text_digit_runs),
+                               code);
 }
 
 static bool qlora__jin_is_numeric(uint32_t code) {
-    return qlora__text_digit_in(qlora__text_numeric_runs,
-                                QLORA__TEXT_COUNT(qlora__text_numeric_runs), code);
+    return qlora__text_in_runs(qlora__text_numeric_runs,
+                               QLORA__TEXT_COUNT(qlora__text_numeric_runs), code);
 }
 
 static bool qlora__jin_is_alpha(uint32_t code) {
@@ -22605,17 +23024,17 @@ QLORA__JIN_ALL(isnumeric, qlora__jin_is_numeric, false)
 QLORA__JIN_ALL(isspace, qlora__jin_is_space, false)
 QLORA__JIN_ALL(isprintable, qlora__jin_is_printable, true)
 
-// Whether there are cased characters and all of them are of this class.
-static qlora_result qlora__jin_all_case(qlora__jin_machine* m, const qlora__jin_string* s,
-                                        uint32_t kind, bool* out) {
+// Whether there are cased characters and all of them are of this case.
+static qlora_result qlora__jin_all_case(qlora__jin_machine* m, const qlora__jin_string* s, int kind,
+                                        bool* out) {
     bool any = false;
     bool all = true;
     QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
     for (size_t at = 0, step = 0; at < s->bytes && all; at += step) {
         uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
-        bool cased = qlora__jin_is_cased(code);
-        any = any || cased;
-        all = !cased || qlora__jin_class(code) == kind;
+        int is = qlora__jin_case_of(code);
+        any = any || is != QLORA__JIN_NO_CASE;
+        all = is == QLORA__JIN_NO_CASE || is == kind;
     }
     *out = any && all;
     return QLORA_OK;
@@ -22624,7 +23043,7 @@ static qlora_result qlora__jin_all_case(qlora__jin_machine* m, const qlora__jin_
 static qlora_result qlora__jin_str_isupper(qlora__jin_machine* m, qlora__jin_value* in,
                                            qlora__jin_value* out) {
     bool is = false;
-    QLORA__TRY(qlora__jin_all_case(m, in[0].as.string, QLORA__TEXT_C_UPPER, &is));
+    QLORA__TRY(qlora__jin_all_case(m, in[0].as.string, QLORA__JIN_UPPER_CASE, &is));
     *out = qlora__jin_bool(is);
     return QLORA_OK;
 }
@@ -22632,7 +23051,7 @@ static qlora_result qlora__jin_str_isupper(qlora__jin_machine* m, qlora__jin_val
 static qlora_result qlora__jin_str_islower(qlora__jin_machine* m, qlora__jin_value* in,
                                            qlora__jin_value* out) {
     bool is = false;
-    QLORA__TRY(qlora__jin_all_case(m, in[0].as.string, QLORA__TEXT_C_LOWER, &is));
+    QLORA__TRY(qlora__jin_all_case(m, in[0].as.string, QLORA__JIN_LOWER_CASE, &is));
     *out = qlora__jin_bool(is);
     return QLORA_OK;
 }
@@ -22645,9 +23064,9 @@ static qlora_result qlora__jin_str_istitle(qlora__jin_machine* m, qlora__jin_val
     bool good = true;
     QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
     for (size_t at = 0, step = 0; at < s->bytes && good; at += step) {
-        uint32_t kind = qlora__jin_class(qlora__jin_code_at(s->data, s->bytes, at, &step));
-        bool upper = kind == QLORA__TEXT_C_UPPER;
-        bool lower = kind == QLORA__TEXT_C_LOWER;
+        int is = qlora__jin_case_of(qlora__jin_code_at(s->data, s->bytes, at, &step));
+        bool upper = is == QLORA__JIN_UPPER_CASE || is == QLORA__JIN_TITLE_CASE;
+        bool lower = is == QLORA__JIN_LOWER_CASE;
         good = upper ? !before : lower ? before : true;
         any = any || upper || lower;
         before = upper || lower;
@@ -23985,7 +24404,6 @@ QLORA__JIN_FILTER(attr) {
 
 // Filters of numbers: abs, float, int, round and filesizeformat.
 
-
 QLORA__JIN_FILTER(abs) {
     if (!qlora__jin_is_number(in[0])) {
         return qlora__jin_fail(m, "abs: a number is needed, not a %s", qlora__jin_type(in[0]));
@@ -24262,6 +24680,10 @@ QLORA__JIN_FILTER(round) {
     }
     double scale = qlora__jin_power_of(10.0, precision);
     double whole = qlora__jin_floor(x * scale);
+    if (!qlora__jin_is_finite(whole)) {
+        return qlora__jin_fail(m, "round: the number is not finite with %lld more digits",
+                               (long long)precision);
+    }
     whole += !down && whole < x * scale ? 1.0 : 0.0;
     *out = qlora__jin_float(qlora__jin_is_zero(whole) ? 0.0 : whole / scale); // a whole number
     return QLORA_OK;
@@ -25439,10 +25861,24 @@ QLORA__JIN_KIND_TEST(sequence, qlora__jin_is_sequence(v) || v.kind == QLORA__JIN
 QLORA__JIN_KIND_TEST(callable, v.kind == QLORA__JIN_MACRO || v.kind == QLORA__JIN_METHOD ||
                                    v.kind == QLORA__JIN_FUNCTION || v.kind == QLORA__JIN_JOINER ||
                                    v.kind == QLORA__JIN_LOOP || v.kind == QLORA__JIN_UNDEFINED)
-QLORA__JIN_KIND_TEST(sameas, v.kind == other.kind &&
-                                 (qlora__jin_is_integer(v)
-                                      ? qlora__jin_integer_of(v) == qlora__jin_integer_of(other)
-                                      : v.kind == QLORA__JIN_NONE || v.as.list == other.as.list))
+// Whether two values are one object. Of equal strings and numbers, Python may keep one or two.
+QLORA__JIN_TEST(sameas) {
+    *out = v.kind == other.kind && (v.kind == QLORA__JIN_NONE || v.as.list == other.as.list);
+    if (v.kind == QLORA__JIN_BOOL) {
+        *out = v.kind == other.kind && v.as.truth == other.as.truth;
+        return QLORA_OK;
+    }
+    bool small = v.kind == QLORA__JIN_INT && v.as.integer >= -5 && v.as.integer <= 256;
+    bool number = v.kind == QLORA__JIN_INT || v.kind == QLORA__JIN_FLOAT;
+    bool unsure = number && !small && *out;
+    if (v.kind == QLORA__JIN_STRING && other.kind == QLORA__JIN_STRING && !*out) {
+        QLORA__TRY(qlora__jin_equal(m, v, other, &unsure));
+    }
+    return unsure
+               ? qlora__jin_fail(m, "sameas is not supported for equal values of type %s; use ==",
+                                 qlora__jin_type(v))
+               : QLORA_OK;
+}
 
 QLORA__JIN_TEST(eq) {
     return qlora__jin_equal(m, v, other, out);
@@ -25499,14 +25935,14 @@ QLORA__JIN_TEST(lower) {
     qlora__jin_value text;
     (void)other;
     QLORA__TRY(qlora__jin_text(m, v, &text));
-    return qlora__jin_all_case(m, text.as.string, QLORA__TEXT_C_LOWER, out);
+    return qlora__jin_all_case(m, text.as.string, QLORA__JIN_LOWER_CASE, out);
 }
 
 QLORA__JIN_TEST(upper) {
     qlora__jin_value text;
     (void)other;
     QLORA__TRY(qlora__jin_text(m, v, &text));
-    return qlora__jin_all_case(m, text.as.string, QLORA__TEXT_C_UPPER, out);
+    return qlora__jin_all_case(m, text.as.string, QLORA__JIN_UPPER_CASE, out);
 }
 
 static const qlora__jin_filter_row* qlora__jin_filter_find(const char* name, size_t size) {
@@ -25935,9 +26371,10 @@ static qlora_result qlora__jin_macro_field(qlora__jin_machine* m, const qlora__j
         }
         return QLORA_OK;
     }
-    *out = qlora__jin_bool(qlora__jin_named("caller", name, size)         ? node->flag
-                           : qlora__jin_named("catch_kwargs", name, size) ? node->uses_kwargs
-                                                                          : node->uses_varargs);
+    *out =
+        qlora__jin_bool(qlora__jin_named("caller", name, size) ? qlora__jin_uses(node->c, "caller")
+                        : qlora__jin_named("catch_kwargs", name, size) ? node->uses_kwargs
+                                                                       : node->uses_varargs);
     *found = qlora__jin_named("caller", name, size) ||
              qlora__jin_named("catch_kwargs", name, size) ||
              qlora__jin_named("catch_varargs", name, size);
@@ -32411,4 +32848,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 7a444813380a1ae9
+//@@ end abab232795e126ac
