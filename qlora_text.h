@@ -25868,9 +25868,9 @@ QLORA__JIN_TEST(sameas) {
         *out = v.kind == other.kind && v.as.truth == other.as.truth;
         return QLORA_OK;
     }
-    bool small = v.kind == QLORA__JIN_INT && v.as.integer >= -5 && v.as.integer <= 256;
+    bool kept = v.kind == QLORA__JIN_INT && v.as.integer >= -5 && v.as.integer <= 256;
     bool number = v.kind == QLORA__JIN_INT || v.kind == QLORA__JIN_FLOAT;
-    bool unsure = number && !small && *out;
+    bool unsure = number && !kept && *out;
     if (v.kind == QLORA__JIN_STRING && other.kind == QLORA__JIN_STRING && !*out) {
         QLORA__TRY(qlora__jin_equal(m, v, other, &unsure));
     }
@@ -32848,4 +32848,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end abab232795e126ac
+//@@ end aee52cc4ed1ee58c

@@ -137,9 +137,9 @@ QLORA__JIN_TEST(sameas) {
         *out = v.kind == other.kind && v.as.truth == other.as.truth;
         return QLORA_OK;
     }
-    bool small = v.kind == QLORA__JIN_INT && v.as.integer >= -5 && v.as.integer <= 256;
+    bool kept = v.kind == QLORA__JIN_INT && v.as.integer >= -5 && v.as.integer <= 256;
     bool number = v.kind == QLORA__JIN_INT || v.kind == QLORA__JIN_FLOAT;
-    bool unsure = number && !small && *out;
+    bool unsure = number && !kept && *out;
     if (v.kind == QLORA__JIN_STRING && other.kind == QLORA__JIN_STRING && !*out) {
         QLORA__TRY(qlora__jin_equal(m, v, other, &unsure));
     }
