@@ -1025,7 +1025,7 @@ TEST stripped_tokens(void) {
         for (size_t k = 0; k < ids.count; k++) {
             qlora__append(got, sizeof got, &used, "%s%d", k > 0 ? " " : "", (int)ids.data[k]);
         }
-        ASSERT_STR_EQm(rows[i].options, rows[i].want + 0, got);
+        ASSERT_STR_EQm(rows[i].options, rows[i].want, got);
         qlora_text_ids_free(lib, &ids);
         qlora_text_tok_close(tok);
     }
