@@ -241,6 +241,18 @@ __device__ __forceinline__ void stage_release(const attn_barriers& b, const attn
     tile_release(b.empty + 8 * at.stage);
 }
 
+// And after the last of the streamed tiles, the kept one.
+__device__ __forceinline__ void stage_release(const attn_barriers& b, const attn_stream& at,
+                                              bool last, uint32_t kept) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        barrier_arrive(b.empty + 8 * at.stage);
+        if (last) {
+            barrier_arrive(kept);
+        }
+    }
+}
+
 // The first key that the queries of a tile see, rounded down to a streamed tile.
 __device__ __forceinline__ int32_t first_key_of(const attn_tile& t, int32_t window, int32_t rows) {
     int32_t first = window > 0 ? max(t.first - window + 1, 0) : 0;
@@ -250,18 +262,34 @@ __device__ __forceinline__ int32_t first_key_of(const attn_tile& t, int32_t wind
 // --- forward ---
 //
 // Shared memory: Q, then STAGES times K and V, tiles of TILE rows, or of half as many with large
-// heads. Each block takes every gridDim.x-th of all tiles and heads, so that the copies for a tile
-// overlap the end of the tile before it. Scores of the next keys are computed beside the sums of
-// the current ones. Of the barriers, `kept` of k: Q is full; `kept` of v: Q is empty.
+// heads. A block that is done with a tile of a head takes the next one that nobody has, so that the
+// copies for a tile overlap the end of the tile before it, and long tiles do not meet in one block.
+// Who computes a tile does not change its result. Scores of the next keys are computed beside the
+// sums of the current ones. Of the barriers, `kept` of k: Q and `work` are full; `kept` of v: they
+// are empty.
+
+// How many tiles have been taken after the first of every block, and how many blocks have found
+// none left; 0 between two launches. Launches that share them must not overlap.
+static __device__ uint32_t forward_taken;
+static __device__ uint32_t forward_ended;
 
 // Keys of a streamed tile.
 template <int HD> __device__ __forceinline__ constexpr int forward_keys() {
     return HD > 128 ? HALF_TILE : TILE;
 }
 
+// Whether Q is released after the last scores, so that the next one comes while the last keys are
+// summed, or after the tile. The former is better with small heads; with large ones the loop over
+// keys loses more than that (on an H200, heads of 64, 96 and 128 in sequences of 2,048: 381, 446
+// and 505 TFLOP/s, otherwise 356, 430 and 509; of 64 and 128 in sequences of 8,192: 459 and 615,
+// otherwise 445 and 645).
+template <int HD> __device__ __forceinline__ constexpr bool forward_early() {
+    return HD < 128;
+}
+
 struct forward_work {
     attn_tile t;
-    int32_t head;
+    int32_t head;      // negative: there is no more work
     int32_t first_key; // of the streamed tiles, which are used backwards
     int32_t last_key;
 };
@@ -284,24 +312,80 @@ __device__ __forceinline__ forward_work forward_at(const attn_shape& a, int32_t 
     return w;
 }
 
+// How a work is handed to the computing threads: seven numbers in shared memory.
+enum { WORK_HEAD = 4, WORK_NUMBERS = 7 };
+
+__device__ __forceinline__ void work_put(volatile int32_t* to, const forward_work& w) {
+    to[0] = w.t.begin;
+    to[1] = w.t.length;
+    to[2] = w.t.first;
+    to[3] = w.t.tail ? 1 : 0;
+    to[WORK_HEAD] = w.head;
+    to[5] = w.first_key;
+    to[6] = w.last_key;
+}
+
+// Only the lane that also releases the numbers reads them.
+__device__ __forceinline__ forward_work work_get(const volatile int32_t* from) {
+    int32_t n[WORK_NUMBERS];
+#pragma unroll
+    for (int i = 0; i < WORK_NUMBERS; i++) {
+        n[i] = threadIdx.x % 32 == 0 ? from[i] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < WORK_NUMBERS; i++) {
+        n[i] = __shfl_sync(QLORA_FULL_WARP, n[i], 0);
+    }
+    forward_work w;
+    w.t.begin = n[0];
+    w.t.length = n[1];
+    w.t.first = n[2];
+    w.t.tail = n[3] != 0;
+    w.head = n[WORK_HEAD];
+    w.first_key = n[5];
+    w.last_key = n[6];
+    return w;
+}
+
+// The number of the next work. The last block that finds none leaves the counters as they were.
+__device__ __forceinline__ int32_t forward_next() {
+    return (int32_t)(gridDim.x + atomicAdd(&forward_taken, 1u));
+}
+
+__device__ __forceinline__ void forward_end() {
+    __threadfence();
+    if (atomicAdd(&forward_ended, 1u) == gridDim.x - 1) {
+        __threadfence();
+        forward_taken = 0;
+        forward_ended = 0;
+    }
+}
+
 template <int HD>
 __device__ __forceinline__ void
 forward_copy(const tensor_map* q, const tensor_map* k, const tensor_map* v, uint32_t tiles,
-             const attn_barriers& kb, const attn_barriers& vb, const attn_shape& a) {
+             const attn_barriers& kb, const attn_barriers& vb, const attn_shape& a,
+             volatile int32_t* work) {
     const int keys = forward_keys<HD>();
     const uint32_t kept = tile_bytes<HD, TILE>();
     const uint32_t bytes = tile_bytes<HD, keys>();
+    const int32_t count = forward_count(a);
     uint32_t q_parity = 1;
     attn_stream s = {0, 1};
-    for (int32_t i = blockIdx.x; i < forward_count(a); i += gridDim.x) {
+    for (int32_t i = blockIdx.x, next; i < count; i = next) {
         forward_work w = forward_at<HD>(a, i);
         int32_t kv_head = w.head / (a.heads / a.kv_heads);
-        if (w.t.tail || w.t.first >= w.t.length) {
+        next = forward_next(); // needed only after the copies
+        if (w.t.first >= w.t.length) {
             continue;
         }
         barrier_wait(vb.kept, q_parity);
         q_parity ^= 1;
-        barrier_expect(kb.kept, kept);
+        work_put(work, w);
+        barrier_expect(kb.kept, w.t.tail ? 0 : kept);
+        if (w.t.tail) {
+            continue;
+        }
         copy_rows<HD, TILE>(tiles, q, kb.kept, w.head, w.t.begin + w.t.first);
         for (int32_t key = w.first_key; key >= w.last_key; key -= keys, s.next()) {
             uint32_t to = tiles + kept + s.stage * 2 * bytes;
@@ -313,6 +397,10 @@ forward_copy(const tensor_map* q, const tensor_map* k, const tensor_map* v, uint
             copy_rows<HD, keys>(to + bytes, v, vb.full + 8 * s.stage, kv_head, w.t.begin + key);
         }
     }
+    barrier_wait(vb.kept, q_parity);
+    work[WORK_HEAD] = -1;
+    barrier_arrive(kb.kept);
+    forward_end();
 }
 
 // Masks the scores of 64 queries from `query` on and 2 N keys from `key` on.
@@ -378,7 +466,7 @@ __device__ __forceinline__ void forward_skip(uint32_t v, const attn_barriers& kb
 template <int HD, int N>
 __device__ __forceinline__ void forward_first(float (&s)[N], uint32_t q, uint32_t first,
                                               const attn_barriers& kb, const attn_stream& at,
-                                              const attn_shape& a) {
+                                              const attn_shape& a, bool last, uint32_t kept) {
     const uint32_t bytes = tile_bytes<HD, forward_keys<HD>()>();
     barrier_wait(kb.full + 8 * at.stage, at.parity);
     products_begin();
@@ -386,7 +474,7 @@ __device__ __forceinline__ void forward_first(float (&s)[N], uint32_t q, uint32_
     products_commit();
     products_wait<0>();
     products_hold(s);
-    stage_release(kb, at);
+    stage_release(kb, at, last, kept);
     if (a.cap > 0.0f) {
         scores_cap(s, a);
     }
@@ -411,7 +499,8 @@ forward_tile(uint32_t tiles, const attn_barriers& kb, const attn_barriers& vb, a
     if (keys < TILE && own == 0 && key > t.first) {
         forward_skip<HD>(first + bytes + at.stage * 2 * bytes, kb, vb, at, t.length, key);
     }
-    forward_first<HD>(s, q, first, kb, at, a);
+    forward_first<HD>(s, q, first, kb, at, a, forward_early<HD>() && key - keys < w.last_key,
+                      vb.kept);
     forward_mask(s, t.first + own, key, reach);
     for (; key >= w.last_key; key -= keys) {
         const bool more = key - keys >= w.last_key;
@@ -442,7 +531,7 @@ forward_tile(uint32_t tiles, const attn_barriers& kb, const attn_barriers& vb, a
         if (more) {
             products_wait<1>();
             products_hold(s);
-            stage_release(kb, at);
+            stage_release(kb, at, forward_early<HD>() && key - 2 * keys < w.last_key, vb.kept);
         }
         products_wait<0>();
         products_hold(acc);
@@ -487,27 +576,33 @@ __device__ __forceinline__ void forward_tail(const forward_work& w, const attn_s
 template <int HD>
 __device__ __forceinline__ void forward_compute(uint32_t tiles, const attn_barriers& kb,
                                                 const attn_barriers& vb, const attn_shape& a,
-                                                bf16* o, int64_t ld_o, float* lse) {
+                                                const volatile int32_t* work, bf16* o,
+                                                int64_t ld_o, float* lse) {
     uint32_t q_parity = 0;
     attn_stream at = {0, 0};
-    for (int32_t i = blockIdx.x; i < forward_count(a); i += gridDim.x) {
-        forward_work w = forward_at<HD>(a, i);
-        if (w.t.tail) {
-            forward_tail<HD>(w, a, o, ld_o, lse);
-        } else if (w.t.first < w.t.length) {
-            float acc[HD / 2];
-            float top[2] = {MINUS_INF, MINUS_INF};
-            float sum[2] = {0.0f, 0.0f};
-#pragma unroll
-            for (int j = 0; j < HD / 2; j++) {
-                acc[j] = 0.0f;
-            }
-            barrier_wait(kb.kept, q_parity);
-            q_parity ^= 1;
-            forward_tile<HD>(tiles, kb, vb, at, w, a, acc, top, sum);
-            tile_release(vb.kept);
-            forward_store<HD>(w, a, acc, top, sum, o, ld_o, lse);
+    for (;; q_parity ^= 1) {
+        barrier_wait(kb.kept, q_parity);
+        forward_work w = work_get(work);
+        if (w.head < 0) {
+            break;
         }
+        if (w.t.tail) {
+            tile_release(vb.kept);
+            forward_tail<HD>(w, a, o, ld_o, lse);
+            continue;
+        }
+        float acc[HD / 2];
+        float top[2] = {MINUS_INF, MINUS_INF};
+        float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int j = 0; j < HD / 2; j++) {
+            acc[j] = 0.0f;
+        }
+        forward_tile<HD>(tiles, kb, vb, at, w, a, acc, top, sum);
+        if (!forward_early<HD>()) {
+            tile_release(vb.kept);
+        }
+        forward_store<HD>(w, a, acc, top, sum, o, ld_o, lse);
     }
 }
 
@@ -920,17 +1015,18 @@ __device__ __forceinline__ void attn_forward(const tensor_map* q, const tensor_m
                                              const attn_shape& a) {
     extern __shared__ __align__(1024) char memory[];
     __shared__ __align__(16) uint64_t barriers[2 * BARRIERS];
+    __shared__ __align__(16) int32_t work[WORK_NUMBERS];
     attn_barriers kb = barriers_make(barriers, 1, 1, COMPUTE_WARPS);
     attn_barriers vb = barriers_make(barriers + BARRIERS, COMPUTE_WARPS, 1, COMPUTE_WARPS);
     uint32_t tiles = first_tile(memory);
     if (threadIdx.x < 128) {
         registers_few<HD <= 128 ? 40 : 24>();
         if (threadIdx.x == 0) {
-            forward_copy<HD>(q, k, v, tiles, kb, vb, a);
+            forward_copy<HD>(q, k, v, tiles, kb, vb, a, work);
         }
     } else {
         registers_many<HD <= 128 ? 232 : 240>();
-        forward_compute<HD>(tiles, kb, vb, a, o, ld_o, lse);
+        forward_compute<HD>(tiles, kb, vb, a, work, o, ld_o, lse);
     }
 }
 

@@ -358,11 +358,11 @@ static int qlora__attention_sizes(qlora__attention* a, qlora__attention_operands
 
 #define QLORA__ATTENTION_ARGS 32
 
-// Blocks take one tile after another, or one each: the device then balances tiles of different
-// lengths, but no copy for the next tile overlaps the end of one. On an H200, 16,384 tokens with 8
-// heads of 256 take 139 us in sequences of 512 (148 with one tile each), 484 in sequences of 2,048
-// (309) and 1,205 in sequences of 8,192 (1,040); with heads of 128 and less, which are more, one
-// tile each is better only by chance.
+// Blocks take one tile after another, or one each, which pays with large heads alone. On an H200,
+// 16,384 tokens with 8 heads of 256 take 144 us in sequences of 512 (150 with one tile each), 209
+// in sequences of 1,024 (199), 320 in sequences of 2,048 (301) and 1,027 in sequences of 8,192
+// (1,028); 16 heads of 128 take 186 in sequences of 1,024 (221) and 283 in sequences of 2,048
+// (313).
 static int64_t qlora__attention_blocks(const qlora_ctx* ctx, const qlora__attention_path* path,
                                        const qlora__attention* a) {
     int64_t tiles = (a->tokens / path->forward.rows + a->n_seqs + 1) * a->heads;

@@ -216,6 +216,15 @@ static bool padded(qlora_ctx* ctx, const attention_case* c, int64_t cols, const 
     return ok;
 }
 
+// NaN until a kernel writes it, also where no kernel does.
+static bool lse_make(qlora_ctx* ctx, const attention_case* c, qlora_tensor* lse) {
+    attention_case whole = *c;
+    whole.dtype = QLORA_F32;
+    whole.tokens = c->heads;
+    whole.pad = 0;
+    return padded(ctx, &whole, c->tokens, NULL, lse);
+}
+
 // q, k and v next to each other in one buffer, as in the trainer.
 static bool packed(qlora_ctx* ctx, const attention_case* c, const attention_data* d,
                    qlora_tensor* whole, qlora_tensor views[3]) {
@@ -288,7 +297,7 @@ static bool device_make(qlora_ctx* ctx, const attention_case* c, const attention
            padded(ctx, c, cols, NULL, &x->o) && padded(ctx, c, cols, d->d_o, &x->d_o) &&
            qlora_tensor_view(ctx, &x->o, 0, c->tokens, 0, cols, &x->o_view) == QLORA_OK &&
            qlora_tensor_view(ctx, &x->d_o, 0, c->tokens, 0, cols, &x->do_view) == QLORA_OK &&
-           qlora_tensor_create(ctx, QLORA_F32, c->heads, c->tokens, &x->lse) == QLORA_OK &&
+           lse_make(ctx, c, &x->lse) &&
            qlora_tensor_create(ctx, QLORA_I32, 1, c->n + 1, &x->seqs) == QLORA_OK &&
            qlora_tensor_write(ctx, &x->seqs, d->offsets, (size_t)(c->n + 1) * 4) == QLORA_OK;
 }
