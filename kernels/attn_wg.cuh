@@ -491,17 +491,16 @@ forward_tile(uint32_t tiles, const attn_barriers& kb, const attn_barriers& vb, a
     const uint32_t reach = reach_of(a.window);
     const float factor = score_scale(a) * LOG2E;
     const int32_t own = (threadIdx.x / 128 - 1) * HALF_TILE;
-    const attn_tile& t = w.t;
     uint32_t q = tiles + own * PANEL_ROW;
     uint32_t first = tiles + tile_bytes<HD, TILE>();
     int32_t key = w.first_key;
     float s[keys / 2];
-    if (keys < TILE && own == 0 && key > t.first) {
-        forward_skip<HD>(first + bytes + at.stage * 2 * bytes, kb, vb, at, t.length, key);
+    if (keys < TILE && own == 0 && key > w.t.first) {
+        forward_skip<HD>(first + bytes + at.stage * 2 * bytes, kb, vb, at, w.t.length, key);
     }
     forward_first<HD>(s, q, first, kb, at, a, forward_early<HD>() && key - keys < w.last_key,
                       vb.kept);
-    forward_mask(s, t.first + own, key, reach);
+    forward_mask(s, w.t.first + own, key, reach);
     for (; key >= w.last_key; key -= keys) {
         const bool more = key - keys >= w.last_key;
         uint32_t v = first + bytes + at.stage * 2 * bytes;
@@ -521,8 +520,8 @@ forward_tile(uint32_t tiles, const attn_barriers& kb, const attn_barriers& vb, a
             acc[i] *= rescale[i / 2 % 2];
         }
         barrier_wait(vb.full + 8 * now.stage, now.parity);
-        if (key + keys > t.length) {
-            zero_rows<HD, keys>(v, t.length - key);
+        if (key + keys > w.t.length) {
+            zero_rows<HD, keys>(v, w.t.length - key);
             zero_done();
         }
         products_begin();
@@ -539,8 +538,8 @@ forward_tile(uint32_t tiles, const attn_barriers& kb, const attn_barriers& vb, a
         if (more && a.cap > 0.0f) {
             scores_cap(s, a);
         }
-        if (more && (uint32_t)(t.first + TILE + keys - key) > reach) {
-            forward_mask(s, t.first + own, key - keys, reach);
+        if (more && (uint32_t)(w.t.first + TILE + keys - key) > reach) {
+            forward_mask(s, w.t.first + own, key - keys, reach);
         }
     }
 }
