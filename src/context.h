@@ -112,13 +112,18 @@ static void qlora__gpu_close(qlora_ctx* ctx) {
 }
 
 // A stream must belong to the same CUDA context. The legacy default stream (NULL or 1) cannot be
-// captured.
+// captured; the default stream per thread (2) is another one in every thread.
 static qlora_result qlora__stream_check(qlora_ctx* ctx, void* stream) {
     qlora__gpu* gpu = ctx->gpu;
     if ((uintptr_t)stream == 1) {
         return qlora__fail(
             ctx, QLORA_ERR_ARGUMENT,
             "the stream is the legacy default stream, which cannot be captured; create a stream");
+    }
+    if ((uintptr_t)stream == 2) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the stream is the per-thread default stream, which is a different one "
+                           "in every thread; create a stream");
     }
     void* owner = NULL;
     QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamGetCtx(stream, &owner), "cuStreamGetCtx"));

@@ -96,8 +96,9 @@ QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx);
 // with.
 QLORA_API qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math);
 // Binds the caller's stream; NULL = the context's own. The stream must belong to this CUDA context
-// and must not be the legacy default stream, which cannot be captured. Waits for the work queued on
-// the old stream and invalidates all graphs.
+// and must not be the legacy default stream, which cannot be captured, or the per-thread default
+// stream, which is a different one in every thread. Waits for the work queued on the old stream and
+// invalidates all graphs.
 QLORA_API qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream);
 // Replaces the cuBLAS workspaces that desc.workspace and desc.workspace_bytes set up. There are two
 // of `bytes` each (0 = 32 MiB), because some work runs in parallel with the main stream. The first
@@ -115,6 +116,8 @@ typedef struct qlora_native {
 } qlora_native;
 // The CUDA and cuBLAS handles in use; all zero on the CPU. After this call, the stream and
 // workspace of the cuBLAS handle are set again before every use, since the caller may change them.
+// Work of a context must not run in parallel with itself: launch a graph that you captured from its
+// stream on that stream only.
 QLORA_API qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out);
 
 // Writes the version, the backend and the reason for it, on the CPU the tier and the number of

@@ -485,6 +485,7 @@ TEST ctx_leaves_current_context_alone(const test_machine* machine) {
     ASSERT_EQ(0, cu->cuStreamCreate(&foreign, 1));
     REFUSED(QLORA_ERR_ARGUMENT, "another CUDA context", qlora_ctx_set_stream(ctx, foreign));
     REFUSED(QLORA_ERR_ARGUMENT, "legacy", qlora_ctx_set_stream(ctx, (void*)(uintptr_t)1));
+    REFUSED(QLORA_ERR_ARGUMENT, "per-thread", qlora_ctx_set_stream(ctx, (void*)(uintptr_t)2));
     ASSERT_EQ(0, cu->cuStreamDestroy_v2(foreign));
     ASSERT_EQ(0, cu->cuCtxDestroy_v2(mine));
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &t));
