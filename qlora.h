@@ -83,19 +83,20 @@
    OBJECTS
        qlora_ctx (device, memory hooks, error text) -> qlora_model (base, adapters, memory) ->
        qlora_trainer (optimizer, graphs) and qlora_generation (one text). Children are destroyed
-       first; destroying a parent with living children fails, names them, and frees nothing.
-       A setting belongs to the object that uses it: the machine to the context, weights and memory
-       to the model, optimizer and schedule to the trainer. qlora_ctx_create compares the version
-       and the struct sizes of this header with those of the implementation.
+       first; destroying a parent that still has children fails, names them, and frees nothing.
+       A setting belongs to the object that uses it: the machine to the context, weights, memory and
+       the format of the moments to the model, learning rate and schedule to the trainer.
+       qlora_ctx_create compares the version and the struct sizes of this header with those of the
+       implementation.
 
    ERRORS
        Every call that can fail returns a qlora_result and writes its outputs only on success.
-       qlora_last_error(ctx) explains what failed, where, and what to do; it is never NULL, "" after
-       a successful call, and valid until the next call on that context. The library never exits,
-       aborts or prints. After a fault on the device (an illegal address, for example), CUDA makes
-       every later call in that CUDA context fail: such a qlora_ctx returns QLORA_ERR_DEVICE_LOST
-       and can only be destroyed. A destroy or close that returns an error has freed nothing; call
-       it again.
+       qlora_last_error(ctx) explains what failed, where, and what to do; it is never NULL, is ""
+       after a successful call, and stays valid until the next call on that context. The library
+       never exits, aborts or prints. After a fault on the device (an illegal address, for example),
+       CUDA makes every later call in that CUDA context fail: such a qlora_ctx returns
+       QLORA_ERR_DEVICE_LOST and can only be destroyed. A destroy or close that returns an error has
+       freed nothing; call it again.
 
    MEMORY
        Host memory goes through desc.allocator, device memory through desc.device_allocator. A model
@@ -210,7 +211,7 @@
        Two things, which do not need each other.
        QLORA_BASE_FP8 stores the frozen weights in e4m3, with one f32 scale per block of 128 x 128
        (its largest magnitude / 448): twice the memory of NF4 and less than a third of its error
-       (2.7 % of a normally distributed weight instead of 9.2 %). Published FP8 folders of this form
+       (2.7% of a normally distributed weight instead of 9.2%). Published FP8 folders of this form
        (quant_method fp8, fmt e4m3, weight_block_size [128, 128], activation_scheme dynamic;
        NAME.weight with NAME.weight_scale_inv) are read as they are, whatever desc.base is; any
        other setting of their quantization_config is refused by name, and so is a NaN. Products
@@ -220,10 +221,10 @@
        multiplies e4m3 numbers, with one scale per token and one per stack of weights (q, k and v;
        gate and up). Adapters, embedding, head, norms, attention and loss stay as in BF16, and so
        does a token that is generated. It is approximate and never chosen automatically: one
-       product is about 3.5 % away from the exact one; on 24 small models, the losses of 20 steps
-       were within 2.5 % of those in fp32, and their means within 0.3 %. Adapters of SmolLM2-135M
-       trained in FP8 on gsm8k had a held-out loss 1.1 % above those trained in BF16, evaluated in
-       BF16, and 1.3 % evaluated in FP8 (docs/fp8.md). DoRA is refused. It needs compute capability
+       product is about 3.5% away from the exact one; on 24 small models, the losses of 20 steps
+       were within 2.5% of those in fp32, and their means within 0.3%. Adapters of SmolLM2-135M
+       trained in FP8 on gsm8k had a held-out loss 1.1% above those trained in BF16, evaluated in
+       BF16, and 1.3% evaluated in FP8 (docs/fp8.md). DoRA is refused. It needs compute capability
        9.0, 4-bit or FP8 weights and widths that are multiples of 8 (intermediate: 4); FP8 weights
        are rounded once more, to the scale of their stack. The CPU computes the same products in
        fp32 as a slow reference.
@@ -240,7 +241,7 @@
 
    QLORA DOES NOT
        pre-train, divide one model between several GPUs, run mixtures of experts or vision towers,
-       or use the network.
+       or open network connections itself (NCCL and MPI do).
 */
 
 #if !defined(__cplusplus) && (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L) &&         \
@@ -530,8 +531,9 @@ QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx);
 // with.
 QLORA_API qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math);
 // Binds the caller's stream; NULL = the context's own. The stream must belong to this CUDA context
-// and must not be the legacy default stream, which cannot be captured. Waits for the work queued on
-// the old stream and invalidates all graphs.
+// and must not be the legacy default stream, which cannot be captured, or the per-thread default
+// stream, which is a different one in every thread. Waits for the work queued on the old stream and
+// invalidates all graphs.
 QLORA_API qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream);
 // Replaces the cuBLAS workspaces that desc.workspace and desc.workspace_bytes set up. There are two
 // of `bytes` each (0 = 32 MiB), because some work runs in parallel with the main stream. The first
@@ -549,6 +551,8 @@ typedef struct qlora_native {
 } qlora_native;
 // The CUDA and cuBLAS handles in use; all zero on the CPU. After this call, the stream and
 // workspace of the cuBLAS handle are set again before every use, since the caller may change them.
+// Work of a context must not run in parallel with itself: launch a graph that you captured from its
+// stream on that stream only.
 QLORA_API qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out);
 
 // Writes the version, the backend and the reason for it, on the CPU the tier and the number of
@@ -1221,7 +1225,7 @@ typedef struct qlora_train_desc {
     double undesirable_weight; // KTO; 0 = 1
     double loraplus_ratio;     // LoRA+: factor for the learning rate of B and of vectors; 0 = 1
     double lr_factors[QLORA_LR_FACTORS]; // factors for the learning rate; 0 = 1
-    // NEFTune: noise on the embeddings of trained tokens, neftune / sqrt(L hidden) times a uniform
+    // NEFTune: noise on the embeddings while training, neftune / sqrt(L hidden) times a uniform
     // number in [-1, 1), with L the length of the sequence; 0 = none
     double neftune;
     const qlora_comm* comm; // processes that train together; NULL = this one alone. Every process
@@ -23356,13 +23360,18 @@ static void qlora__gpu_close(qlora_ctx* ctx) {
 }
 
 // A stream must belong to the same CUDA context. The legacy default stream (NULL or 1) cannot be
-// captured.
+// captured; the default stream per thread (2) is another one in every thread.
 static qlora_result qlora__stream_check(qlora_ctx* ctx, void* stream) {
     qlora__gpu* gpu = ctx->gpu;
     if ((uintptr_t)stream == 1) {
         return qlora__fail(
             ctx, QLORA_ERR_ARGUMENT,
             "the stream is the legacy default stream, which cannot be captured; create a stream");
+    }
+    if ((uintptr_t)stream == 2) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the stream is the per-thread default stream, which is a different one "
+                           "in every thread; create a stream");
     }
     void* owner = NULL;
     QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamGetCtx(stream, &owner), "cuStreamGetCtx"));
@@ -32705,11 +32714,11 @@ static int qlora__attention_sizes(qlora__attention* a, qlora__attention_operands
 
 #define QLORA__ATTENTION_ARGS 32
 
-// Blocks take one tile after another, or one each, which pays with large heads alone. On an H200,
-// 16,384 tokens with 8 heads of 256 take 144 us in sequences of 512 (150 with one tile each), 209
-// in sequences of 1,024 (199), 320 in sequences of 2,048 (301) and 1,027 in sequences of 8,192
-// (1,028); 16 heads of 128 take 186 in sequences of 1,024 (221) and 283 in sequences of 2,048
-// (313).
+// Blocks take one tile after another, or one each, which pays only with large heads and sequences
+// of about 1,024 to 2,048. On an H200, 16,384 tokens with 8 heads of 256 take 144 us in sequences
+// of 512 (150 with one tile each), 209 in sequences of 1,024 (199), 320 in sequences of 2,048 (301)
+// and 1,027 in sequences of 8,192 (1,028); 16 heads of 128 take 186 in sequences of 1,024 (221) and
+// 283 in sequences of 2,048 (313).
 static int64_t qlora__attention_blocks(const qlora_ctx* ctx, const qlora__attention_path* path,
                                        const qlora__attention* a) {
     int64_t tiles = (a->tokens / path->forward.rows + a->n_seqs + 1) * a->heads;
@@ -52751,4 +52760,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end c4a5510173fa7a16
+//@@ end ef5bc5816ac5267d

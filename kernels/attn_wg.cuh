@@ -241,7 +241,7 @@ __device__ __forceinline__ void stage_release(const attn_barriers& b, const attn
     tile_release(b.empty + 8 * at.stage);
 }
 
-// And after the last of the streamed tiles, the kept one.
+// The same; after the last streamed tile, also releases the kept one.
 __device__ __forceinline__ void stage_release(const attn_barriers& b, const attn_stream& at,
                                               bool last, uint32_t kept) {
     __syncwarp();
@@ -262,14 +262,15 @@ __device__ __forceinline__ int32_t first_key_of(const attn_tile& t, int32_t wind
 // --- forward ---
 //
 // Shared memory: Q, then STAGES times K and V, tiles of TILE rows, or of half as many with large
-// heads. A block that is done with a tile of a head takes the next one that nobody has, so that the
-// copies for a tile overlap the end of the tile before it, and long tiles do not meet in one block.
-// Who computes a tile does not change its result. Scores of the next keys are computed beside the
-// sums of the current ones. Of the barriers, `kept` of k: Q and `work` are full; `kept` of v: they
-// are empty.
+// heads. The copying thread draws the block's next tile of a head from a counter while an earlier
+// one is computed: its copies overlap the end of the tile before it, and no block is left with
+// several long tiles while others are idle. Which block computes a tile does not change the result.
+// Scores of the next keys are computed in parallel with the sums of the current ones. Of the
+// barriers, `kept` of k: Q and `work` are full; `kept` of v: they are empty.
 
-// How many tiles have been taken after the first of every block, and how many blocks have found
-// none left; 0 between two launches. Launches that share them must not overlap.
+// Tiles handed out, not counting the first of each block, and blocks that found none left; both are
+// 0 between launches. Launches from one module must not overlap: a context launches them on one
+// stream.
 static __device__ uint32_t forward_taken;
 static __device__ uint32_t forward_ended;
 
@@ -278,11 +279,11 @@ template <int HD> __device__ __forceinline__ constexpr int forward_keys() {
     return HD > 128 ? HALF_TILE : TILE;
 }
 
-// Whether Q is released after the last scores, so that the next one comes while the last keys are
-// summed, or after the tile. The former is better with small heads; with large ones the loop over
-// keys loses more than that (on an H200, heads of 64, 96 and 128 in sequences of 2,048: 381, 446
-// and 505 TFLOP/s, otherwise 356, 430 and 509; of 64 and 128 in sequences of 8,192: 459 and 615,
-// otherwise 445 and 645).
+// Whether Q is released once the last scores are computed, so that the next Q arrives while the
+// last values are summed, or at the end of the tile. Early release pays with small heads; with
+// large ones it slows the loop over keys by more than it saves (on an H200, early and late, in
+// TFLOP/s: heads of 64, 96 and 128 in sequences of 2,048: 381 and 356, 446 and 430, 505 and 509;
+// heads of 64 and 128 in sequences of 8,192: 459 and 445, 615 and 645).
 template <int HD> __device__ __forceinline__ constexpr bool forward_early() {
     return HD < 128;
 }
@@ -312,7 +313,7 @@ __device__ __forceinline__ forward_work forward_at(const attn_shape& a, int32_t 
     return w;
 }
 
-// How a work is handed to the computing threads: seven numbers in shared memory.
+// Work is handed to the computing threads as seven numbers in shared memory.
 enum { WORK_HEAD = 4, WORK_NUMBERS = 7 };
 
 __device__ __forceinline__ void work_put(volatile int32_t* to, const forward_work& w) {
@@ -325,7 +326,7 @@ __device__ __forceinline__ void work_put(volatile int32_t* to, const forward_wor
     to[6] = w.last_key;
 }
 
-// Only the lane that also releases the numbers reads them.
+// Only lane 0 reads the numbers, because it is the one that releases them.
 __device__ __forceinline__ forward_work work_get(const volatile int32_t* from) {
     int32_t n[WORK_NUMBERS];
 #pragma unroll
@@ -347,11 +348,12 @@ __device__ __forceinline__ forward_work work_get(const volatile int32_t* from) {
     return w;
 }
 
-// The number of the next work. The last block that finds none leaves the counters as they were.
+// The number of the block's next work.
 __device__ __forceinline__ int32_t forward_next() {
     return (int32_t)(gridDim.x + atomicAdd(&forward_taken, 1u));
 }
 
+// The last block to run out of work resets the counters.
 __device__ __forceinline__ void forward_end() {
     __threadfence();
     if (atomicAdd(&forward_ended, 1u) == gridDim.x - 1) {
@@ -375,7 +377,7 @@ forward_copy(const tensor_map* q, const tensor_map* k, const tensor_map* v, uint
     for (int32_t i = blockIdx.x, next; i < count; i = next) {
         forward_work w = forward_at<HD>(a, i);
         int32_t kv_head = w.head / (a.heads / a.kv_heads);
-        next = forward_next(); // needed only after the copies
+        next = forward_next(); // the copies hide its latency, if there are any
         if (w.t.first >= w.t.length) {
             continue;
         }

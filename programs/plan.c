@@ -71,8 +71,8 @@ static const option option_table[] = {
         "storage format of the frozen weights; fp8 has less than a third of the error of nf4 and "
         "twice its size (default nf4)"},
     {"head", OPT_CHOICE, AT(head), false, 0, 0, "full|nf4",
-        "nf4 keeps an output head that is neither trained nor the embedding in 4 bits (default "
-        "full)"},
+        "nf4 stores the output head in 4 bits if it is neither trained nor tied to the embedding "
+        "(default full)"},
     {"mode", OPT_CHOICE, AT(mode), false, 0, 0, "auto|f32|tf32|bf16|fp8",
         "arithmetic precision; auto uses bf16 from compute capability 8.0 on, otherwise f32; fp8 "
         "needs compute capability 9.0 (default auto)"},

@@ -281,8 +281,8 @@ static const option option_table[] = {
         "storage format of the frozen weights; fp8 has less than a third of the error of nf4 and "
         "twice its size (default nf4)"},
     {"head", OPT_CHOICE, AT(head), true, 0, 0, "full|nf4",
-        "nf4 keeps an output head that is neither trained nor the embedding in 4 bits, which "
-        "changes the logits a little (default full)"},
+        "nf4 stores the output head in 4 bits if it is neither trained nor tied to the embedding, "
+        "which changes the logits a little (default full)"},
     {"recompute", OPT_CHOICE, AT(recompute), false, 0, 0, "auto|on|off",
         "recompute activations in the backward pass to save memory; auto recomputes as few "
         "layers as possible, but from 4,096 tokens on first keeps what attention computed "

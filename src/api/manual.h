@@ -83,19 +83,20 @@
    OBJECTS
        qlora_ctx (device, memory hooks, error text) -> qlora_model (base, adapters, memory) ->
        qlora_trainer (optimizer, graphs) and qlora_generation (one text). Children are destroyed
-       first; destroying a parent with living children fails, names them, and frees nothing.
-       A setting belongs to the object that uses it: the machine to the context, weights and memory
-       to the model, optimizer and schedule to the trainer. qlora_ctx_create compares the version
-       and the struct sizes of this header with those of the implementation.
+       first; destroying a parent that still has children fails, names them, and frees nothing.
+       A setting belongs to the object that uses it: the machine to the context, weights, memory and
+       the format of the moments to the model, learning rate and schedule to the trainer.
+       qlora_ctx_create compares the version and the struct sizes of this header with those of the
+       implementation.
 
    ERRORS
        Every call that can fail returns a qlora_result and writes its outputs only on success.
-       qlora_last_error(ctx) explains what failed, where, and what to do; it is never NULL, "" after
-       a successful call, and valid until the next call on that context. The library never exits,
-       aborts or prints. After a fault on the device (an illegal address, for example), CUDA makes
-       every later call in that CUDA context fail: such a qlora_ctx returns QLORA_ERR_DEVICE_LOST
-       and can only be destroyed. A destroy or close that returns an error has freed nothing; call
-       it again.
+       qlora_last_error(ctx) explains what failed, where, and what to do; it is never NULL, is ""
+       after a successful call, and stays valid until the next call on that context. The library
+       never exits, aborts or prints. After a fault on the device (an illegal address, for example),
+       CUDA makes every later call in that CUDA context fail: such a qlora_ctx returns
+       QLORA_ERR_DEVICE_LOST and can only be destroyed. A destroy or close that returns an error has
+       freed nothing; call it again.
 
    MEMORY
        Host memory goes through desc.allocator, device memory through desc.device_allocator. A model
@@ -210,7 +211,7 @@
        Two things, which do not need each other.
        QLORA_BASE_FP8 stores the frozen weights in e4m3, with one f32 scale per block of 128 x 128
        (its largest magnitude / 448): twice the memory of NF4 and less than a third of its error
-       (2.7 % of a normally distributed weight instead of 9.2 %). Published FP8 folders of this form
+       (2.7% of a normally distributed weight instead of 9.2%). Published FP8 folders of this form
        (quant_method fp8, fmt e4m3, weight_block_size [128, 128], activation_scheme dynamic;
        NAME.weight with NAME.weight_scale_inv) are read as they are, whatever desc.base is; any
        other setting of their quantization_config is refused by name, and so is a NaN. Products
@@ -220,10 +221,10 @@
        multiplies e4m3 numbers, with one scale per token and one per stack of weights (q, k and v;
        gate and up). Adapters, embedding, head, norms, attention and loss stay as in BF16, and so
        does a token that is generated. It is approximate and never chosen automatically: one
-       product is about 3.5 % away from the exact one; on 24 small models, the losses of 20 steps
-       were within 2.5 % of those in fp32, and their means within 0.3 %. Adapters of SmolLM2-135M
-       trained in FP8 on gsm8k had a held-out loss 1.1 % above those trained in BF16, evaluated in
-       BF16, and 1.3 % evaluated in FP8 (docs/fp8.md). DoRA is refused. It needs compute capability
+       product is about 3.5% away from the exact one; on 24 small models, the losses of 20 steps
+       were within 2.5% of those in fp32, and their means within 0.3%. Adapters of SmolLM2-135M
+       trained in FP8 on gsm8k had a held-out loss 1.1% above those trained in BF16, evaluated in
+       BF16, and 1.3% evaluated in FP8 (docs/fp8.md). DoRA is refused. It needs compute capability
        9.0, 4-bit or FP8 weights and widths that are multiples of 8 (intermediate: 4); FP8 weights
        are rounded once more, to the scale of their stack. The CPU computes the same products in
        fp32 as a slow reference.
@@ -240,7 +241,7 @@
 
    QLORA DOES NOT
        pre-train, divide one model between several GPUs, run mixtures of experts or vision towers,
-       or use the network.
+       or open network connections itself (NCCL and MPI do).
 */
 
 #if !defined(__cplusplus) && (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L) &&         \

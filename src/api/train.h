@@ -59,7 +59,7 @@ typedef struct qlora_train_desc {
     double undesirable_weight; // KTO; 0 = 1
     double loraplus_ratio;     // LoRA+: factor for the learning rate of B and of vectors; 0 = 1
     double lr_factors[QLORA_LR_FACTORS]; // factors for the learning rate; 0 = 1
-    // NEFTune: noise on the embeddings of trained tokens, neftune / sqrt(L hidden) times a uniform
+    // NEFTune: noise on the embeddings while training, neftune / sqrt(L hidden) times a uniform
     // number in [-1, 1), with L the length of the sequence; 0 = none
     double neftune;
     const qlora_comm* comm; // processes that train together; NULL = this one alone. Every process

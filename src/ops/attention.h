@@ -358,11 +358,11 @@ static int qlora__attention_sizes(qlora__attention* a, qlora__attention_operands
 
 #define QLORA__ATTENTION_ARGS 32
 
-// Blocks take one tile after another, or one each, which pays with large heads alone. On an H200,
-// 16,384 tokens with 8 heads of 256 take 144 us in sequences of 512 (150 with one tile each), 209
-// in sequences of 1,024 (199), 320 in sequences of 2,048 (301) and 1,027 in sequences of 8,192
-// (1,028); 16 heads of 128 take 186 in sequences of 1,024 (221) and 283 in sequences of 2,048
-// (313).
+// Blocks take one tile after another, or one each, which pays only with large heads and sequences
+// of about 1,024 to 2,048. On an H200, 16,384 tokens with 8 heads of 256 take 144 us in sequences
+// of 512 (150 with one tile each), 209 in sequences of 1,024 (199), 320 in sequences of 2,048 (301)
+// and 1,027 in sequences of 8,192 (1,028); 16 heads of 128 take 186 in sequences of 1,024 (221) and
+// 283 in sequences of 2,048 (313).
 static int64_t qlora__attention_blocks(const qlora_ctx* ctx, const qlora__attention_path* path,
                                        const qlora__attention* a) {
     int64_t tiles = (a->tokens / path->forward.rows + a->n_seqs + 1) * a->heads;

@@ -111,15 +111,17 @@
        GGUF files: the models "llama" (SentencePiece with scores) and "gpt2" (byte-level BPE, with
        the pattern that tokenizer.ggml.pre names); the ids are those of llama.cpp.
        Anything in the file that is not supported is reported by name and rejected when it is
-       loaded: a model other than BPE and Unigram, an unknown normalizer (NFKC, NFKD and
-       StripAccents are), a part of a regular expression, an expression that can match between two
-       characters. Also rejected is what would have other ids in `tokenizers`: an added token that
-       the vocabulary does not have, with another id than the next one, and two words with one id.
+       loaded: a model other than BPE and Unigram, a normalizer other than NFC, NFD, Prepend,
+       Replace, Strip, Precompiled, Nmt and Lowercase, a part of a regular expression, an expression
+       that can match between two characters. Also rejected is what would have other ids in
+       `tokenizers`: an added token that the vocabulary does not have, with another id than the next
+       one, and two words with one id.
        The file's "truncation" and "padding" settings are ignored: text is encoded in full.
 
    DATA
        .jsonl or .ndjson (one object per line), .json (an array of objects, {"data": [...]}, or as
-       .jsonl), .csv and .tsv with a header, .txt; desc.format overrides the ending.
+       .jsonl), .csv and .tsv with a header, .txt, .parquet, and .gz of all but the last;
+       desc.format overrides the ending.
 
        {"text"}                            all of it is trained
        {"prompt", "completion"}            two strings, joined as they are; the completion is
@@ -164,14 +166,14 @@
        such a line is one document. A document longer than desc.chunk_tokens is split into
        samples of that length, and no token is lost.
 
-       .parquet: every row is a record; lists and structs are those of JSON. Read are strings, JSON
-       and enums, booleans, integers and floats, in the encodings PLAIN, RLE, dictionaries, DELTA_*
-       and BYTE_STREAM_SPLIT, pages of both versions, uncompressed, Snappy, gzip and Zstandard;
-       lists of all layouts. What has no JSON that everybody agrees on (dates, times, decimals,
-       maps, binary data, INT96), other codecs and encryption are an error if a name above is
-       concerned; a column of another name is then not read. One page and one dictionary per column
-       are held, 4 GiB at most (1 GiB per page); a row has at most 256 MiB of JSON, all rows 4 GiB
-       and 1024 bytes per byte of the file. A line in a message is then the number of the row.
+       .parquet: every row is a record; lists and structs are those of JSON. Strings, JSON and
+       enums, booleans, integers and floats are read, in the encodings PLAIN, RLE, dictionaries,
+       DELTA_* and BYTE_STREAM_SPLIT, pages of both versions, uncompressed, Snappy, gzip and
+       Zstandard; lists of all layouts. Types without a standard form in JSON (dates, times,
+       decimals, maps, binary data, INT96), other codecs and encryption are an error in a column
+       whose name is listed above; other such columns are skipped. One page and one dictionary per
+       column are held, 4 GiB at most (1 GiB per page); a row has at most 256 MiB of JSON, all rows
+       4 GiB and 1024 bytes per byte of the file. A line in a message is then the number of the row.
 
        .gz after any other ending but .parquet: decompressed while it is read, through a window;
        checksums and lengths are compared. A stream (desc.stream) keeps the samples of compressed
@@ -185,16 +187,16 @@
        ids are those of the whole. A sample takes 4.125 bytes per token (8 if its labels are
        neither -100 nor the ids) and 40 bytes. With desc.stream it takes 40 bytes alone, whatever
        its length: qlora_text_sample_read finds its record in the file, which it reads and does not
-       map, and makes the sample anew. Samples and their order are the same. A stream keeps a .txt
-       document that it cannot split, and refuses it from 16 MiB on.
+       map, and builds the sample again. Samples and their order are the same. A stream keeps a .txt
+       document that it cannot split in memory, and refuses one of 16 MiB or more.
 
        A sample gets BOS exactly once: from the template, or where the tokenizer's post-processor
        adds it. Its end is trained: the end marker of the template, otherwise EOS.
 
    CHAT TEMPLATES
-       A conversation is rendered by the Jinja template that the model brings, in
-       chat_template.jinja, chat_template.json, tokenizer_config.json or a GGUF file, as
-       transformers executes it; a built-in one is used on request, or when there is none.
+       A conversation is rendered by the model's own Jinja template, in chat_template.jinja,
+       chat_template.json, tokenizer_config.json or a GGUF file, as transformers executes it; a
+       built-in one is used on request, or when there is none.
        Statements: if, for (not recursive), set, macro, call, filter, with, break, continue, print,
        raw, generation. Filters, tests and methods are those of jinja2 and Python's str, list and
        dict. What is not supported is an error that names it: include, import, block, extends,
@@ -205,12 +207,13 @@
        of Latin-1 and usual punctuation. A template stops with an error at limits for steps, memory
        and depth. strftime_now prints desc.clock.
 
-       What is trained is derived. With {% generation %} blocks it is what they write. Otherwise an
-       answer is what the rendering up to it has more than the rendering before it with the
-       generation prompt, up to its end marker. If a template renders earlier turns differently
-       when later ones follow (it drops their thoughts), each turn becomes a sample of its own, as
-       inference sees it. If an answer does not continue its prompt, the record is refused. Text is
-       split into tokens where an answer begins and ends, as in generation.
+       Which tokens are trained is derived from the template: the contents of its {% generation %}
+       blocks if it has any. Otherwise the conversation is rendered twice, up to an answer (with the
+       generation prompt) and including it; what the second rendering adds, up to its end marker, is
+       the answer. If a template renders earlier turns differently when later ones follow (it drops
+       their thoughts), each turn becomes a sample of its own, as inference sees it. If an answer
+       does not continue its prompt, the record is refused. Text is split into tokens where an
+       answer begins and ends, as in generation.
 
    STOP IDS
        As in transformers: where there is a generation_config.json, the "eos_token_id" in it, and
