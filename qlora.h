@@ -1978,7 +1978,7 @@ typedef struct qlora_attention_desc {
     // 2 * heads * length^2 elements in the backward pass.
     bool unfused;
     // Tokens of the longest sequence, if it is known: how work is divided on a GPU depends on it,
-    // results do not. 0 = all sequences are about as long.
+    // and so does the rounding of results. 0 = all sequences are about as long.
     int64_t longest;
 } qlora_attention_desc;
 
@@ -32584,12 +32584,14 @@ typedef struct qlora__attention_shares {
 } qlora__attention_shares;
 
 // Aims at four blocks per multiprocessor. Two run at a time, and blocks for the last keys of a
-// sequence, which few queries see, finish early.
+// sequence, which few queries see, finish early. The count follows from sizes of the pass alone, so
+// that the order of sums does not depend on how many other sequences there are, or could be.
 static qlora_result qlora__attention_share(qlora_ctx* ctx, const qlora__attention_path* path,
                                            const qlora__attention* a,
                                            qlora__attention_shares* out) {
     int64_t group = a->heads / a->kv_heads;
-    int64_t blocks = (a->tokens / path->kv.rows + a->n_seqs + 1) * a->kv_heads;
+    int64_t sequences = qlora__ceil_div(a->tokens, a->longest);
+    int64_t blocks = (a->tokens / path->kv.rows + sequences + 1) * a->kv_heads;
     int64_t size = a->tokens * a->kv_heads * a->hd * 2 * (int64_t)sizeof(float);
     int64_t fit = (int64_t)qlora__scratch_free(ctx) / qlora__max(size, 1);
     int64_t wanted = path->sum.id != QLORA__K_COUNT
@@ -32971,7 +32973,8 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
                            (long long)a->lse->ld, (long long)a->tokens);
     }
     a->n_seqs = a->seqs->cols - 1;
-    a->longest = desc->longest > 0 ? desc->longest : a->tokens / qlora__max(a->n_seqs, 1);
+    int64_t each = a->tokens / qlora__max(a->n_seqs, 1);
+    a->longest = qlora__max(desc->longest > 0 ? desc->longest : each, 1);
     // A window that covers all tokens is the same as none. Kernels may then add to it safely.
     a->window = a->window >= keys ? 0 : a->window;
     return QLORA_OK;
@@ -39606,6 +39609,7 @@ typedef struct qlora__micro {
     int64_t rows;     // rows of the pass, including padding
     int64_t chunks;   // chunks of the head
     int64_t labelled; // rows of the last layer after attention, 0 = all: qlora__labelled_rows
+    int64_t room;     // size of the room for sequences: qlora__room_size
     int64_t tokens;   // tokens of the caller
     bool preference;  // the loss is that of whole sequences
     bool reference;   // the log-probabilities of the base are computed first
@@ -39710,6 +39714,24 @@ static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, con
     }
     *tokens = sum;
     return QLORA_OK;
+}
+
+// Attention starts blocks for every sequence that a pass has room for, and the default room is for
+// sequences of 8 tokens. So a large room has several sizes, each half of the one before: a
+// micro-batch takes the smallest that it fits in.
+#define QLORA__ROOM_SIZES 4
+#define QLORA__ROOM_LARGE 128
+
+static int64_t qlora__room_of(const qlora_model* m, int64_t size) {
+    return qlora__ceil_div(m->plan.max_sequences, (int64_t)1 << size);
+}
+
+static int64_t qlora__room_size(const qlora_model* m, int64_t count) {
+    int64_t size = m->plan.max_sequences < QLORA__ROOM_LARGE ? 0 : QLORA__ROOM_SIZES - 1;
+    while (size > 0 && count > qlora__room_of(m, size)) {
+        size--;
+    }
+    return size;
 }
 
 // The place of a view of the batch block in a slot.
@@ -39904,6 +39926,7 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     }
     // On the GPU, every micro-batch has the planned size, so that one graph fits any packing.
     out->rows = qlora__on_cpu(ctx) ? out->tokens : m->plan.tokens;
+    out->room = qlora__room_size(m, batch->count);
     qlora__slot_tokens(m, slot->memory, batch);
     qlora__slot_labels(m, slot->memory, batch, out);
     qlora__slot_adapters(m, slot->memory, batch, desc);
@@ -39958,18 +39981,19 @@ static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {
 typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
-    int64_t rows;     // number of tokens
-    int64_t row;      // the first of them, if they are a tile of a larger pass
-    bool training;    // dropout is on
-    bool group;       // layers are computed once more, to have their inputs, see qlora__group_again
-    qlora_math math;  // of products with weights
-    bool decoding;    // keys and values are stored in the cache
-    int64_t first;    // position of the first row when decoding
-    int64_t cache;    // row of the cache that position 0 has when decoding
-    int64_t at;       // first row in buffers of a tile, if the rows are a run of one
-    int64_t labelled; // rows of the last layer after attention, 0 = all: see model/labelled.h
-    int64_t chunks;   // of the head, if labelled is set
-    bool gathered;    // the rows are those
+    int64_t rows;      // number of tokens
+    int64_t row;       // the first of them, if they are a tile of a larger pass
+    int64_t sequences; // that there is room for
+    bool training;     // dropout is on
+    bool group;        // layers are computed once more, to have their inputs: qlora__group_again
+    qlora_math math;   // of products with weights
+    bool decoding;     // keys and values are stored in the cache
+    int64_t first;     // position of the first row when decoding
+    int64_t cache;     // row of the cache that position 0 has when decoding
+    int64_t at;        // first row in buffers of a tile, if the rows are a run of one
+    int64_t labelled;  // rows of the last layer after attention, 0 = all: see model/labelled.h
+    int64_t chunks;    // of the head, if labelled is set
+    bool gathered;     // the rows are those
     int32_t adapter;
     bool dry; // nothing but the kernels counts: layers like others are left out
 } qlora__pass;
@@ -39980,6 +40004,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
     pass.ctx = m->ctx;
     pass.m = m;
     pass.rows = rows;
+    pass.sequences = m->plan.max_sequences;
     pass.training = training;
     pass.math = qlora__model_math(m);
     pass.adapter = m->adapter;
@@ -39989,6 +40014,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
 // The pass of a micro-batch.
 static qlora__pass qlora__pass_of_micro(qlora_model* m, const qlora__micro* micro, bool training) {
     qlora__pass pass = qlora__pass_of(m, micro->rows, training);
+    pass.sequences = qlora__room_of(m, micro->room);
     pass.labelled = micro->labelled;
     pass.chunks = micro->chunks;
     return pass;
@@ -40582,6 +40608,11 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
     return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->x);
 }
 
+// The bounds of the sequences.
+static qlora_tensor qlora__pass_seqs(const qlora__pass* pass) {
+    return qlora__window(&pass->m->batch.seqs, 1, 0, pass->sequences + 1);
+}
+
 static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer* layer) {
     const qlora_model_config* c = &pass->m->plan.config;
     qlora__heads heads = qlora__heads_of(pass, layer);
@@ -40589,8 +40620,9 @@ static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer
     qlora_tensor lse = layer->kept.lse;
     lse.cols = pass->rows;
     lse.ld = pass->rows;
-    return qlora_attention_forward(pass->ctx, &heads.desc, &heads.q, &heads.k, &heads.v,
-                                   &pass->m->batch.seqs, &o, &lse);
+    qlora_tensor seqs = qlora__pass_seqs(pass);
+    return qlora_attention_forward(pass->ctx, &heads.desc, &heads.q, &heads.k, &heads.v, &seqs, &o,
+                                   &lse);
 }
 
 // s = act(gate) up.
@@ -40700,13 +40732,14 @@ static qlora_result qlora__cache_attention_rows(const qlora__pass* pass, int64_t
     qlora_tensor lse = layer->kept.lse;
     lse.cols = pass->rows;
     lse.ld = pass->rows;
+    qlora_tensor seqs = qlora__pass_seqs(pass);
     qlora__attention a;
     memset(&a, 0, sizeof a);
     a.before = pass->first;
     a.q = &heads.q;
     a.k = &k;
     a.v = &v;
-    a.seqs = &m->batch.seqs;
+    a.seqs = &seqs;
     a.o = &o;
     a.lse = &lse;
     return qlora__attention_forward(pass->ctx, &heads.desc, &a);
@@ -41714,12 +41747,13 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     qlora_tensor dq = qlora__window(&m->dqkv, pass->rows, 0, q);
     qlora_tensor dk = qlora__window(&m->dqkv, pass->rows, q, kv);
     qlora_tensor dv = qlora__window(&m->dqkv, pass->rows, q + kv, kv);
+    qlora_tensor seqs = qlora__pass_seqs(pass);
     qlora__attention a;
     memset(&a, 0, sizeof a);
     a.q = &heads.q;
     a.k = &heads.k;
     a.v = &heads.v;
-    a.seqs = &m->batch.seqs;
+    a.seqs = &seqs;
     a.o = &o;
     a.lse = &lse;
     a.d_o = &d_o;
@@ -47218,8 +47252,8 @@ struct qlora_trainer {
     qlora__record* records;
     qlora__report reports[QLORA__RECORDS];
     bool use_graphs;
-    qlora_graph** graphs; // one per kind of micro-batch and number of head chunks
-    int64_t chunk_room;   // of one kind
+    qlora_graph** graphs; // of micro-batches: qlora__micro_graph
+    int64_t chunk_room;   // of one kind and size
     int64_t graph_room;
     qlora_graph* update_graph;
     int64_t step;              // number of updates queued so far
@@ -49331,7 +49365,7 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     t->use_graphs = !t->desc.eager && !qlora__on_cpu(ctx);
     int64_t room = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) + 1;
     t->chunk_room = room;
-    room *= t->desc.method == QLORA_METHOD_SFT ? 1 : QLORA__MICRO_KINDS;
+    room *= QLORA__ROOM_SIZES * (t->desc.method == QLORA_METHOD_SFT ? 1 : QLORA__MICRO_KINDS);
     t->graphs = (qlora_graph**)qlora__alloc_zero(ctx, (size_t)room * sizeof *t->graphs);
     if (t->graphs == NULL) {
         return QLORA_ERR_MEMORY;
@@ -49886,9 +49920,17 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
     return QLORA_OK;
 }
 
+// The graph of the micro-batch t->micro: one for each kind, size of the room for sequences and
+// number of head chunks.
+static int64_t qlora__micro_graph(const qlora_trainer* t) {
+    int64_t kind = (t->micro.reference ? 1 : 0) + (t->micro.mismatched ? 2 : 0);
+    return (kind * QLORA__ROOM_SIZES + t->micro.room) * t->chunk_room + t->micro.chunks;
+}
+
 // Runs the micro-batch t->micro. If the rows of several adapters are computed run by run, the
 // shapes of the products depend on which rows belong to which of them, so there is no graph of it.
-static qlora_result qlora__micro_send_off(qlora_trainer* t, int64_t graph) {
+static qlora_result qlora__micro_send_off(qlora_trainer* t) {
+    int64_t graph = qlora__micro_graph(t);
     return qlora__has_several(t->m) && t->m->wide == NULL
                ? qlora__micro_run(t->ctx, t)
                : qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]);
@@ -49899,9 +49941,7 @@ static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batc
     t->failed = true;
     QLORA__TRY(qlora__batch_is_leaf(t, batch) ? qlora__leaf_begin(t) : QLORA_OK);
     QLORA__TRY(qlora__micro_send(t, batch));
-    int64_t kind = (t->micro.reference ? 1 : 0) + (t->micro.mismatched ? 2 : 0);
-    int64_t graph = kind * t->chunk_room + t->micro.chunks;
-    QLORA__TRY(qlora__micro_send_off(t, graph));
+    QLORA__TRY(qlora__micro_send_off(t));
     t->failed = false;
     return QLORA_OK;
 }
@@ -50495,7 +50535,7 @@ static qlora_result qlora__each_queue(const qlora__each* each, qlora_trainer* le
     qlora__adapter_focus(each->m, lead->desc.adapter);
     qlora__micro_desc desc = {1.0, 0, 0, NULL, lead->desc.adapter, each->labels};
     QLORA__TRY(qlora__batch_send(each->ctx, each->m, batch, &desc, &lead->micro));
-    return qlora__micro_send_off(lead, lead->micro.chunks);
+    return qlora__micro_send_off(lead);
 }
 
 static qlora_result qlora__each_step(qlora__each* each, qlora_trainer* lead,
@@ -52132,7 +52172,7 @@ static void qlora__generation_free(qlora_generation* g) {
 static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
                                              const qlora_generate_desc* d, qlora_generation** out) {
     size_t vocab = (size_t)m->plan.config.vocab;
-    size_t ints = (size_t)qlora__max(m->plan.tokens, m->plan.max_sequences + 1);
+    size_t ints = (size_t)qlora__max(m->plan.tokens, 2);
     const int32_t* stops = d->stops != NULL ? d->stops : m->plan.config.stop_ids;
     size_t stop_count = (size_t)(d->stops != NULL ? d->stop_count : m->plan.config.stop_count);
     qlora_generation* g = (qlora_generation*)qlora__alloc_zero(ctx, sizeof *g);
@@ -52186,14 +52226,13 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
         g->ints[i] = (int32_t)(g->length + i);
     }
     QLORA__TRY(qlora__copy_in(ctx, m->batch.positions.data, g->ints, (size_t)rows * 4));
-    if (rows > 1) { // one sequence
-        int64_t count = m->plan.max_sequences + 1;
-        for (int64_t i = 0; i < count; i++) {
-            g->ints[i] = i > 0 ? (int32_t)rows : 0;
-        }
-        QLORA__TRY(qlora__copy_in(ctx, m->batch.seqs.data, g->ints, (size_t)count * 4));
+    if (rows > 1) {
+        g->ints[0] = 0;
+        g->ints[1] = (int32_t)rows;
+        QLORA__TRY(qlora__copy_in(ctx, m->batch.seqs.data, g->ints, 8));
     }
     qlora__pass pass = qlora__pass_of(m, rows, false);
+    pass.sequences = 1;
     pass.decoding = true;
     pass.first = g->length;
     pass.cache = qlora__pages_row(g);
@@ -52760,4 +52799,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ef5bc5816ac5267d
+//@@ end 80faddd1e65d7d81

@@ -309,7 +309,7 @@ typedef struct qlora_attention_desc {
     // 2 * heads * length^2 elements in the backward pass.
     bool unfused;
     // Tokens of the longest sequence, if it is known: how work is divided on a GPU depends on it,
-    // results do not. 0 = all sequences are about as long.
+    // and so does the rounding of results. 0 = all sequences are about as long.
     int64_t longest;
 } qlora_attention_desc;
 

@@ -155,7 +155,7 @@ static void qlora__generation_free(qlora_generation* g) {
 static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
                                              const qlora_generate_desc* d, qlora_generation** out) {
     size_t vocab = (size_t)m->plan.config.vocab;
-    size_t ints = (size_t)qlora__max(m->plan.tokens, m->plan.max_sequences + 1);
+    size_t ints = (size_t)qlora__max(m->plan.tokens, 2);
     const int32_t* stops = d->stops != NULL ? d->stops : m->plan.config.stop_ids;
     size_t stop_count = (size_t)(d->stops != NULL ? d->stop_count : m->plan.config.stop_count);
     qlora_generation* g = (qlora_generation*)qlora__alloc_zero(ctx, sizeof *g);
@@ -209,14 +209,13 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
         g->ints[i] = (int32_t)(g->length + i);
     }
     QLORA__TRY(qlora__copy_in(ctx, m->batch.positions.data, g->ints, (size_t)rows * 4));
-    if (rows > 1) { // one sequence
-        int64_t count = m->plan.max_sequences + 1;
-        for (int64_t i = 0; i < count; i++) {
-            g->ints[i] = i > 0 ? (int32_t)rows : 0;
-        }
-        QLORA__TRY(qlora__copy_in(ctx, m->batch.seqs.data, g->ints, (size_t)count * 4));
+    if (rows > 1) {
+        g->ints[0] = 0;
+        g->ints[1] = (int32_t)rows;
+        QLORA__TRY(qlora__copy_in(ctx, m->batch.seqs.data, g->ints, 8));
     }
     qlora__pass pass = qlora__pass_of(m, rows, false);
+    pass.sequences = 1;
     pass.decoding = true;
     pass.first = g->length;
     pass.cache = qlora__pages_row(g);

@@ -607,12 +607,13 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     qlora_tensor dq = qlora__window(&m->dqkv, pass->rows, 0, q);
     qlora_tensor dk = qlora__window(&m->dqkv, pass->rows, q, kv);
     qlora_tensor dv = qlora__window(&m->dqkv, pass->rows, q + kv, kv);
+    qlora_tensor seqs = qlora__pass_seqs(pass);
     qlora__attention a;
     memset(&a, 0, sizeof a);
     a.q = &heads.q;
     a.k = &heads.k;
     a.v = &heads.v;
-    a.seqs = &m->batch.seqs;
+    a.seqs = &seqs;
     a.o = &o;
     a.lse = &lse;
     a.d_o = &d_o;

@@ -5,6 +5,7 @@ typedef struct qlora__micro {
     int64_t rows;     // rows of the pass, including padding
     int64_t chunks;   // chunks of the head
     int64_t labelled; // rows of the last layer after attention, 0 = all: qlora__labelled_rows
+    int64_t room;     // size of the room for sequences: qlora__room_size
     int64_t tokens;   // tokens of the caller
     bool preference;  // the loss is that of whole sequences
     bool reference;   // the log-probabilities of the base are computed first
@@ -109,6 +110,24 @@ static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, con
     }
     *tokens = sum;
     return QLORA_OK;
+}
+
+// Attention starts blocks for every sequence that a pass has room for, and the default room is for
+// sequences of 8 tokens. So a large room has several sizes, each half of the one before: a
+// micro-batch takes the smallest that it fits in.
+#define QLORA__ROOM_SIZES 4
+#define QLORA__ROOM_LARGE 128
+
+static int64_t qlora__room_of(const qlora_model* m, int64_t size) {
+    return qlora__ceil_div(m->plan.max_sequences, (int64_t)1 << size);
+}
+
+static int64_t qlora__room_size(const qlora_model* m, int64_t count) {
+    int64_t size = m->plan.max_sequences < QLORA__ROOM_LARGE ? 0 : QLORA__ROOM_SIZES - 1;
+    while (size > 0 && count > qlora__room_of(m, size)) {
+        size--;
+    }
+    return size;
 }
 
 // The place of a view of the batch block in a slot.
@@ -301,8 +320,9 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     for (int64_t i = 0; i < batch->count; i++) {
         out->tokens += batch->lengths[i];
     }
-    // On the GPU, every micro-batch has the planned size, so that one graph fits any packing.
+    // On the GPU, every micro-batch has the planned size, so that few graphs fit any packing.
     out->rows = qlora__on_cpu(ctx) ? out->tokens : m->plan.tokens;
+    out->room = qlora__room_size(m, batch->count);
     qlora__slot_tokens(m, slot->memory, batch);
     qlora__slot_labels(m, slot->memory, batch, out);
     qlora__slot_adapters(m, slot->memory, batch, desc);

@@ -47,13 +47,14 @@ static qlora_result qlora__cache_attention_rows(const qlora__pass* pass, int64_t
     qlora_tensor lse = layer->kept.lse;
     lse.cols = pass->rows;
     lse.ld = pass->rows;
+    qlora_tensor seqs = qlora__pass_seqs(pass);
     qlora__attention a;
     memset(&a, 0, sizeof a);
     a.before = pass->first;
     a.q = &heads.q;
     a.k = &k;
     a.v = &v;
-    a.seqs = &m->batch.seqs;
+    a.seqs = &seqs;
     a.o = &o;
     a.lse = &lse;
     return qlora__attention_forward(pass->ctx, &heads.desc, &a);

@@ -4,18 +4,19 @@
 typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
-    int64_t rows;     // number of tokens
-    int64_t row;      // the first of them, if they are a tile of a larger pass
-    bool training;    // dropout is on
-    bool group;       // layers are computed once more, to have their inputs, see qlora__group_again
-    qlora_math math;  // of products with weights
-    bool decoding;    // keys and values are stored in the cache
-    int64_t first;    // position of the first row when decoding
-    int64_t cache;    // row of the cache that position 0 has when decoding
-    int64_t at;       // first row in buffers of a tile, if the rows are a run of one
-    int64_t labelled; // rows of the last layer after attention, 0 = all: see model/labelled.h
-    int64_t chunks;   // of the head, if labelled is set
-    bool gathered;    // the rows are those
+    int64_t rows;      // number of tokens
+    int64_t row;       // the first of them, if they are a tile of a larger pass
+    int64_t sequences; // that there is room for
+    bool training;     // dropout is on
+    bool group;        // layers are computed once more, to have their inputs: qlora__group_again
+    qlora_math math;   // of products with weights
+    bool decoding;     // keys and values are stored in the cache
+    int64_t first;     // position of the first row when decoding
+    int64_t cache;     // row of the cache that position 0 has when decoding
+    int64_t at;        // first row in buffers of a tile, if the rows are a run of one
+    int64_t labelled;  // rows of the last layer after attention, 0 = all: see model/labelled.h
+    int64_t chunks;    // of the head, if labelled is set
+    bool gathered;     // the rows are those
     int32_t adapter;
     bool dry; // nothing but the kernels counts: layers like others are left out
 } qlora__pass;
@@ -26,6 +27,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
     pass.ctx = m->ctx;
     pass.m = m;
     pass.rows = rows;
+    pass.sequences = m->plan.max_sequences;
     pass.training = training;
     pass.math = qlora__model_math(m);
     pass.adapter = m->adapter;
@@ -35,6 +37,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
 // The pass of a micro-batch.
 static qlora__pass qlora__pass_of_micro(qlora_model* m, const qlora__micro* micro, bool training) {
     qlora__pass pass = qlora__pass_of(m, micro->rows, training);
+    pass.sequences = qlora__room_of(m, micro->room);
     pass.labelled = micro->labelled;
     pass.chunks = micro->chunks;
     return pass;
@@ -628,6 +631,11 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
     return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->x);
 }
 
+// The bounds of the sequences.
+static qlora_tensor qlora__pass_seqs(const qlora__pass* pass) {
+    return qlora__window(&pass->m->batch.seqs, 1, 0, pass->sequences + 1);
+}
+
 static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer* layer) {
     const qlora_model_config* c = &pass->m->plan.config;
     qlora__heads heads = qlora__heads_of(pass, layer);
@@ -635,8 +643,9 @@ static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer
     qlora_tensor lse = layer->kept.lse;
     lse.cols = pass->rows;
     lse.ld = pass->rows;
-    return qlora_attention_forward(pass->ctx, &heads.desc, &heads.q, &heads.k, &heads.v,
-                                   &pass->m->batch.seqs, &o, &lse);
+    qlora_tensor seqs = qlora__pass_seqs(pass);
+    return qlora_attention_forward(pass->ctx, &heads.desc, &heads.q, &heads.k, &heads.v, &seqs, &o,
+                                   &lse);
 }
 
 // s = act(gate) up.

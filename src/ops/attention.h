@@ -228,12 +228,14 @@ typedef struct qlora__attention_shares {
 } qlora__attention_shares;
 
 // Aims at four blocks per multiprocessor. Two run at a time, and blocks for the last keys of a
-// sequence, which few queries see, finish early.
+// sequence, which few queries see, finish early. The count follows from sizes of the pass alone, so
+// that the order of sums does not depend on how many other sequences there are, or could be.
 static qlora_result qlora__attention_share(qlora_ctx* ctx, const qlora__attention_path* path,
                                            const qlora__attention* a,
                                            qlora__attention_shares* out) {
     int64_t group = a->heads / a->kv_heads;
-    int64_t blocks = (a->tokens / path->kv.rows + a->n_seqs + 1) * a->kv_heads;
+    int64_t sequences = qlora__ceil_div(a->tokens, a->longest);
+    int64_t blocks = (a->tokens / path->kv.rows + sequences + 1) * a->kv_heads;
     int64_t size = a->tokens * a->kv_heads * a->hd * 2 * (int64_t)sizeof(float);
     int64_t fit = (int64_t)qlora__scratch_free(ctx) / qlora__max(size, 1);
     int64_t wanted = path->sum.id != QLORA__K_COUNT
@@ -615,7 +617,8 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
                            (long long)a->lse->ld, (long long)a->tokens);
     }
     a->n_seqs = a->seqs->cols - 1;
-    a->longest = desc->longest > 0 ? desc->longest : a->tokens / qlora__max(a->n_seqs, 1);
+    int64_t each = a->tokens / qlora__max(a->n_seqs, 1);
+    a->longest = qlora__max(desc->longest > 0 ? desc->longest : each, 1);
     // A window that covers all tokens is the same as none. Kernels may then add to it safely.
     a->window = a->window >= keys ? 0 : a->window;
     return QLORA_OK;

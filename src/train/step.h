@@ -216,9 +216,17 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
     return QLORA_OK;
 }
 
+// The graph of the micro-batch t->micro: one for each kind, size of the room for sequences and
+// number of head chunks.
+static int64_t qlora__micro_graph(const qlora_trainer* t) {
+    int64_t kind = (t->micro.reference ? 1 : 0) + (t->micro.mismatched ? 2 : 0);
+    return (kind * QLORA__ROOM_SIZES + t->micro.room) * t->chunk_room + t->micro.chunks;
+}
+
 // Runs the micro-batch t->micro. If the rows of several adapters are computed run by run, the
 // shapes of the products depend on which rows belong to which of them, so there is no graph of it.
-static qlora_result qlora__micro_send_off(qlora_trainer* t, int64_t graph) {
+static qlora_result qlora__micro_send_off(qlora_trainer* t) {
+    int64_t graph = qlora__micro_graph(t);
     return qlora__has_several(t->m) && t->m->wide == NULL
                ? qlora__micro_run(t->ctx, t)
                : qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]);
@@ -229,9 +237,7 @@ static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batc
     t->failed = true;
     QLORA__TRY(qlora__batch_is_leaf(t, batch) ? qlora__leaf_begin(t) : QLORA_OK);
     QLORA__TRY(qlora__micro_send(t, batch));
-    int64_t kind = (t->micro.reference ? 1 : 0) + (t->micro.mismatched ? 2 : 0);
-    int64_t graph = kind * t->chunk_room + t->micro.chunks;
-    QLORA__TRY(qlora__micro_send_off(t, graph));
+    QLORA__TRY(qlora__micro_send_off(t));
     t->failed = false;
     return QLORA_OK;
 }

@@ -139,7 +139,7 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     t->use_graphs = !t->desc.eager && !qlora__on_cpu(ctx);
     int64_t room = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) + 1;
     t->chunk_room = room;
-    room *= t->desc.method == QLORA_METHOD_SFT ? 1 : QLORA__MICRO_KINDS;
+    room *= QLORA__ROOM_SIZES * (t->desc.method == QLORA_METHOD_SFT ? 1 : QLORA__MICRO_KINDS);
     t->graphs = (qlora_graph**)qlora__alloc_zero(ctx, (size_t)room * sizeof *t->graphs);
     if (t->graphs == NULL) {
         return QLORA_ERR_MEMORY;

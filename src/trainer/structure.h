@@ -80,8 +80,8 @@ struct qlora_trainer {
     qlora__record* records;
     qlora__report reports[QLORA__RECORDS];
     bool use_graphs;
-    qlora_graph** graphs; // one per kind of micro-batch and number of head chunks
-    int64_t chunk_room;   // of one kind
+    qlora_graph** graphs; // of micro-batches: qlora__micro_graph
+    int64_t chunk_room;   // of one kind and size
     int64_t graph_room;
     qlora_graph* update_graph;
     int64_t step;              // number of updates queued so far

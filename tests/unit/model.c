@@ -441,6 +441,92 @@ TEST packed_is_one_by_one(const test_machine* machine) {
     PASS();
 }
 
+enum { ROOMY_TOKENS = 160, ROOM = 128 };
+
+// The room for sequences that attention was launched with since the log was cleared; 0: none was.
+static int room_launched(const fake_api* fake, bool bf16) {
+    const char* kernel = bf16 ? "qlora_attn32_fwd, " : "qlora_attn_f32_fwd, ";
+    const char* at = strstr(fake->log(), kernel);
+    int tiles = ROOMY_TOKENS / (bf16 ? 128 : 64);
+    return at != NULL ? atoi(at + strlen(kernel)) - tiles - 1 : 0;
+}
+
+// So few multiprocessors that the number of blocks decides how the keys of a group are shared.
+static void on_few_multiprocessors(qlora_ctx_desc* desc) {
+    (void)desc;
+    if (test_fake() != NULL) {
+        fake_config config = test_fake()->defaults();
+        config.device[0].sms = 16;
+        test_fake()->reset(&config);
+    }
+}
+
+// Room for sequences that a batch does not have changes nothing, and attention looks at no more of
+// it than it has to: of room for 128, at 16, 32 or all. Each of these has its own graph.
+TEST unused_sequences_cost_nothing(const test_machine* machine, qlora_mode mode) {
+    enum { MANY = 70, EACH = 2, TURNS = 5 };
+    const fake_api* fake = strcmp(machine->backend, "fake") == 0 ? test_fake() : NULL;
+    static const int used[TURNS] = {2, 32, 16, MANY, 17};
+    static const int seen[TURNS] = {16, 32, 0, ROOM, 0}; // 0: the graph is there
+    int32_t ids[MANY * EACH];
+    int32_t lengths[MANY];
+    for (int i = 0; i < MANY * EACH; i++) {
+        ids[i] = i * 7 % VOCAB;
+        lengths[i / EACH] = EACH;
+    }
+    double losses[2][TURNS];
+    float* values[2] = {NULL, NULL};
+    uint64_t sums[2] = {0, 0}; // of shares of dk and dv
+    size_t n = 0;
+    for (int i = 0; i < 2; i++) {
+        setup s = setup_make(machine);
+        s.model.mode = mode;
+        s.model.tokens = ROOMY_TOKENS;
+        s.model.head_chunk = ROOMY_TOKENS;
+        s.model.max_sequences = i == 0 ? ROOM : MANY;
+        s.change = on_few_multiprocessors;
+        s.train.require_graph = strcmp(machine->backend, "cpu") != 0;
+        rig r;
+        ASSERT(rig_open(&r, &s));
+        for (int k = 0; k < TURNS; k++) {
+            qlora_batch batch;
+            memset(&batch, 0, sizeof batch);
+            batch.ids = ids;
+            batch.labels = ids;
+            batch.lengths = lengths;
+            batch.count = used[k];
+            qlora_train_info info;
+            if (fake != NULL) {
+                fake->log_clear();
+            }
+            ASSERT_OK(r, qlora_train_step(r.trainer, &batch, 1, &info));
+            losses[i][k] = info.loss;
+            if (fake != NULL && i == 0) {
+                ASSERT_EQ_FMT(seen[k], room_launched(fake, mode == QLORA_MODE_BF16), "%d");
+            }
+        }
+        sums[i] = fake != NULL ? fake->kernel_runs("qlora_attn32_bwd_sum") : 0;
+        values[i] = rig_read(&r, false, &n);
+        ASSERT(values[i] != NULL);
+        ASSERT(rig_close(&r, &s));
+    }
+    ASSERT_EQ(fake != NULL && mode == QLORA_MODE_BF16, sums[0] > 0);
+    ASSERT_EQ_FMT((int)sums[0], (int)sums[1], "%d"); // in the same order
+    ASSERT_MEM_EQ(losses[0], losses[1], sizeof losses[0]);
+    ASSERT_MEM_EQ(values[0], values[1], n * sizeof *values[0]);
+    free(values[0]);
+    free(values[1]);
+    PASS();
+}
+
+TEST unused_sequences_f32(const test_machine* machine) {
+    return unused_sequences_cost_nothing(machine, QLORA_MODE_F32);
+}
+
+TEST unused_sequences_bf16(const test_machine* machine) {
+    return unused_sequences_cost_nothing(machine, QLORA_MODE_BF16);
+}
+
 // A weight of 0 is the same as a label of -100; a weight of 2 everywhere, with twice the total, as
 // no weight.
 TEST weights_weigh(const test_machine* machine) {
@@ -2532,6 +2618,8 @@ SUITE(model_suite) {
     RUN_ON(TEST_ONE_EACH, same_bits_when_busy);
     RUN_ON(TEST_ONE_EACH, one_by_eight_is_eight_by_one);
     RUN_ON(TEST_ONE_EACH, packed_is_one_by_one);
+    RUN_ON(TEST_ONE_EACH, unused_sequences_f32);
+    RUN_ON(TEST_ONE_EACH, unused_sequences_bf16);
     RUN_ON(TEST_ONE_EACH, weights_weigh);
     RUN_ON(TEST_ONE_EACH, unlabelled_costs_nothing);
     RUN_ON(TEST_CPU, options_that_are_the_same);
