@@ -1331,10 +1331,11 @@ QLORA_API qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char*
 // the data (NULL = not needed). The following steps are bitwise identical to those of a run that
 // never stopped. A checkpoint whose settings make that impossible (mode, base, dropout, on the GPU
 // also tokens, another base model) is rejected with QLORA_ERR_STATE; other differences (learning
-// rate, driver, CPU tier) are logged. The base is known by its contents, not by its path: a
-// checkpoint records a hash of what the config computes and one of all tensors, by name, type,
-// shape and bytes (of a tensor above 1 MiB, 64 blocks of 4 KiB, evenly spread, the first and the
-// last included). Everything is checked before anything is changed. Waits for the device.
+// rate, driver, CPU tier, on the GPU also max_length) are logged. The base is known by its
+// contents, not by its path: a checkpoint records a hash of what the config computes and one of all
+// tensors, by name, type, shape and bytes (of a tensor above 1 MiB, 64 blocks of 4 KiB, evenly
+// spread, the first and the last included). Everything is checked before anything is changed.
+// Waits for the device.
 QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir,
                                              void* position, size_t* position_bytes);
 // *out = whether dir contains a checkpoint; an absent folder contains none.
@@ -32584,8 +32585,8 @@ typedef struct qlora__attention_shares {
 } qlora__attention_shares;
 
 // Aims at four blocks per multiprocessor. Two run at a time, and blocks for the last keys of a
-// sequence, which few queries see, finish early. The count follows from sizes of the pass alone, so
-// that the order of sums does not depend on how many other sequences there are, or could be.
+// sequence, which few queries see, finish early. How many sequences there are, or could be, does
+// not count, so that the order of a sum does not depend on the others.
 static qlora_result qlora__attention_share(qlora_ctx* ctx, const qlora__attention_path* path,
                                            const qlora__attention* a,
                                            qlora__attention_shares* out) {
@@ -32974,7 +32975,8 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
     }
     a->n_seqs = a->seqs->cols - 1;
     int64_t each = a->tokens / qlora__max(a->n_seqs, 1);
-    a->longest = qlora__max(desc->longest > 0 ? desc->longest : each, 1);
+    int64_t longest = desc->longest > 0 ? desc->longest : each;
+    a->longest = qlora__max(qlora__min(longest, a->tokens), 1);
     // A window that covers all tokens is the same as none. Kernels may then add to it safely.
     a->window = a->window >= keys ? 0 : a->window;
     return QLORA_OK;
@@ -39509,8 +39511,8 @@ static qlora_result qlora__moments_start(qlora_ctx* ctx, qlora_model* m) {
 // o_proj, MLP, final norm and head have only these rows, forward and backward. Before the backward
 // pass of attention, their gradients go back to their tokens; those of other tokens are zero.
 //
-// On the GPU, their number is rounded up to whole chunks of the head, so that the number of chunks
-// still tells which graph a micro-batch needs. The rows that fill it up are copies of row 0 whose
+// On the GPU, their number is rounded up to whole chunks of the head, so that it follows from the
+// number of chunks, and they add no graphs. The rows that fill it up are copies of row 0 whose
 // gradients are zero. On the CPU, there are no other rows, so that those of an adapter are the same
 // next to others as alone. None of this needs memory of its own:
 //
@@ -39717,17 +39719,17 @@ static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, con
 }
 
 // Attention starts blocks for every sequence that a pass has room for, and the default room is for
-// sequences of 8 tokens. So a large room has several sizes, each half of the one before: a
-// micro-batch takes the smallest that it fits in.
+// sequences of 8 tokens. So the room has several sizes, each half of the one before, unless it is
+// small: a micro-batch takes the smallest that it fits in.
 #define QLORA__ROOM_SIZES 4
-#define QLORA__ROOM_LARGE 128
+#define QLORA__ROOM_SMALL 7
 
 static int64_t qlora__room_of(const qlora_model* m, int64_t size) {
     return qlora__ceil_div(m->plan.max_sequences, (int64_t)1 << size);
 }
 
 static int64_t qlora__room_size(const qlora_model* m, int64_t count) {
-    int64_t size = m->plan.max_sequences < QLORA__ROOM_LARGE ? 0 : QLORA__ROOM_SIZES - 1;
+    int64_t size = m->plan.max_sequences <= QLORA__ROOM_SMALL ? 0 : QLORA__ROOM_SIZES - 1;
     while (size > 0 && count > qlora__room_of(m, size)) {
         size--;
     }
@@ -39924,7 +39926,7 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     for (int64_t i = 0; i < batch->count; i++) {
         out->tokens += batch->lengths[i];
     }
-    // On the GPU, every micro-batch has the planned size, so that one graph fits any packing.
+    // On the GPU, every micro-batch has the planned size, so that few graphs fit any packing.
     out->rows = qlora__on_cpu(ctx) ? out->tokens : m->plan.tokens;
     out->room = qlora__room_size(m, batch->count);
     qlora__slot_tokens(m, slot->memory, batch);
@@ -47573,6 +47575,10 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "dropout_seed", QLORA__SAME, (int64_t)d->seed);
     qlora__state_add(s, "tokens", tokens, m->plan.tokens);
     qlora__state_add(s, "head_chunk", QLORA__NOTED, m->plan.head_chunk);
+    // It divides attention's sums.
+    bool divides = !qlora__on_cpu(t->ctx) && m->plan.max_length < m->plan.tokens;
+    qlora__state_add_later(s, "max_length", QLORA__NOTED,
+                           divides ? (double)m->plan.max_length : 0.0);
     qlora__state_add(s, "recompute_layers", QLORA__NOTED, m->plan.recompute_layers);
     qlora__state_add(s, "cached_layers", QLORA__NOTED, m->plan.cached_layers);
     qlora__state_add_real(s, "lr", QLORA__NOTED, d->lr);
@@ -52799,4 +52805,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 80faddd1e65d7d81
+//@@ end 5d5d831aaf5076b1

@@ -165,10 +165,11 @@ QLORA_API qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char*
 // the data (NULL = not needed). The following steps are bitwise identical to those of a run that
 // never stopped. A checkpoint whose settings make that impossible (mode, base, dropout, on the GPU
 // also tokens, another base model) is rejected with QLORA_ERR_STATE; other differences (learning
-// rate, driver, CPU tier) are logged. The base is known by its contents, not by its path: a
-// checkpoint records a hash of what the config computes and one of all tensors, by name, type,
-// shape and bytes (of a tensor above 1 MiB, 64 blocks of 4 KiB, evenly spread, the first and the
-// last included). Everything is checked before anything is changed. Waits for the device.
+// rate, driver, CPU tier, on the GPU also max_length) are logged. The base is known by its
+// contents, not by its path: a checkpoint records a hash of what the config computes and one of all
+// tensors, by name, type, shape and bytes (of a tensor above 1 MiB, 64 blocks of 4 KiB, evenly
+// spread, the first and the last included). Everything is checked before anything is changed.
+// Waits for the device.
 QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir,
                                              void* position, size_t* position_bytes);
 // *out = whether dir contains a checkpoint; an absent folder contains none.

@@ -113,17 +113,17 @@ static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, con
 }
 
 // Attention starts blocks for every sequence that a pass has room for, and the default room is for
-// sequences of 8 tokens. So a large room has several sizes, each half of the one before: a
-// micro-batch takes the smallest that it fits in.
+// sequences of 8 tokens. So the room has several sizes, each half of the one before, unless it is
+// small: a micro-batch takes the smallest that it fits in.
 #define QLORA__ROOM_SIZES 4
-#define QLORA__ROOM_LARGE 128
+#define QLORA__ROOM_SMALL 7
 
 static int64_t qlora__room_of(const qlora_model* m, int64_t size) {
     return qlora__ceil_div(m->plan.max_sequences, (int64_t)1 << size);
 }
 
 static int64_t qlora__room_size(const qlora_model* m, int64_t count) {
-    int64_t size = m->plan.max_sequences < QLORA__ROOM_LARGE ? 0 : QLORA__ROOM_SIZES - 1;
+    int64_t size = m->plan.max_sequences <= QLORA__ROOM_SMALL ? 0 : QLORA__ROOM_SIZES - 1;
     while (size > 0 && count > qlora__room_of(m, size)) {
         size--;
     }

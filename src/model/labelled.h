@@ -6,8 +6,8 @@
 // o_proj, MLP, final norm and head have only these rows, forward and backward. Before the backward
 // pass of attention, their gradients go back to their tokens; those of other tokens are zero.
 //
-// On the GPU, their number is rounded up to whole chunks of the head, so that the number of chunks
-// still tells which graph a micro-batch needs. The rows that fill it up are copies of row 0 whose
+// On the GPU, their number is rounded up to whole chunks of the head, so that it follows from the
+// number of chunks, and they add no graphs. The rows that fill it up are copies of row 0 whose
 // gradients are zero. On the CPU, there are no other rows, so that those of an adapter are the same
 // next to others as alone. None of this needs memory of its own:
 //

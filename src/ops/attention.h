@@ -228,8 +228,8 @@ typedef struct qlora__attention_shares {
 } qlora__attention_shares;
 
 // Aims at four blocks per multiprocessor. Two run at a time, and blocks for the last keys of a
-// sequence, which few queries see, finish early. The count follows from sizes of the pass alone, so
-// that the order of sums does not depend on how many other sequences there are, or could be.
+// sequence, which few queries see, finish early. How many sequences there are, or could be, does
+// not count, so that the order of a sum does not depend on the others.
 static qlora_result qlora__attention_share(qlora_ctx* ctx, const qlora__attention_path* path,
                                            const qlora__attention* a,
                                            qlora__attention_shares* out) {
@@ -618,7 +618,8 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
     }
     a->n_seqs = a->seqs->cols - 1;
     int64_t each = a->tokens / qlora__max(a->n_seqs, 1);
-    a->longest = qlora__max(desc->longest > 0 ? desc->longest : each, 1);
+    int64_t longest = desc->longest > 0 ? desc->longest : each;
+    a->longest = qlora__max(qlora__min(longest, a->tokens), 1);
     // A window that covers all tokens is the same as none. Kernels may then add to it safely.
     a->window = a->window >= keys ? 0 : a->window;
     return QLORA_OK;

@@ -154,6 +154,10 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "dropout_seed", QLORA__SAME, (int64_t)d->seed);
     qlora__state_add(s, "tokens", tokens, m->plan.tokens);
     qlora__state_add(s, "head_chunk", QLORA__NOTED, m->plan.head_chunk);
+    // It divides attention's sums.
+    bool divides = !qlora__on_cpu(t->ctx) && m->plan.max_length < m->plan.tokens;
+    qlora__state_add_later(s, "max_length", QLORA__NOTED,
+                           divides ? (double)m->plan.max_length : 0.0);
     qlora__state_add(s, "recompute_layers", QLORA__NOTED, m->plan.recompute_layers);
     qlora__state_add(s, "cached_layers", QLORA__NOTED, m->plan.cached_layers);
     qlora__state_add_real(s, "lr", QLORA__NOTED, d->lr);

@@ -1274,7 +1274,7 @@ gate_asan() {
 
 # Without the suites of code that has no threads: files, text and the page of a run.
 gate_tsan() {
-    local left_out="formats_suite text_suite tokens_suite templates_suite page_suite"
+    local left_out="formats_suite text_suite tokens_suite templates_suite page_suite gradient_suite"
     sanitized tsan "-fsanitize=thread" --backend cpu
 }
 
@@ -1330,7 +1330,7 @@ gate_fuzz() {
 # only checked for warnings: their code does not depend on the processor. Nor does that of text,
 # which has no fast loops, but for the signs of `char`: the gate asan has those.
 cross() {
-    local left_out="templates_suite parquet_suite page_suite"
+    local left_out="templates_suite parquet_suite page_suite gradient_suite"
     [[ $1 == aarch64 ]] || left_out="$left_out text_suite tokens_suite" # asan has that sign of char
     local machine=$1 b=build/check-$1 cc=$1-linux-gnu-gcc qemu f
     need_file qlora.h

@@ -1403,6 +1403,38 @@ TEST resuming_names_the_tier(void) {
     PASS();
 }
 
+// On the GPU, max_length divides the sums of attention, so that another one is logged.
+TEST resuming_names_the_length(const test_machine* machine) {
+    static stage s;
+    char warning[256] = "";
+    if (!stage_begin(&s, machine)) {
+        SKIPm("no such machine");
+    }
+    ASSERT(folder_make(&s, "m"));
+    opening o = {0};
+    o.dir = "m";
+    o.base = QLORA_BASE_NF4;
+    session a;
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT(train_steps(&a, 0, 1));
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(a.trainer, "run", NULL, 0));
+    qlora_log_fn log = s.ctx->env.log;
+    void* log_user = s.ctx->env.log_user;
+    s.ctx->env.log = tier_log;
+    s.ctx->env.log_user = warning;
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
+    ASSERT_STR_EQ("", warning);
+    a.model->plan.max_length = a.model->plan.tokens - 1;
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
+    s.ctx->env.log = log;
+    s.ctx->env.log_user = log_user;
+    bool gpu = strcmp(machine->backend, "cpu") != 0;
+    ASSERT_EQ(gpu, strstr(warning, "max_length = 0, this trainer has") != NULL);
+    ASSERT(session_close(&a));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
 // Two trainers of the same model on one world: one saves, the other loads.
 typedef struct pair {
     stage s;
@@ -2467,6 +2499,7 @@ SUITE(adapter_suite) {
     RUN_TESTp(adapters_need_no_weights, true);
     RUN_ON(TEST_ONE_EACH, resuming_is_bitwise);
     RUN_TEST(resuming_names_the_tier);
+    RUN_ON(TEST_ONE_EACH, resuming_names_the_length);
     RUN_TEST(power_cuts_leave_old_or_new);
     RUN_TEST(failed_saves_leave_old_or_new);
     RUN_TEST(failed_loads_change_nothing);
