@@ -1370,34 +1370,44 @@ static void tier_log(void* user, qlora_log_level level, qlora_log_item item, con
     }
 }
 
-// A checkpoint contains the name of the tier; another tier is logged and not refused.
-TEST resuming_names_the_tier(void) {
-    static stage s;
-    char warning[256] = "";
-    ASSERT(stage_begin(&s, NULL));
-    ASSERT(folder_make(&s, "m"));
+// A trainer with a checkpoint in "run".
+static bool session_saved(stage* s, session* a) {
     opening o = {0};
     o.dir = "m";
     o.base = QLORA_BASE_NF4;
+    return folder_make(s, "m") && session_open(s, &o, a) && train_steps(a, 0, 1) &&
+           qlora_checkpoint_save(a->trainer, "run", NULL, 0) == QLORA_OK;
+}
+
+// Loads that checkpoint, and returns the last warning of the load, "" if there is none.
+static const char* load_warning(stage* s, session* a) {
+    static char warning[256];
+    qlora_log_fn log = s->ctx->env.log;
+    void* log_user = s->ctx->env.log_user;
+    warning[0] = '\0';
+    s->ctx->env.log = tier_log;
+    s->ctx->env.log_user = warning;
+    bool ok = qlora_checkpoint_load(a->trainer, "run", NULL, NULL) == QLORA_OK;
+    s->ctx->env.log = log;
+    s->ctx->env.log_user = log_user;
+    return ok ? warning : qlora_last_error(s->ctx);
+}
+
+// A checkpoint contains the name of the tier; another tier is logged and not refused.
+TEST resuming_names_the_tier(void) {
+    static stage s;
     session a;
-    ASSERT(session_open(&s, &o, &a));
-    ASSERT(train_steps(&a, 0, 1));
-    ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(a.trainer, "run", NULL, 0));
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(session_saved(&s, &a));
+    ASSERT_STR_EQ("", load_warning(&s, &a));
     const qlora__cpu_table* own = s.ctx->cpu;
-    qlora_log_fn log = s.ctx->env.log;
-    void* log_user = s.ctx->env.log_user;
-    s.ctx->env.log = tier_log;
-    s.ctx->env.log_user = warning;
-    ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
-    ASSERT_STR_EQ("", warning);
     qlora__cpu_table other = *own;
     other.f32_name = "another";
     s.ctx->cpu = &other;
-    ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
+    const char* warning = load_warning(&s, &a);
     s.ctx->cpu = own;
-    s.ctx->env.log = log;
-    s.ctx->env.log_user = log_user;
-    ASSERT(strstr(warning, own->f32_name) != NULL && strstr(warning, "has another") != NULL);
+    ASSERTm(warning, strstr(warning, own->f32_name) != NULL);
+    ASSERTm(warning, strstr(warning, "has another") != NULL);
     ASSERT(session_close(&a));
     ASSERT(stage_end(&s));
     PASS();
@@ -1406,30 +1416,16 @@ TEST resuming_names_the_tier(void) {
 // On the GPU, max_length divides the sums of attention, so that another one is logged.
 TEST resuming_names_the_length(const test_machine* machine) {
     static stage s;
-    char warning[256] = "";
+    session a;
     if (!stage_begin(&s, machine)) {
         SKIPm("no such machine");
     }
-    ASSERT(folder_make(&s, "m"));
-    opening o = {0};
-    o.dir = "m";
-    o.base = QLORA_BASE_NF4;
-    session a;
-    ASSERT(session_open(&s, &o, &a));
-    ASSERT(train_steps(&a, 0, 1));
-    ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(a.trainer, "run", NULL, 0));
-    qlora_log_fn log = s.ctx->env.log;
-    void* log_user = s.ctx->env.log_user;
-    s.ctx->env.log = tier_log;
-    s.ctx->env.log_user = warning;
-    ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
-    ASSERT_STR_EQ("", warning);
+    ASSERT(session_saved(&s, &a));
+    ASSERT_STR_EQ("", load_warning(&s, &a));
     a.model->plan.max_length = a.model->plan.tokens - 1;
-    ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
-    s.ctx->env.log = log;
-    s.ctx->env.log_user = log_user;
-    bool gpu = strcmp(machine->backend, "cpu") != 0;
-    ASSERT_EQ(gpu, strstr(warning, "max_length = 0, this trainer has") != NULL);
+    const char* warning = load_warning(&s, &a);
+    bool named = strstr(warning, "max_length = 0, this trainer has") != NULL;
+    ASSERT_EQm(warning, strcmp(machine->backend, "cpu") != 0, named);
     ASSERT(session_close(&a));
     ASSERT(stage_end(&s));
     PASS();
