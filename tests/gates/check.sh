@@ -1272,7 +1272,8 @@ gate_asan() {
     sanitized asan "-fsanitize=address,undefined -fno-sanitize-recover=all -fsigned-char"
 }
 
-# Without the suites of code that has no threads: files, text and the page of a run.
+# Without the suites of code that has no threads: files, text and the page of a run; and without
+# the models in double precision, whose threads are those of the others.
 gate_tsan() {
     local left_out="formats_suite text_suite tokens_suite templates_suite page_suite gradient_suite"
     sanitized tsan "-fsanitize=thread" --backend cpu
@@ -1328,7 +1329,8 @@ gate_fuzz() {
 
 # Compiles for another processor, and runs the tests under qemu if it is found. The programs are
 # only checked for warnings: their code does not depend on the processor. Nor does that of text,
-# which has no fast loops, but for the signs of `char`: the gate asan has those.
+# which has no fast loops, but for the signs of `char`: the gate asan has those. Models in double
+# precision have none either, and take a tenth of the time.
 cross() {
     local left_out="templates_suite parquet_suite page_suite gradient_suite"
     [[ $1 == aarch64 ]] || left_out="$left_out text_suite tokens_suite" # asan has that sign of char

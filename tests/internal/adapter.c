@@ -1379,7 +1379,7 @@ static bool session_saved(stage* s, session* a) {
            qlora_checkpoint_save(a->trainer, "run", NULL, 0) == QLORA_OK;
 }
 
-// Loads that checkpoint, and returns the last warning of the load, "" if there is none.
+// Loads that checkpoint, and returns the last warning, "" if there is none.
 static const char* load_warning(stage* s, session* a) {
     static char warning[256];
     qlora_log_fn log = s->ctx->env.log;
@@ -1390,7 +1390,7 @@ static const char* load_warning(stage* s, session* a) {
     bool ok = qlora_checkpoint_load(a->trainer, "run", NULL, NULL) == QLORA_OK;
     s->ctx->env.log = log;
     s->ctx->env.log_user = log_user;
-    return ok ? warning : qlora_last_error(s->ctx);
+    return ok ? warning : "refused";
 }
 
 // A checkpoint contains the name of the tier; another tier is logged and not refused.
