@@ -176,6 +176,21 @@ static qlora_result qlora__facts_compare(const qlora_trainer* t, const qlora__st
     return QLORA_OK;
 }
 
+// After a refusal, nobody leaves before all have the words: the end of one process may take with it
+// what it has sent. Whether this last exchange works does not matter; the error stays the refusal.
+static void qlora__comm_part(qlora_trainer* t) {
+    qlora_ctx* ctx = t->ctx;
+    char refusal[sizeof ctx->env.error];
+    memcpy(refusal, ctx->env.error, sizeof refusal);
+    char mine = 1;
+    char* all = (char*)qlora__alloc(ctx, (size_t)t->world);
+    if (all != NULL) {
+        (void)qlora__comm_gather(ctx, &t->comm, &mine, sizeof mine, all);
+        qlora__free(ctx, all, (size_t)t->world);
+    }
+    memcpy(ctx->env.error, refusal, sizeof refusal);
+}
+
 // Compares machine, model and settings with those of the other processes.
 static qlora_result qlora__comm_agree(qlora_trainer* t) {
     qlora_ctx* ctx = t->ctx;
@@ -197,7 +212,12 @@ static qlora_result qlora__comm_agree(qlora_trainer* t) {
         return QLORA_ERR_MEMORY;
     }
     qlora_result r = qlora__comm_gather(ctx, &t->comm, &mine, sizeof mine, all);
-    r = r == QLORA_OK ? qlora__facts_compare(t, &state, all) : r;
+    if (r == QLORA_OK) {
+        r = qlora__facts_compare(t, &state, all);
+        if (r != QLORA_OK) {
+            qlora__comm_part(t);
+        }
+    }
     for (int32_t i = 0; i < t->world && r == QLORA_OK; i++) {
         t->swap_graphs = t->swap_graphs && all[i].graph != 0;
     }

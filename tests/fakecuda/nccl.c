@@ -237,6 +237,7 @@ static int group_run(void* ctx, const void* payload) {
     int most = patience ? atoi(patience) : 300000;
     for (int waits = 0; left > 0 && !status;) {
         bool moved = false;
+        bool dead = marked(g->comm, "dead", -1); // asked first: what was sent before still arrives
         for (int peer = 0; peer < g->comm->world; peer++) {
             if (peer != g->comm->rank) {
                 moved = op_move(g, data, done, peer, false) || moved;
@@ -249,7 +250,7 @@ static int group_run(void* ctx, const void* payload) {
         }
         if (!moved && left > 0) {
             usleep(200);
-            status = marked(g->comm, "dead", -1) || ++waits > most ? LAUNCH_FAILED : 0;
+            status = dead || ++waits > most ? LAUNCH_FAILED : 0;
         }
     }
     free(g);

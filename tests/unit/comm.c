@@ -30,6 +30,7 @@ typedef struct comm_job {
     bool slices;
     bool ok;
     qlora_result result; // of the call that failed
+    bool slow_had_it;    // the slow rank had had its first messages by then
     char error[512];
     qlora_train_info info[ALL_STEPS];
     float* values;
@@ -38,6 +39,9 @@ typedef struct comm_job {
 
 static bool comm_fail(comm_job* j, rig* r, qlora_result result) {
     j->result = result;
+    pthread_mutex_lock(&j->end.post->lock);
+    j->slow_had_it = j->end.post->slow_done;
+    pthread_mutex_unlock(&j->end.post->lock);
     snprintf(j->error, sizeof j->error, "%s", r->ctx != NULL ? qlora_last_error(r->ctx) : "");
     comm_break(j->end.post, j->end.rank);
     return false;
@@ -307,7 +311,8 @@ static void other_chunk(comm_job* j) {
     j->s.model.head_chunk = j->end.rank == 2 ? 5 : j->s.model.head_chunk;
 }
 
-// Processes that do not match are refused, by all of them and by name.
+// Processes that do not match are refused, by all of them and by name. None leaves before the slowest
+// has had its messages.
 TEST ranks_that_differ_are_refused(void) {
     static const struct {
         void (*change)(comm_job* job);
@@ -321,10 +326,12 @@ TEST ranks_that_differ_are_refused(void) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         comm_post post;
         comm_post_open(&post, 3);
+        post.slow_rank = (int)i;
         ASSERT(!comm_together(&what, 3, &post, jobs, cases[i].change));
         for (int k = 0; k < 3; k++) {
             ASSERT_EQ(QLORA_ERR_COMM, jobs[k].result);
             ASSERTm(jobs[k].error, strstr(jobs[k].error, cases[i].said) != NULL);
+            ASSERT(jobs[k].slow_had_it);
         }
         comm_post_close(&post);
         comm_free(jobs);
