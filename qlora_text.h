@@ -808,6 +808,16 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
 #define QLORA__PRINTF(fmt, first)
 #endif
 
+// Around code that runs once per call, not once per number: gcc -O2 and -O3 spend most of their time
+// there and gain nothing.
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
+#define QLORA__ONCE_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
+#define QLORA__ONCE_END _Pragma("GCC pop_options")
+#else
+#define QLORA__ONCE_BEGIN
+#define QLORA__ONCE_END
+#endif
+
 #ifndef QLORA_ASSERT
 #define QLORA_ASSERT(condition) ((void)(condition))
 #endif
@@ -16554,6 +16564,10 @@ qlora_result qlora_text_stream_end(qlora_text_tok* tok, qlora_text_stream* strea
     return r;
 }
 
+//@@ src/qlora_text.h
+
+QLORA__ONCE_BEGIN
+
 //@@ src/text/jinja_base.h
 
 // A template engine for chat templates: Jinja as jinja2 3.1 executes it with the settings of
@@ -29229,6 +29243,10 @@ qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conv
     return r;
 }
 
+//@@ src/qlora_text.h
+
+QLORA__ONCE_END
+
 //@@ src/text/samples.h
 
 // Samples: kept in memory, or found again in their file.
@@ -32851,4 +32869,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 54b8375f6f85f8c2
+//@@ end 921d6377f11a8b5d

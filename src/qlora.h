@@ -103,6 +103,7 @@ extern "C" {
 #include "cpu/packed.h"
 #include "cpu/outer.h"
 #include "cpu/few.h"
+QLORA__ONCE_BEGIN
 #ifndef QLORA_NO_MODEL
 #include "arch.h"
 #include "formats/decimal.h"
@@ -152,6 +153,7 @@ extern "C" {
 #include "gemm/fp8_weight.h"
 #include "gemm/nf4_product.h"
 #include "gemm/fp8.h"
+QLORA__ONCE_END
 #include "ops/clip.h"
 #include "ops/elementwise.h"
 #include "ops/norm.h"
@@ -174,6 +176,7 @@ extern "C" {
 
 #include "ops/owners.h"
 #include "ops/linear_cpu.h"
+QLORA__ONCE_BEGIN
 #include "ops/linear.h"
 #include "ops/skinny.h"
 #include "ops/linear_gradients.h"
@@ -183,10 +186,12 @@ extern "C" {
 #include "ops/fp8_tails.h"
 #endif // QLORA_NO_MODEL
 
+QLORA__ONCE_END
 #include "ops/attention_cpu.h"
 #include "ops/attention_blocks.h"
-#include "ops/attention.h"
 #include "ops/cast.h"
+QLORA__ONCE_BEGIN
+#include "ops/attention.h"
 #include "ops/prewarm.h"
 #include "graph.h"
 #ifndef QLORA_NO_MODEL
@@ -258,6 +263,8 @@ extern "C" {
 #include "generate/ahead.h"
 #include "generate/texts.h"
 #endif // QLORA_NO_MODEL
+
+QLORA__ONCE_END
 
 #if defined(__clang__)
 #pragma clang diagnostic pop

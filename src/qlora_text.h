@@ -84,6 +84,7 @@ extern "C" {
 #include "text/encode.h"
 #include "text/lines.h"
 #include "text/decode.h"
+QLORA__ONCE_BEGIN
 #include "text/jinja_base.h"
 #include "text/jinja_lex.h"
 #include "text/jinja_parse.h"
@@ -108,6 +109,7 @@ extern "C" {
 #include "text/chat.h"
 #include "text/chat_output.h"
 #include "text/chat_encode.h"
+QLORA__ONCE_END
 #include "text/samples.h"
 #include "text/input.h"
 #include "text/input_gzip.h"
