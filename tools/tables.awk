@@ -15,19 +15,21 @@ function thousands(text,    head) {
     return thousands(head) "," substr(text, length(text) - 2)
 }
 
-function figure_rows(name,    i, f, commands) {
+function figure_rows(name,    i, f, commands, command) {
     for (i = 1; i <= figures; i++) {
         split(figure[i], f, ",")
         commands = commands || (f[1] == name && f[4] != "")
     }
-    print "| shape | what |" (commands ? " command |" : "") " figure | on | commit | date | repeats |"
+    print "| shape | what |" (commands ? " command |" : "") \
+        " figure | on | commit | date | repeats |"
     print "| --- | --- |" (commands ? " --- |" : "") " --- | --- | --- | --- | --- |"
     for (i = 1; i <= figures; i++) {
         split(figure[i], f, ",")
         if (f[1] == name) {
             gsub(/;/, ",", f[3])
-            print "| " f[2] " | " f[3] " |" (commands ? (f[4] != "" ? " `" f[4] "` |" : " |") : "") \
-                " " thousands(f[5]) (f[6] == "%" || f[6] == "" ? "" : " ") f[6] \
+            command = !commands ? "" : f[4] == "" ? " |" : " `" f[4] "` |"
+            print "| " f[2] " | " f[3] " |" command " " thousands(f[5]) \
+                (f[6] == "%" || f[6] == "" ? "" : " ") f[6] \
                 " | " f[7] " | " f[8] " | " f[9] " | " f[10] " |"
             rows++
         }
