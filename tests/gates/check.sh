@@ -263,6 +263,13 @@ gate_words() {
     need_file qlora.h
     awk -f tests/gates/check_words.awk qlora.h || bad=1
     awk -f tests/gates/check_words.awk qlora_text.h || bad=1
+    # Documents: sentences that can be followed, and figures in tables.
+    local page pages=()
+    for page in *.md docs/*.md tests/README.md; do
+        [[ $page == docs/history.md ]] || pages+=("$page")
+    done
+    awk -v words=40 -v figures=8 -f tools/prose.awk "${pages[@]}" >$OUT/prose ||
+        fault "$(grep -E '^[^ ]*:[0-9]+: ' $OUT/prose)"
 }
 
 gate_comments() {
@@ -664,25 +671,39 @@ use_sanitized() {
     done
 }
 
-# Writes out the C blocks in README.md whose first line names a file (`// hello.c`), then runs every
-# line of its sh blocks that starts with `cc `, and the program that it builds.
+# Writes out the C blocks of the documents whose first line names a file (`// hello.c`), then runs
+# every line of their sh blocks that starts with `cc `, and the program that it builds. Outside of
+# README.md, a line that only compiles is checked for errors, and the object is that of the build.
 gate_readme() {
     need_file README.md qlora.h kernels_ptx.h
-    local d=$OUT/readme line out
+    local d=$OUT/readme page line out
     rm -rf $d
     mkdir -p $d
     ln -s "$PWD/qlora.h" "$PWD/kernels_ptx.h" "$PWD/qlora_text.h" $d/
-    awk -v d=$d '/^```c$/ { on = 1; first = 1; next } /^```/ { on = 0; file = "" }
-        on && first && match($0, /[A-Za-z0-9_]+\.c/) { file = d "/" substr($0, RSTART, RLENGTH) }
-        on { first = 0; if (file != "") print > file }' README.md
-    awk '/^```(sh|bash|console)$/ { on = 1; next } /^```/ { on = 0 }
-        on && sub(/^(\$ )?cc /, "cc ")' README.md >$d/commands
-    [[ -s $d/commands ]] || fault "README.md has no compile command"
-    while read -r line; do
-        out=$(sed -n 's/.* -o \([^ ]*\).*/\1/p' <<<"$line")
-        (cd $d && bash -c "${line%%&&*}") || { fault "command fails: $line"; continue; }
-        (cd $d && "./${out:-a.out}" >/dev/null 2>&1) || fault "program fails: ${out:-a.out}"
-    done <$d/commands
+    tests/gates/check_docs.sh || fault "what the documents name does not exist"
+    for page in README.md docs/*.md; do
+        awk -v d=$d '/^```c$/ { on = 1; first = 1; next } /^```/ { on = 0; file = "" }
+            on && first && match($0, /^\/\/ [A-Za-z0-9_]+\.c/) {
+                file = d "/" substr($0, RSTART + 3, RLENGTH - 3)
+            }
+            on { first = 0; if (file != "") print > file }' "$page"
+        awk '/^```(sh|bash|console)$/ { on = 1; next } /^```/ { on = 0 }
+            on && sub(/^(\$ )?cc /, "cc ")' "$page" >$d/commands
+        [[ $page != README.md || -s $d/commands ]] || fault "README.md has no compile command"
+        while read -r line; do
+            out=$(sed -n 's/.* -o \([^ ]*\).*/\1/p' <<<"$line")
+            if [[ $page != README.md && $line == *" -c "* ]]; then
+                out=$(sed 's/.* \([a-z_]*\)\.c$/\1.o/' <<<"$line")
+                build "build/obj/$out" && cp "build/obj/$out" $d/ || return 1
+                (cd $d && bash -c "${line/ -c / -fsyntax-only }") || fault "command fails: $line"
+                continue
+            fi
+            line=${line/ -O2 / -O0 } # the gate `examples` has the same program with -O2
+            (cd $d && bash -c "${line%%&&*}") || { fault "command fails: $line"; continue; }
+            (cd $d && "./${out:-a.out}" >out 2>&1) ||
+                fault "$page: ${out:-a.out} fails: $(tail -3 $d/out)"
+        done <$d/commands
+    done
     # The program is examples/hello.c, and prints what README.md shows.
     diff <(sed '1,/^[^/]/{/^[^/]/!d}' examples/hello.c) <(tail -n +2 $d/hello.c) ||
         fault "examples/hello.c (<) and README.md (>) differ"
@@ -690,10 +711,6 @@ gate_readme() {
     grep -A4 '^step 20  loss' README.md | head -4 | sed 's/[0-9]$/./' >$d/hello.want
     sed 's/\(loss .*\)[0-9]$/\1./' $d/hello.out | diff <(sed 's/\.\.$/../' $d/hello.want) - ||
         fault "hello prints something else than README.md shows"
-    while read -r line; do
-        grep -qE "^$line:|[$][(]B[)]/${line#build/}( |:|\$)" Makefile ||
-            fault "README.md: no such target: make $line"
-    done < <(grep -oE '`make [a-z][a-z/-]*' README.md | awk '{ print $2 }' | sort -u)
 }
 
 # ---- kernels ----

@@ -166,6 +166,10 @@ defect words "fopen outside platform" \
 defect words "_WIN32 outside platform" 'core "#ifdef _WIN32\n#endif"'
 defect words "a goto" 'core "static void qlora__g(void) { goto out; out:; }"'
 defect words "{0}" 'core "static void qlora__z(void) { int a[2] = {0}; (void)a; }"'
+defect words "a sentence that nobody can follow" \
+    '{ echo; yes and so on | head -14 | tr "\n" " "; echo; } >>docs/questions.md'
+defect words "a paragraph of figures" \
+    'printf "\nIt took 1 s, 2 s, 3 s, 4 s, 5 s, 6 s, 7 s, 8 s and 9 s.\n" >>docs/speed.md'
 defect embed "a different hash" 'sed -i "s/prime, 3)/prime, 2)/" tools/embed.c'
 defect embed "comments are kept" 'sed -i "s/^    comments_strip(t->text);//" tools/embed.c'
 defect embed "the wrong version for a target" \
@@ -305,6 +309,18 @@ defect page "no dark colours" \
     'sed -i "s/prefers-color-scheme: dark/prefers-color-scheme: none/" programs/finetune/*.h'
 defect readme "a program that does not compile" \
     'sed -i "s/#include \"qlora.h\"/#include \"qlola.h\"/" README.md'
+defect readme "a program of another page that fails" \
+    'sed -i "s/== QLORA_OK ? 0 : 1;/== QLORA_OK ? 1 : 0;/" docs/embed.md'
+defect readme "a link that leads nowhere" \
+    'sed -i "s/(finetune.md#the-model)/(finetune.md#a-model)/" docs/questions.md'
+defect readme "an option that a program does not have" \
+    'sed -i "s/--keep-quantised/--keep-quantized/" docs/finetune.md'
+defect readme "a function that does not exist" \
+    'sed -i "s/qlora_train_poll/qlora_train_pole/" docs/embed.md'
+defect readme "a figure that is not that of the table" \
+    'sed -i "s/,17640,/,17641,/" docs/speed.csv'
+defect readme "a family that no page names" \
+    'sed -i "s/\"seed_oss\", \"SeedOssFor/\"seed_os\", \"SeedOssFor/" src/arch.h'
 defect msvc "a GNU extension" \
     'core "int qlora_p(int a);\nint qlora_p(int a) { return ({ int b = a; b; }); }"'
 defect msvc "a POSIX call outside its branch" \
