@@ -13371,6 +13371,10 @@ static qlora_result qlora__text_apply_normalizer(qlora__env* env, qlora_text_tok
     return QLORA_OK;
 }
 
+//@@ src/qlora_text.h
+
+QLORA__ONCE_BEGIN
+
 //@@ src/text/load_model.h
 
 // The model of a tokenizer.json: its tokens, merges and unknown token.
@@ -15798,6 +15802,10 @@ qlora_result qlora_text_tok_save(qlora_text* text, const char* folder,
     }
     return qlora__text_tok_save(&text->env, folder, tokens, count, to);
 }
+
+//@@ src/qlora_text.h
+
+QLORA__ONCE_END
 
 //@@ src/text/encode.h
 
@@ -32869,4 +32877,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 921d6377f11a8b5d
+//@@ end 6faf8fe8175f46fd

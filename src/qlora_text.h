@@ -75,12 +75,14 @@ extern "C" {
 #include "text/graphemes.h"
 #include "text/charsmap.h"
 #include "text/normalize.h"
+QLORA__ONCE_BEGIN
 #include "text/load_model.h"
 #include "text/load.h"
 #include "text/load_scored.h"
 #include "text/load_gguf.h"
 #include "text/load_bin.h"
 #include "text/new_tokens.h"
+QLORA__ONCE_END
 #include "text/encode.h"
 #include "text/lines.h"
 #include "text/decode.h"

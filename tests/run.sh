@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Runs build/tests on every available backend and adds up the counts. `make test` calls it.
+# On the fake GPU, tests that run the same code again and again are brief; FULL=1 runs all of them.
 # The last line is `N passed, F failed, S skipped`. The status is 1 if anything failed, if nothing
 # passed, or if anything was skipped while QLORA_TEST_REQUIRE_CUDA=1.
 set -uo pipefail
@@ -15,6 +16,7 @@ fi
 # --batch SUITES: one process of the run with the fake GPU; used below.
 if [[ ${1:-} == --batch ]]; then
     log=$B/tests.${2%%,*}
+    [[ -n ${FULL:-} ]] || export QLORA_TEST_BRIEF=1
     LD_LIBRARY_PATH="$B/fake${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
         ${watch[@]+"${watch[@]}"} $B/tests --suites "$2" >"$log.log" 2>&1
     echo $? >"$log.status"

@@ -1,61 +1,71 @@
-// suites.h - all suites in the order in which they run: X(name) for each SUITE(name).
+// suites.h - all suites in the order in which they run, X(name, words) for each SUITE(name): which
+// gates of tests/gates/check.sh run it besides `make test` and the gate asan, and how.
+//
+//     SLOW     takes more than a few seconds: a batch of its own (batches.sh); others are SHORT
+//     PLAIN    not under a sanitizer
+//     ARCH     has code per processor, or loops whose sums a processor may round differently: runs
+//              on the other one under qemu (gates x86_64, aarch64)
+//     LIBC     uses what C libraries have of their own: files, numbers as text, threads, stacks;
+//              text, because the gate musl also turns the sign of `char`
+//     THREADS  starts threads, or counts on them: under ThreadSanitizer (gate tsan)
+//     WINDOWS  depends on the system or on the compiler's ABI (gate wine)
 #define TEST_SUITES(X)                                                                             \
-    X(harness_suite)                                                                               \
-    X(fake_suite)                                                                                  \
-    X(runtime_suite)                                                                               \
-    X(contracts_suite)                                                                             \
-    X(packed_suite)                                                                                \
-    X(faults_suite)                                                                                \
-    X(tiers_suite)                                                                                 \
-    X(gemm_suite)                                                                                  \
-    X(nf4_suite)                                                                                   \
-    X(linear_suite)                                                                                \
-    X(linear_double_suite)                                                                         \
-    X(fp8_suite)                                                                                   \
-    X(fp8_base_suite)                                                                              \
-    X(bf16_suite)                                                                                  \
-    X(head_suite)                                                                                  \
-    X(labelled_suite)                                                                              \
-    X(away_suite)                                                                                  \
-    X(ops_suite)                                                                                   \
-    X(stream_suite)                                                                                \
-    X(rows_suite)                                                                                  \
-    X(optimizer_suite)                                                                             \
-    X(later_suite)                                                                                 \
-    X(attention_suite)                                                                             \
-    X(formats_suite)                                                                               \
-    X(gguf_suite)                                                                                  \
-    X(system_suite)                                                                                \
-    X(text_suite)                                                                                  \
-    X(data_suite)                                                                                  \
-    X(templates_suite)                                                                             \
-    X(tokens_suite)                                                                                \
-    X(parquet_suite)                                                                               \
-    X(golden_suite)                                                                                \
-    X(model_suite)                                                                                 \
-    X(long_suite)                                                                                  \
-    X(gradient_suite)                                                                              \
-    X(modes_suite)                                                                                 \
-    X(threads_suite)                                                                               \
-    X(steps_suite)                                                                                 \
-    X(tree_suite)                                                                                  \
-    X(owners_suite)                                                                                \
-    X(gated_suite)                                                                                 \
-    X(tails_suite)                                                                                 \
-    X(fp8_tails_suite)                                                                             \
-    X(skinny_suite)                                                                                \
-    X(place_suite)                                                                                 \
-    X(comm_suite)                                                                                  \
-    X(kept_suite)                                                                                  \
-    X(page_suite)                                                                                  \
-    X(jobs_suite)                                                                                  \
-    X(methods_suite)                                                                               \
-    X(new_tokens_suite)                                                                            \
-    X(generate_suite)                                                                              \
-    X(step_suite)                                                                                  \
-    X(step_layers_suite)                                                                           \
-    X(texts_suite)                                                                                 \
-    X(ahead_suite)                                                                                 \
-    X(paging_suite)                                                                                \
-    X(mutant_suite)                                                                                \
-    X(adapter_suite)
+    X(harness_suite, SHORT LIBC THREADS WINDOWS)                                                   \
+    X(fake_suite, SHORT)                                                                           \
+    X(runtime_suite, SHORT LIBC THREADS WINDOWS)                                                   \
+    X(contracts_suite, SHORT THREADS WINDOWS)                                                      \
+    X(packed_suite, SHORT)                                                                         \
+    X(faults_suite, SLOW)                                                                          \
+    X(tiers_suite, SHORT ARCH WINDOWS)                                                             \
+    X(gemm_suite, SLOW ARCH THREADS WINDOWS)                                                       \
+    X(nf4_suite, SHORT ARCH WINDOWS)                                                               \
+    X(linear_suite, SHORT ARCH THREADS)                                                            \
+    X(linear_double_suite, SHORT)                                                                  \
+    X(fp8_suite, SHORT)                                                                            \
+    X(fp8_base_suite, SLOW ARCH)                                                                   \
+    X(bf16_suite, SLOW ARCH)                                                                       \
+    X(head_suite, SHORT)                                                                           \
+    X(labelled_suite, SLOW)                                                                        \
+    X(away_suite, SHORT)                                                                           \
+    X(ops_suite, SLOW ARCH THREADS)                                                                \
+    X(stream_suite, SHORT ARCH)                                                                    \
+    X(rows_suite, SHORT ARCH THREADS)                                                              \
+    X(optimizer_suite, SHORT ARCH THREADS)                                                         \
+    X(later_suite, SHORT)                                                                          \
+    X(attention_suite, SLOW ARCH THREADS)                                                          \
+    X(formats_suite, SHORT LIBC WINDOWS)                                                           \
+    X(gguf_suite, SHORT LIBC WINDOWS)                                                              \
+    X(system_suite, SHORT LIBC WINDOWS)                                                            \
+    X(text_suite, SHORT LIBC WINDOWS)                                                              \
+    X(data_suite, SHORT LIBC WINDOWS)                                                              \
+    X(templates_suite, SHORT)                                                                      \
+    X(tokens_suite, SHORT LIBC WINDOWS)                                                            \
+    X(parquet_suite, SHORT WINDOWS)                                                                \
+    X(golden_suite, SLOW WINDOWS)                                                                  \
+    X(model_suite, SLOW)                                                                           \
+    X(long_suite, SLOW)                                                                            \
+    X(gradient_suite, SLOW)                                                                        \
+    X(modes_suite, SHORT)                                                                          \
+    X(threads_suite, SHORT LIBC THREADS WINDOWS)                                                   \
+    X(steps_suite, SLOW THREADS WINDOWS)                                                           \
+    X(tree_suite, SHORT)                                                                           \
+    X(owners_suite, SHORT)                                                                         \
+    X(gated_suite, SHORT)                                                                          \
+    X(tails_suite, SHORT)                                                                          \
+    X(fp8_tails_suite, SHORT)                                                                      \
+    X(skinny_suite, SHORT)                                                                         \
+    X(place_suite, SHORT)                                                                          \
+    X(comm_suite, SLOW LIBC THREADS)                                                               \
+    X(kept_suite, SLOW LIBC WINDOWS)                                                               \
+    X(page_suite, SHORT LIBC WINDOWS)                                                              \
+    X(jobs_suite, SLOW LIBC THREADS)                                                               \
+    X(methods_suite, SLOW)                                                                         \
+    X(new_tokens_suite, SHORT)                                                                     \
+    X(generate_suite, SLOW THREADS WINDOWS)                                                        \
+    X(step_suite, SHORT ARCH WINDOWS)                                                              \
+    X(step_layers_suite, SLOW)                                                                     \
+    X(texts_suite, SLOW THREADS)                                                                   \
+    X(ahead_suite, SLOW THREADS)                                                                   \
+    X(paging_suite, SLOW)                                                                          \
+    X(mutant_suite, SLOW PLAIN)                                                                    \
+    X(adapter_suite, SLOW)

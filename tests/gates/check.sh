@@ -1243,19 +1243,19 @@ gate_interpreter() {
         fault "too few checks: $(tail -1 $OUT/ptx_test.out)"
 }
 
-# run_batches B COMMAND...: runs B/tests with the command in front and the options after `--`, two
-# batches of suites at a time. A batch may have no test for the chosen backend. CHECK_SUITES names
-# suites to run instead of all, left_out those that the gate does without.
+# run_batches WORD B COMMAND...: runs B/tests with the command in front and the options after `--`:
+# the suites that have WORD in suites.h (or have it not: -WORD), two batches at a time. A batch may
+# have no test for the chosen backend. CHECK_SUITES names suites to run instead.
 run_batches() {
-    local b=$1 before=() suites out
-    shift
+    local word=$1 b=$2 before=() suites out
+    shift 2
     while [[ $1 != -- ]]; do
         before+=("$1")
         shift
     done
     shift
     rm -f $OUT/*_suite.out
-    for suites in ${CHECK_SUITES:-$(tests/batches.sh mutant_suite ${left_out:-})}; do
+    for suites in ${CHECK_SUITES:-$(tests/batches.sh "$word")}; do
         out=$OUT/${suites%%,*}.out
         echo "timeout 1500 ${before[*]} $b/tests --suites $suites $* >$out 2>&1 ||" \
             "tail -1 $out | grep -q '^0 passed, 0 failed'"
@@ -1266,11 +1266,11 @@ run_batches() {
     tail -n 1 $OUT/*_suite.out
 }
 
-# Runs the tests with a sanitizer, without the mutants: those make tests fail, and a failing test
-# leaks. The fake GPU is built without one; it checks its own memory.
+# sanitized NAME WORD FLAGS OPTIONS...: runs suites with a sanitizer. The fake GPU is built without
+# one; it checks its own memory.
 sanitized() {
-    local name=$1 flags=$2 cc
-    shift 2
+    local name=$1 word=$2 flags=$3 cc
+    shift 3
     need_file qlora.h
     # shellcheck disable=SC2086
     cc=$(compiler_with $flags)
@@ -1279,21 +1279,20 @@ sanitized() {
         build/fake-{stub,omit}/libcuda.so.1 \
         build/fake-omit/libcublas.so.13 CFLAGS=-Werror || return 1
     $MAKE -s -j2 "build/$name/tests" "B=build/$name" CC="$cc" \
-        CFLAGS="-O1 -fno-omit-frame-pointer $flags" || return 1
-    run_batches "build/$name" env LD_LIBRARY_PATH=build/fake QLORA_TEST_BRIEF=1 -- "$@"
+        CFLAGS="-O1 -g1 -fno-omit-frame-pointer $flags" || return 1
+    run_batches "$word" "build/$name" env LD_LIBRARY_PATH=build/fake QLORA_TEST_BRIEF=1 -- "$@"
 }
 
-# Compiled with the sign that `char` has on x86-64, where an index can be negative; the gate x86_64
-# relies on it.
+# Compiled with the sign that `char` has on x86-64, where an index can be negative. Without the
+# mutants: those make tests fail, and a failing test leaks.
 gate_asan() {
-    sanitized asan "-fsanitize=address,undefined -fno-sanitize-recover=all -fsigned-char"
+    sanitized asan -PLAIN \
+        "-fsanitize=address,undefined -fno-sanitize-recover=all -fsigned-char"
 }
 
-# Without the suites of code that has no threads: files, text and the page of a run; and without
-# the models in double precision, whose threads are those of the others.
+# What has threads, and what counts on them.
 gate_tsan() {
-    local left_out="formats_suite text_suite tokens_suite templates_suite page_suite gradient_suite"
-    sanitized tsan "-fsanitize=thread" --backend cpu
+    sanitized tsan THREADS "-fsanitize=thread" --backend cpu
 }
 
 # Fixtures from transformers, PEFT and bitsandbytes: all on the CPU, and one on the fake GPU with
@@ -1344,13 +1343,9 @@ gate_fuzz() {
     done
 }
 
-# Compiles for another processor, and runs the tests under qemu if it is found. The programs are
-# only checked for warnings: their code does not depend on the processor. Nor does that of text,
-# which has no fast loops, but for the signs of `char`: the gate asan has those. Models in double
-# precision have none either, and take a tenth of the time.
+# Compiles for another processor, and runs what depends on it under qemu if it is found. The
+# programs are only checked for warnings: their code does not depend on the processor.
 cross() {
-    local left_out="templates_suite parquet_suite page_suite gradient_suite"
-    [[ $1 == aarch64 ]] || left_out="$left_out text_suite tokens_suite" # asan has that sign of char
     local machine=$1 b=build/check-$1 cc=$1-linux-gnu-gcc qemu f
     need_file qlora.h
     [[ $(uname -m) != "$machine" ]] || skip "this is the native architecture"
@@ -1362,7 +1357,7 @@ cross() {
     $MAKE -s -j2 "$b/tests" "B=$b" CC="$cc" CFLAGS="-Werror -O1" || return 1
     qemu=$(command -v "qemu-$machine-static" || command -v "qemu-$machine") ||
         skip "compiled but not run: qemu-$machine not found"
-    run_batches "$b" "$qemu" -L "/usr/$machine-linux-gnu" -E QLORA_TEST_BRIEF=1 \
+    run_batches ARCH "$b" "$qemu" -L "/usr/$machine-linux-gnu" -E QLORA_TEST_BRIEF=1 \
         -- --backend cpu
 }
 
@@ -1416,10 +1411,6 @@ wine_for() {
 # "python3 -m ziglang cc -target aarch64-windows-gnu".
 gate_wine() {
     local cc=${WINDOWS_CC:-x86_64-w64-mingw32-gcc} b=build/check-wine wine
-    local suites="harness_suite,runtime_suite,contracts_suite,tiers_suite,nf4_suite,gemm_suite"
-    suites="$suites,formats_suite,gguf_suite,system_suite,text_suite,data_suite,parquet_suite"
-    suites="$suites,tokens_suite,golden_suite,threads_suite,steps_suite,kept_suite,step_suite"
-    suites="$suites,generate_suite,page_suite"
     need "${cc%% *}" ${WINE:+"$WINE"}
     wine_prepare
     # shellcheck disable=SC2086
@@ -1427,8 +1418,7 @@ gate_wine() {
     # The C library's printf of some versions of wine takes other arguments than Windows'.
     $MAKE -s -j2 OS=Windows_NT B=$b CC="$cc" CFLAGS=-O1 CPPFLAGS=-D__USE_MINGW_ANSI_STDIO=1 \
         $b/tests $b/hello $b/golden $b/finetune $b/generate || return 1
-    CHECK_SUITES=${CHECK_SUITES:-$suites} run_batches $b env QLORA_TEST_BRIEF=1 "$wine" -- \
-        --backend cpu
+    run_batches WINDOWS $b env QLORA_TEST_BRIEF=1 "$wine" -- --backend cpu
     "$wine" $b/hello >$OUT/hello.out 2>&1 || fault "hello fails: $(tail -3 $OUT/hello.out)"
     "$wine" $b/golden tests/golden/tiny >$OUT/golden.out 2>&1 ||
         fault "golden fails: $(tail -3 $OUT/golden.out)"
@@ -1462,20 +1452,19 @@ wine_finetune() {
         --max-tokens 4 >$OUT/generate.out 2>&1 || fault "generate: $(tail -3 $OUT/generate.out)"
 }
 
-# Another C library, linked statically; dlopen finds nothing there, so the CPU is used. The suites
-# of single products are left out: of the C library, those of whole models use the same functions.
+# Another C library, linked statically; dlopen finds nothing there, so the CPU is used. `char` has
+# the sign that it has on the other processors.
 gate_musl() {
     need musl-gcc
-    local d=$OUT/musl left_out="gradient_suite attention_suite gemm_suite linear_suite nf4_suite"
-    left_out="$left_out linear_double_suite fp8_suite stream_suite"
+    local d=$OUT/musl sign=-funsigned-char
+    [[ $(uname -m) == x86_64 ]] || sign=-fsigned-char
     mkdir -p $d
     musl-gcc -I. -std=c99 $WARN_C -static -o $d/hello examples/hello.c -lm || return 1
     $d/hello >$d/hello.out 2>&1 || fault "hello fails: $(tail -3 $d/hello.out)"
-    musl-gcc -I. -std=c99 -static -o $d/tokenize programs/tokenize.c -lm || return 1
-    $d/tokenize --version >$d/tokenize.out || fault "tokenize fails"
-    $MAKE -s -j2 build/check-musl/tests B=build/check-musl CC=musl-gcc CFLAGS="-O1 -static" ||
-        return 1
-    run_batches build/check-musl env QLORA_TEST_BRIEF=1 -- --backend cpu
+    $MAKE -s -j2 build/check-musl/tests build/check-musl/tokenize B=build/check-musl CC=musl-gcc \
+        OPTIMIZE=-O1 CFLAGS="-static $sign" || return 1
+    build/check-musl/tokenize --version >$d/tokenize.out || fault "tokenize fails"
+    run_batches LIBC build/check-musl env QLORA_TEST_BRIEF=1 -- --backend cpu
 }
 
 # Checks the Windows code with clang in MSVC mode and our own system headers; GNU extensions are
@@ -1496,14 +1485,13 @@ gate_msvc() {
     run_all $OUT/msvc.commands
 }
 
-# ---- the list, fast gates first; programs builds what others use ----
+# ---- the list, longest first, so that none runs alone at the end ----
 # `make soak` also runs use_clang.
 
-GATES="assembled text paths scripts libraries sanitize comments contents layers abi functions"
-GATES="$GATES words embed ptx_fresh link symbols text_header macros recursion programs groups"
-GATES="$GATES shared interpreter warnings ptx_assemble ptx_same contract examples use use_gcc page"
-GATES="$GATES mpi readme install packaging msvc mingw wine musl"
-GATES="$GATES x86_64 aarch64 fuzz golden tsan asan"
+GATES="assembled asan programs aarch64 x86_64 use tsan fuzz warnings golden use_gcc mpi musl"
+GATES="$GATES ptx_same packaging ptx_assemble groups text_header link examples install wine mingw"
+GATES="$GATES shared symbols readme page recursion contract interpreter msvc embed layers sanitize"
+GATES="$GATES ptx_fresh functions words comments abi macros text paths scripts libraries contents"
 
 if [[ ${1:-} == --list ]]; then
     tr ' ' '\n' <<<"$GATES"
@@ -1515,6 +1503,25 @@ fi
 processor_seconds() {
     times >"$OUT/times"
     awk -F'[ms ]' 'NR == 2 { printf "%d", $1 * 60 + $2 + $4 * 60 + $5 }' "$OUT/times"
+}
+
+# Prints a word if a gate took twice the processor time of its line in times.md, and over 10 s.
+slower() {
+    local now usual
+    now=$(<"build/check/$1/seconds")
+    usual=$(sed -n "s/^| $1 | [0-9]* | \([0-9]*\) |\$/\1/p" tests/gates/times.md 2>/dev/null)
+    [[ -z $usual || $now -le 10 || $now -lt $((2 * usual)) ]] ||
+        echo "  (more than twice the $usual s of tests/gates/times.md)"
+}
+
+# Prints the seconds of the gates that ran: the table of times.md.
+times_table() {
+    local gate
+    printf '| gate | seconds | of the processor |\n| --- | --- | --- |\n'
+    for gate in "$@"; do
+        [[ ! -s build/check/$gate/clock ]] || printf '%s %s %s\n' "$gate" \
+            "$(<"build/check/$gate/clock")" "$(<"build/check/$gate/seconds")"
+    done | sort -k 3,3nr -k 1,1 | sed 's/\([^ ]*\) \([^ ]*\) \([^ ]*\)/| \1 | \2 | \3 |/'
 }
 
 # Runs one gate, and prints and keeps its verdict.
@@ -1529,6 +1536,7 @@ run_gate() {
     ) >"$OUT/log" 2>&1
     status=$?
     processor_seconds >"$OUT/seconds"
+    echo $((SECONDS - began)) >"$OUT/clock"
     took=$(printf '%-13s %4d s, processor %4d s' "$gate" $((SECONDS - began)) "$(<"$OUT/seconds")")
     case $status in
     0) word=ok ;;
@@ -1537,7 +1545,7 @@ run_gate() {
     esac
     # In one piece, as another gate may print at the same time.
     case $word in
-    ok) echo "ok    $took" ;;
+    ok) echo "ok    $took$(slower "$gate")" ;;
     skip) echo "skip  $took  $(tail -n 1 "$OUT/log")" ;;
     FAIL) printf 'FAIL  %s\n%s\n' "$took" "$(tail -40 "$OUT/log" | sed 's/^/      /')" ;;
     esac
@@ -1553,12 +1561,13 @@ mkdir -p build/check
 read -ra chosen <<<"${*:-$GATES}"
 for gate in "${chosen[@]}"; do
     declare -F "gate_$gate" >/dev/null || { echo "check: unknown gate $gate" >&2; exit 1; }
-    rm -f "build/check/$gate/verdict"
+    rm -f "build/check/$gate/"{verdict,clock}
 done
 # The gate `assembled` checks the committed headers; the others check newly assembled ones.
 [[ " ${chosen[*]} " != *" assembled "* ]] || run_gate assembled
 $MAKE -s headers || exit 1
 export MAKE CLANG NVCC PTXAS
+unset MAKEFLAGS MFLAGS MAKELEVEL # gates say how many jobs they start
 have flock || JOBS=1
 printf '%s\n' "${chosen[@]}" | grep -vx assembled |
     xargs -r -P "${JOBS:-2}" -n 1 tests/gates/check.sh --one
@@ -1572,5 +1581,6 @@ for gate in "${chosen[@]}"; do
     *) failed=$((failed + 1)) ;;
     esac
 done
+[[ ${#chosen[@]} -lt 20 ]] || times_table "${chosen[@]}" | tee build/check/times
 echo "check: $passed gates passed, $failed failed, $skipped skipped, $SECONDS s"
 [[ $failed -eq 0 ]]

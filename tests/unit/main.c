@@ -26,7 +26,7 @@
 
 GREATEST_MAIN_DEFS();
 
-#define X(name) SUITE_EXTERN(name);
+#define X(name, words) SUITE_EXTERN(name);
 TEST_SUITES(X)
 #undef X
 
@@ -307,7 +307,7 @@ int main(int argc, char** argv) {
     }
     GREATEST_MAIN_BEGIN();
     printf("seed %llu (repeat with --seed)\n", (unsigned long long)option_seed);
-#define X(name)                                                                                    \
+#define X(name, words)                                                                             \
     if (suite_chosen(#name)) {                                                                     \
         RUN_SUITE(name);                                                                           \
     }
