@@ -717,6 +717,7 @@ typedef struct qlora_text_data_info {
     size_t count;        // samples
     const char* ignored; // names in the records that were not used: "id, source"; "" = none
     const char* lacking; // names of desc.columns that the file does not have, in the same way
+    bool chat;           // whether a record is a conversation, for which the chat format was used
 } qlora_text_data_info;
 QLORA_API qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out);
 
@@ -29281,6 +29282,7 @@ struct qlora_text_data {
     uint32_t size;
     uint32_t part;
     bool desirable;
+    bool chat;   // a record was a conversation
     bool placed; // can be read again: nothing of it is kept
     bool begins; // as in qlora__text_record
     bool ends;
@@ -30082,6 +30084,7 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
         return QLORA_OK;
     }
     qlora__text_data_turns(loader);
+    data->chat = true;
     talk.chat = loader->desc->chat;
     talk.turns = loader->messages;
     talk.count = loader->message_count;
@@ -32802,6 +32805,7 @@ qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* 
     out->count = data->count;
     out->ignored = data->ignored.data;
     out->lacking = data->lacking.data;
+    out->chat = data->chat;
     return QLORA_OK;
 }
 
@@ -32851,4 +32855,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 54b8375f6f85f8c2
+//@@ end 047624a63f7bd429

@@ -692,6 +692,7 @@ static void job_tell(job* j) {
     }
     say(a, "%lld steps, %s tokens; %ssaved to %s\n", (long long)a->step,
         short_number((double)a->tokens_seen, tokens), held, a->o.out);
+    try_print(a);
 }
 
 // Saves every job, whatever became of the others.

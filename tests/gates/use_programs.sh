@@ -296,6 +296,7 @@ training() {
     rm -rf whole killed stopped
     works "train" "${common[@]}" --out whole
     cp out whole.txt
+    printed_line "texts" '^0 plus 0 is '
     check "the loss falls" awk 'NR == 1 { a = $2 } { b = $2 } END { exit !(b < 0.8 * a) }' \
         <(losses whole)
     check "one log line per step" [ "$(losses whole | wc -l)" -eq 60 ]
