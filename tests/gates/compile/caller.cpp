@@ -8,10 +8,10 @@ static const qlora_result results[] = {QLORA_RESULTS(NAMES)};
 static const char* const items[] = {QLORA_LOG_ITEMS(TEXTS)};
 
 int main() {
-    const int sizes[] = {QLORA_LINEAR_PARTS,   QLORA_LR_FACTORS,       QLORA_LR_NORMS,
-                         QLORA_LR_EMBEDDINGS,  QLORA_MAX_LAYERS,       QLORA_MAX_STOP_IDS,
-                         QLORA_NCCL_ID_BYTES,  QLORA_MAX_ROPE_FACTORS, QLORA_VERSION,
-                         QLORA_VERSION_MAJOR,  QLORA_VERSION_MINOR,    QLORA_VERSION_PATCH};
+    const int sizes[] = {QLORA_LINEAR_PARTS,  QLORA_LR_FACTORS,       QLORA_LR_NORMS,
+                         QLORA_LR_EMBEDDINGS, QLORA_MAX_LAYERS,       QLORA_MAX_STOP_IDS,
+                         QLORA_NCCL_ID_BYTES, QLORA_MAX_ROPE_FACTORS, QLORA_VERSION,
+                         QLORA_VERSION_MAJOR, QLORA_VERSION_MINOR,    QLORA_VERSION_PATCH};
     const uint64_t abi = QLORA_ABI;
     qlora_ctx_desc desc = {};
     qlora_ctx* ctx = nullptr;
