@@ -35,8 +35,8 @@ static void put_option(blob* out, const char* name, const char* value) {
     }
 }
 
-// Adds the name of generate, which is where finetune is; in the sources, make builds it. False if it
-// is not there.
+// Adds the name of generate, which is where finetune is; in the sources, make builds it. False if
+// it is not there.
 static bool put_generate(const app* a, blob* out) {
     char path[PATH_SIZE];
     size_t folder = strlen(a->program);

@@ -199,7 +199,8 @@ other_names() {
     while read -r theirs ours; do
         for program in finetune generate merge plan ""; do
             [[ -z $program ]] || "$root/$B/$program" "--${theirs//-/_}" 1 >out 2>err </dev/null
-            grep -qE -- "^$program: unknown option --[a-z0-9_]+; .*--$ours([^a-z0-9-]|\$)" err && break
+            grep -qE -- "^$program: unknown option --[a-z0-9_]+; .*--$ours([^a-z0-9-]|\$)" err &&
+                break
         done
         found="$found${program:+.}"
         [[ -n $program ]]
