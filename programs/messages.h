@@ -112,16 +112,21 @@ static inline bool message_options(char* text) {
     return false;
 }
 
-// Whether dir has no file of this name. Other faults are left to the library, which reports them.
-static inline bool file_missing(const char* dir, const char* name) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
+// Whether there is nothing of this name, neither a file nor a folder.
+static inline bool path_missing(const char* path) {
     FILE* file = fopen(path, "rb");
     if (file != NULL) {
         fclose(file);
         return false;
     }
     return errno == ENOENT || errno == ENOTDIR;
+}
+
+// Whether dir has no file of this name. Other faults are left to the library, which reports them.
+static inline bool file_missing(const char* dir, const char* name) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    return path_missing(path);
 }
 
 // Whether a path is a GGUF file. A model may be one; an adapter must be a folder.
@@ -151,21 +156,23 @@ static inline const char* hub_name(const char* path) {
 #define HUB_ADVICE 640
 
 // How to get what a path on the hub stands for, which is added to the message that it is not here;
-// "" if the path does not look like one. `option` is the one that it was given to. Adapters and
-// data of one's own are often in folders of folders: theirs is one if the first folder is missing.
+// "" if the path does not look like one. `option` is the one that it was given to. Only a model is
+// looked for there if the first folder of the path exists: other things of one's own are often in
+// folders of folders.
 static inline const char* hub_advice(const char* path, const char* option, char out[HUB_ADVICE]) {
     char owner[160];
     const char* name = hub_name(path);
+    bool model = strcmp(option, "--model") == 0;
     bool data = strcmp(option, "--data") == 0 || strcmp(option, "--eval-data") == 0;
-    if (name == NULL || strlen(path) >= sizeof owner || !file_missing(path, ".")) {
+    if (name == NULL || strlen(path) >= sizeof owner || !path_missing(path) ||
+        strstr(name, ".json") != NULL) {
         return "";
     }
     snprintf(owner, sizeof owner, "%.*s", (int)(name - path - 1), path);
-    bool own = data || strcmp(option, "--adapter") == 0;
-    if (own && !file_missing(owner, ".")) {
+    if (!model && !path_missing(owner)) {
         return "";
     }
-    bool gguf = !own && (strstr(name, "GGUF") != NULL || strstr(name, "gguf") != NULL);
+    bool gguf = model && (strstr(name, "GGUF") != NULL || strstr(name, "gguf") != NULL);
     snprintf(out, HUB_ADVICE,
              "; to download it from Hugging Face: hf download %s%s%s --local-dir %s, then %s %s%s",
              data ? "--repo-type dataset " : "", path, gguf ? " FILE.gguf" : "", name, option, name,
