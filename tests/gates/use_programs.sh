@@ -176,9 +176,6 @@ wrong_use() {
         "${all[@]}" --adapter a/b
     refuses "not an adapter of the hub" "--adapter model/b: adapter_config.json not found$" \
         "${all[@]}" --adapter model/b
-    mkdir -p here
-    cp sums.jsonl here/sums
-    works "a file that is here" --model model --data here/sums --format jsonl --doctor
     refuses "TRL's name" "unknown option --learning_rate; did you mean --lr.$" "${all[@]}" \
         --learning_rate 1e-4
     refuses "missing data" "nowhere.jsonl" --model model --data nowhere.jsonl --out o

@@ -194,8 +194,8 @@ other_names() {
         plan --model me/M-GGUF
     refuses "--model ./model: config.json not found\$" plan --model ./model
     refuses "--model a/b/c: config.json not found\$" plan --model a/b/c
-    mkdir -p mine
-    refuses "--model mine: config.json not found\$" plan --model mine
+    mkdir -p mine/model
+    refuses "--model mine/model: config.json not found\$" plan --model mine/model
     while read -r theirs ours; do
         for program in finetune generate merge plan ""; do
             [[ -z $program ]] || "$root/$B/$program" "--${theirs//-/_}" 1 >out 2>err </dev/null
