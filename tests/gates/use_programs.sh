@@ -171,7 +171,8 @@ wrong_use() {
     refuses "a model of the hub" "config.json not found; .* --local-dir b, then --model b$" \
         --model a/b --data sums.jsonl --out o
     refuses "data of the hub" \
-        "no such file; .* --repo-type dataset a/b --local-dir b, then --data b/" --model model --data a/b --out o
+        "no such file; .* --repo-type dataset a/b --local-dir b, then --data b/" --model model \
+        --data a/b --out o
     refuses "an adapter of the hub" "not found; .* download a/b --local-dir b, then --adapter b$" \
         "${all[@]}" --adapter a/b
     refuses "not an adapter of the hub" "--adapter model/b: adapter_config.json not found$" \
