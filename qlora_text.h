@@ -717,6 +717,7 @@ typedef struct qlora_text_data_info {
     size_t count;        // samples
     const char* ignored; // names in the records that were not used: "id, source"; "" = none
     const char* lacking; // names of desc.columns that the file does not have, in the same way
+    bool chat;           // whether a record is a conversation, for which the chat format was used
 } qlora_text_data_info;
 QLORA_API qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out);
 
@@ -27013,12 +27014,21 @@ static qlora_result qlora__jin_macro_args(qlora__jin_machine* m, const qlora__ji
     return QLORA_OK;
 }
 
+// Runs the body of a node; what it writes goes into a buffer of the caller's.
+static qlora_result qlora__jin_run_into(qlora__jin_machine* m, const qlora__jin_node* node,
+                                        qlora__jin_buffer* buffer) {
+    qlora__jin_buffer* before = m->out;
+    m->out = buffer;
+    qlora_result r = m->hooks->run(m, node->c);
+    m->out = before; // also after an error: the buffer is the caller's
+    return r;
+}
+
 // The text that a macro, call block or generation block writes.
 static qlora_result qlora__jin_macro_call(qlora__jin_machine* m, const qlora__jin_node* node,
                                           qlora__jin_record* outer, const qlora__jin_args* args,
                                           qlora__jin_value* out) {
     qlora__jin_record* record = m->record;
-    qlora__jin_buffer* before = m->out;
     qlora__jin_buffer buffer;
     qlora__jin_record* inner = NULL;
     memset(&buffer, 0, sizeof buffer);
@@ -27026,9 +27036,7 @@ static qlora_result qlora__jin_macro_call(qlora__jin_machine* m, const qlora__ji
     QLORA__TRY(qlora__jin_record_make(m, node, outer, &inner));
     m->record = inner;
     QLORA__TRY(qlora__jin_macro_args(m, node, args));
-    m->out = &buffer;
-    QLORA__TRY(m->hooks->run(m, node->c));
-    m->out = before;
+    QLORA__TRY(qlora__jin_run_into(m, node, &buffer));
     m->record = record;
     m->depth--;
     return qlora__jin_buffer_string(m, &buffer, out);
@@ -27163,13 +27171,10 @@ QLORA__JIN_RUN(assign) {
 // The text of a body, in a scope of its own.
 static qlora_result qlora__jin_capture(qlora__jin_machine* m, const qlora__jin_node* node,
                                        qlora__jin_value* out) {
-    qlora__jin_buffer* before = m->out;
     qlora__jin_buffer buffer;
     memset(&buffer, 0, sizeof buffer);
     QLORA__TRY(qlora__jin_scope_enter(m, node->scope));
-    m->out = &buffer;
-    QLORA__TRY(m->hooks->run(m, node->c));
-    m->out = before;
+    QLORA__TRY(qlora__jin_run_into(m, node, &buffer));
     return qlora__jin_buffer_string(m, &buffer, out);
 }
 
@@ -29307,6 +29312,7 @@ struct qlora_text_data {
     uint32_t size;
     uint32_t part;
     bool desirable;
+    bool chat;   // a record was a conversation
     bool placed; // can be read again: nothing of it is kept
     bool begins; // as in qlora__text_record
     bool ends;
@@ -30108,6 +30114,7 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
         return QLORA_OK;
     }
     qlora__text_data_turns(loader);
+    data->chat = true;
     talk.chat = loader->desc->chat;
     talk.turns = loader->messages;
     talk.count = loader->message_count;
@@ -32828,6 +32835,7 @@ qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* 
     out->count = data->count;
     out->ignored = data->ignored.data;
     out->lacking = data->lacking.data;
+    out->chat = data->chat;
     return QLORA_OK;
 }
 
@@ -32877,4 +32885,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 6faf8fe8175f46fd
+//@@ end 757249c5866ec53e

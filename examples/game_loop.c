@@ -33,11 +33,11 @@ static double now_ms(void) {
 
 static qlora_result start(game* g, bool large) {
     qlora_model_config tiny = {.family = QLORA_FAMILY_LLAMA, .vocab = 128, .hidden = 64,
-        .intermediate = 160, .layers = 3, .heads = 4, .tied = true, .rms_eps = 1e-6,
-        .rope.theta = 1e4, .max_positions = 512};
+        .intermediate = 160, .layers = 3, .heads = 4, .max_positions = 512, .rms_eps = 1e-6,
+        .rope = {.theta = 1e4}, .tied = true};
     qlora_model_config half = {.family = QLORA_FAMILY_LLAMA, .vocab = 151936, .hidden = 896,
-        .intermediate = 4864, .layers = 24, .heads = 14, .kv_heads = 2, .tied = true,
-        .rms_eps = 1e-6, .rope.theta = 1e4, .max_positions = 512};
+        .intermediate = 4864, .layers = 24, .heads = 14, .kv_heads = 2, .max_positions = 512,
+        .rms_eps = 1e-6, .rope = {.theta = 1e4}, .tied = true};
     qlora_model_desc desc = {.config = large ? &half : &tiny, .weight_std = large ? 0.02f : 0.1f,
         .tokens = large ? 512 : 64, .generate_tokens = LINE};
     qlora_train_desc train = {.lr = large ? 1e-3 : 1e-2};

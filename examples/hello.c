@@ -15,8 +15,8 @@ int main(void) {
     int32_t ids[sizeof text - 1], length = sizeof text - 1;      // one token per byte
     for (int i = 0; i < length; i++) ids[i] = text[i];
     qlora_model_config tiny = {.family = QLORA_FAMILY_LLAMA, .vocab = 128, .hidden = 64,
-        .layers = 2, .intermediate = 128, .heads = 4, .rms_eps = 1e-5, .rope.theta = 1e4,
-        .max_positions = 64};
+        .intermediate = 128, .layers = 2, .heads = 4, .max_positions = 64, .rms_eps = 1e-5,
+        .rope = {.theta = 1e4}};
     qlora_model_desc what = {.config = &tiny, .weight_std = 0.1f, .rank = 16,    // 4-bit base
         .tokens = 64, .generate_tokens = 64};
     qlora_train_desc how = {.lr = 1e-2};

@@ -39,8 +39,8 @@ static qlora_result data_open(work* w, const char* folder, const char* file) {
 
 static qlora_result model_open(work* w, const char* folder) {
     qlora_ctx_desc desc = {.log = qlora_log_stderr};
-    qlora_model_desc model = {.dir = folder, .tokens = TOKENS, .rank = 16};
-    qlora_train_desc train = {.lr = 2e-4, .total_steps = STEPS, .warmup_steps = 3};
+    qlora_model_desc model = {.dir = folder, .rank = 16, .tokens = TOKENS};
+    qlora_train_desc train = {.lr = 2e-4, .warmup_steps = 3, .total_steps = STEPS};
     qlora_result r = qlora_ctx_create(&desc, &w->ctx);
     r = r == QLORA_OK ? qlora_model_open(w->ctx, &model, &w->model) : r;
     return r == QLORA_OK ? qlora_trainer_create(w->model, &train, &w->trainer) : r;

@@ -79,6 +79,7 @@ __declspec(dllimport) int __stdcall QueryPerformanceFrequency(void*);
 #include "finetune/page.h"
 #include "finetune/train.h"
 #include "finetune/estimate.h"
+#include "finetune/try.h"
 #include "finetune/reports.h"
 #include "finetune/demo.h"
 #include "finetune/start.h"

@@ -73,16 +73,21 @@ typedef struct options {
 #define AT(field) offsetof(options, field)
 // clang-format off
 static const option option_table[] = {
+    {"Model and prompt", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"model", OPT_TEXT, AT(model), false, 0, 0, "DIR",
         "model folder (Hugging Face) or GGUF file (required)"},
     {"adapter", OPT_TEXT, AT(adapter), false, 0, 0, "DIR",
         "PEFT adapter or finetune run to apply (default: none)"},
     {"tokenizer", OPT_TEXT, AT(tokenizer), false, 0, 0, "PATH",
         "tokenizer file or folder (default: --adapter if it has a tokenizer, otherwise --model)"},
+    {"rope-scale", OPT_TEXT, AT(rope_scale), false, 0, 0, "TYPE:F",
+        "scale the rotary positions for texts longer than the model's limit: yarn:F or linear:F, "
+        "as in yarn:4; an adapter needs the scaling that it was trained with (default: none)"},
     {"prompt", OPT_ANY_TEXT, AT(prompt), false, 0, 0, "TEXT",
         "text to continue; - reads standard input"},
     {"prompt-file", OPT_TEXT, AT(prompt_file), false, 0, 0, "FILE",
         "read the prompt from a file, exactly as it is"},
+    {"With --data", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"data", OPT_TEXT, AT(data), false, 0, 0, "FILE",
         "answer the prompts of this file, one JSON object per line: {\"prompt\": TEXT}, or a "
         "conversation with \"messages\""},
@@ -98,10 +103,7 @@ static const option option_table[] = {
     {"samples", OPT_WHOLE, AT(samples), false, 1, 1e4, "N",
         "for --data: answers to every prompt, one after the other in --out; a prompt is computed "
         "once for those that are generated at the same time (default 1)"},
-    {"rope-scale", OPT_TEXT, AT(rope_scale), false, 0, 0, "TYPE:F",
-        "scale the rotary positions for texts longer than the model's limit: yarn:F or linear:F, "
-        "as in yarn:4; an adapter needs the scaling that it was trained with (default: none)"},
-    {"no-echo", OPT_FLAG, AT(no_echo), false, 0, 0, "", "print only the generated text"},
+    {"With --chat", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"chat", OPT_FLAG, AT(chat), false, 0, 0, "",
         "chat interactively, one line per message; with --prompt, answer once"},
     {"system", OPT_ANY_TEXT, AT(system), false, 0, 0, "TEXT", "system message for --chat"},
@@ -111,6 +113,7 @@ static const option option_table[] = {
         "Jinja template of the chat (default: the model's own)"},
     {"context", OPT_WHOLE, AT(context), false, 16, 1e6, "N",
         "maximum tokens in a conversation (default 2048, or the model's limit if lower)"},
+    {"Text", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"max-tokens", OPT_WHOLE, AT(max_tokens), false, 1, 1e6, "N",
         "maximum new tokens (default 256)"},
     {"temperature", OPT_REAL, AT(temperature), false, 0, 100, "X",
@@ -127,6 +130,7 @@ static const option option_table[] = {
         "end the text before TEXT; may be repeated"},
     {"seed", OPT_WHOLE, AT(seed), false, 0, 9e15, "N",
         "random seed; the same seed gives the same text (default 1)"},
+    {"Machine", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
         "auto uses a GPU if available (default auto)"},
     {"mode", OPT_CHOICE, AT(mode), false, 0, 0, "auto|f32|tf32|bf16|fp8",
@@ -146,6 +150,8 @@ static const option option_table[] = {
     {"device", OPT_WHOLE, AT(device), false, 0, 1023, "N",
         "GPU number; fails if there is no such GPU (default 0)"},
     {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N", "CPU threads (default: one per core)"},
+    {"Output", OPT_HEADING, 0, false, 0, 0, "", ""},
+    {"no-echo", OPT_FLAG, AT(no_echo), false, 0, 0, "", "print only the generated text"},
     {"ids", OPT_FLAG, AT(ids), false, 0, 0, "",
         "instead of the text, print one JSON object per new token: id and text"},
     {"logprobs", OPT_FLAG, AT(logprobs), false, 0, 0, "",
@@ -901,11 +907,18 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     if (o->template_name != NULL && o->chat_template != NULL) {
         return fail("--template and --chat-template cannot be used together");
     }
-    if (model_fault(o->model) != NULL) {
-        return fail("--model %s: %s", o->model, model_fault(o->model));
+    char why[HUB_ADVICE];
+    const char* fault = model_fault(o->model, why);
+    if (fault != NULL) {
+        return fail("--model %s: %s", o->model, fault);
+    }
+    const char* hub = o->tokenizer != NULL ? hub_advice(o->tokenizer, "--tokenizer", why) : "";
+    if (hub[0] != '\0') {
+        return fail("--tokenizer %s: no such file or folder%s", o->tokenizer, hub);
     }
     if (o->adapter != NULL && !folder_adapter(o->adapter, adapter)) {
-        return fail("--adapter %s: adapter_config.json not found", o->adapter);
+        return fail("--adapter %s: adapter_config.json not found%s", o->adapter,
+                    hub_advice(o->adapter, "--adapter", why));
     }
     o->adapter = o->adapter != NULL ? adapter : NULL;
     return true;
@@ -955,6 +968,9 @@ int main(int argc, char** argv) {
     options* o = &a.o;
     options_default(o);
     const option_set set = {option_table, sizeof option_table / sizeof option_table[0], o};
+    static const char* const first[] = {"model", "adapter", "prompt",     "chat", "system",
+                                        "data",  "out",     "max-tokens", "stop", "temperature",
+                                        "seed",  "base",    NULL};
     int status = 0;
     if (!tool_start(&set, argc, argv, &o->version, &status)) {
         return status;
@@ -962,7 +978,7 @@ int main(int argc, char** argv) {
     if (o->help) {
         printf("usage: generate --model DIR [--adapter DIR] --prompt TEXT | --chat [options]\n"
                "       generate --model DIR [--adapter DIR] --data FILE --out FILE [options]\n\n");
-        options_print(&set, 31);
+        options_print(&set, first, 31);
         printf(
             "\nCtrl-C ends the text. Exit status: 0 on success, 1 on error, 130 after Ctrl-C.\n");
         return tool_end(true);

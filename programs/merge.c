@@ -300,11 +300,14 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     if (file_is_gguf(o->adapter)) {
         return fail("--adapter %s is a GGUF file; a folder with safetensors is needed", o->adapter);
     }
-    if (model_fault(o->model) != NULL) {
-        return fail("--model %s: %s", o->model, model_fault(o->model));
+    char why[HUB_ADVICE];
+    const char* fault = model_fault(o->model, why);
+    if (fault != NULL) {
+        return fail("--model %s: %s", o->model, fault);
     }
     if (!folder_adapter(o->adapter, adapter)) {
-        return fail("--adapter %s: adapter_config.json not found", o->adapter);
+        return fail("--adapter %s: adapter_config.json not found%s", o->adapter,
+                    hub_advice(o->adapter, "--adapter", why));
     }
     o->adapter = adapter;
     return file_check(o);
@@ -381,7 +384,7 @@ static bool run(const options* o, qlora_ctx* ctx) {
 
 static void help_print(const option_set* set) {
     printf("usage: merge --model PATH --adapter DIR --out PATH | --gguf FILE [options]\n\n");
-    options_print(set, 31);
+    options_print(set, NULL, 31);
     printf("\n--base original merges into the weights in --model; --base trained merges into\n"
            "the dequantised 4-bit weights that the adapter was trained on (in a folder with\n"
            "FP8 weights, these), --base fp8 into those of finetune --base fp8.\n"

@@ -112,16 +112,21 @@ static inline bool message_options(char* text) {
     return false;
 }
 
-// Whether dir has no file of this name. Other faults are left to the library, which reports them.
-static inline bool file_missing(const char* dir, const char* name) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
+// Whether there is nothing of this name, neither a file nor a folder.
+static inline bool path_missing(const char* path) {
     FILE* file = fopen(path, "rb");
     if (file != NULL) {
         fclose(file);
         return false;
     }
     return errno == ENOENT || errno == ENOTDIR;
+}
+
+// Whether dir has no file of this name. Other faults are left to the library, which reports them.
+static inline bool file_missing(const char* dir, const char* name) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    return path_missing(path);
 }
 
 // Whether a path is a GGUF file. A model may be one; an adapter must be a folder.
@@ -137,9 +142,50 @@ static inline bool file_is_gguf(const char* path) {
     return is;
 }
 
+// The name within owner/name, as the Hugging Face hub calls what it has; NULL for other paths.
+static inline const char* hub_name(const char* path) {
+    static const char letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    size_t owner = strspn(path, letters);
+    const char* name = path + owner + 1;
+    bool hub = owner > 0 && path[0] != '.' && path[owner] == '/' && name[0] != '\0' &&
+               name[0] != '.' && name[strspn(name, letters)] == '\0';
+    return hub ? name : NULL;
+}
+
+#define HUB_ADVICE 640
+
+// How to get what a path on the hub stands for, which is added to the message that it is not here;
+// "" if the path does not look like one. `option` is the one that it was given to. Only a model is
+// looked for there if the first folder of the path exists: other things of one's own are often in
+// folders of folders.
+static inline const char* hub_advice(const char* path, const char* option, char out[HUB_ADVICE]) {
+    char owner[160];
+    const char* name = hub_name(path);
+    bool model = strcmp(option, "--model") == 0;
+    bool data = strcmp(option, "--data") == 0 || strcmp(option, "--eval-data") == 0;
+    if (name == NULL || strlen(path) >= sizeof owner || !path_missing(path) ||
+        strstr(name, ".json") != NULL) {
+        return "";
+    }
+    snprintf(owner, sizeof owner, "%.*s", (int)(name - path - 1), path);
+    if (!model && !path_missing(owner)) {
+        return "";
+    }
+    bool gguf = model && (strstr(name, "GGUF") != NULL || strstr(name, "gguf") != NULL);
+    snprintf(out, HUB_ADVICE,
+             "; to download it from Hugging Face: hf download %s%s%s --local-dir %s, then %s %s%s",
+             data ? "--repo-type dataset " : "", path, gguf ? " FILE.gguf" : "", name, option, name,
+             data   ? "/FILE"
+             : gguf ? "/FILE.gguf"
+                    : "");
+    return out;
+}
+
 // What is wrong with a path given as --model, or NULL: a folder has a config.json, and the name of
 // a GGUF file ends in .gguf.
-static inline const char* model_fault(const char* path) {
+static inline const char* model_fault(const char* path, char out[HUB_ADVICE]) {
+    char advice[HUB_ADVICE];
     size_t length = strlen(path);
     bool named = length >= 5 && strcmp(path + length - 5, ".gguf") == 0;
     if (!named && file_is_gguf(path)) {
@@ -156,7 +202,11 @@ static inline const char* model_fault(const char* path) {
     if (!file_missing(path, "config.json")) {
         return NULL;
     }
-    return errno == ENOTDIR ? "this is a file; give its folder" : "config.json not found";
+    if (errno == ENOTDIR) {
+        return "this is a file; give its folder";
+    }
+    snprintf(out, HUB_ADVICE, "config.json not found%.600s", hub_advice(path, "--model", advice));
+    return out;
 }
 
 // A limit of an option as people write it: 1000000 rather than 1e+06, and 1M for a size in bytes.

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "messages.h"
+#include "other_names.h"
 
 // What --length max and the like give, if the words of an OPT_WHOLE are "N|max".
 #define OPTION_MAX ((int64_t)1 << 53)
@@ -64,6 +65,17 @@ typedef struct option_set {
 static const char* const option_targets[] = {"q",  "k",    "v",   "o",      "gate",
                                              "up", "down", "qkv", "gate_up"};
 #define OPTION_TARGETS ((int)(sizeof option_targets / sizeof option_targets[0]))
+
+static inline const option* option_find(const option_set* set, const char* name, size_t length) {
+    for (size_t i = 0; i < set->count; i++) {
+        const option* row = &set->rows[i];
+        if (row->kind != OPT_HEADING && row->kind != OPT_ARGUMENT && strlen(row->name) == length &&
+            strncmp(row->name, name, length) == 0) {
+            return row;
+        }
+    }
+    return NULL;
+}
 
 // ---- an unknown option ------------------------------------------------------------------------
 
@@ -114,17 +126,41 @@ static inline const char* option_nearest(const option_set* set, const char* word
     return nearest;
 }
 
+// Advice about a name that is no option: ours, if others use it, or the nearest; "" if there is
+// none. `dashes` stands before our name.
+static inline const char* option_advice(const option_set* set, const char* given,
+                                        const char* dashes, char out[256]) {
+    char word[64];
+    snprintf(word, sizeof word, "%s", given);
+    for (size_t i = 0; word[i] != '\0'; i++) {
+        word[i] = word[i] == '_' ? '-' : word[i];
+    }
+    const char* ours = option_find(set, word, strlen(word)) != NULL ? word : NULL;
+    for (size_t i = 0; i < OTHER_NAMES && ours == NULL; i++) {
+        const other_name* row = &other_names[i];
+        if (strcmp(row->theirs, word) == 0 && option_find(set, row->ours, strlen(row->ours))) {
+            ours = row->ours;
+            if (row->note != NULL) {
+                snprintf(out, 256, "; %s", row->note);
+                return out;
+            }
+        }
+    }
+    ours = ours != NULL ? ours : option_nearest(set, word);
+    snprintf(out, 256, "; did you mean %s%s?", dashes, ours != NULL ? ours : "");
+    return ours != NULL ? out : "";
+}
+
 static inline bool option_unknown(const option_set* set, const char* word, char error[1024]) {
     char name[64];
+    char hint[256];
     if (word[0] != '-' || word[1] == '\0') {
         return error_set(error, "unexpected argument '%s'; options start with --", word);
     }
     snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
-    const char* letters = name + strspn(name, "-"); // -model is meant as --model
-    const char* nearest = option_nearest(set, letters);
-    return nearest != NULL
-               ? error_set(error, "unknown option %s; did you mean --%s?", name, nearest)
-               : error_set(error, "unknown option %s; see --help", name);
+    // -model is meant as --model
+    const char* found = option_advice(set, name + strspn(name, "-"), "--", hint);
+    return error_set(error, "unknown option %s%s", name, found[0] != '\0' ? found : "; see --help");
 }
 
 // ---- values -----------------------------------------------------------------------------------
@@ -272,17 +308,6 @@ static inline bool option_store(const option_set* set, const option* row, const 
 
 // ---- the command line -------------------------------------------------------------------------
 
-static inline const option* option_find(const option_set* set, const char* name, size_t length) {
-    for (size_t i = 0; i < set->count; i++) {
-        const option* row = &set->rows[i];
-        if (row->kind != OPT_HEADING && row->kind != OPT_ARGUMENT && strlen(row->name) == length &&
-            strncmp(row->name, name, length) == 0) {
-            return row;
-        }
-    }
-    return NULL;
-}
-
 // The argument without a name, if the program takes one and has not been given it yet.
 static inline const option* option_argument(const option_set* set, const char* word) {
     for (size_t i = 0; i < set->count && (word[0] != '-' || word[1] == '\0'); i++) {
@@ -331,19 +356,39 @@ static inline bool options_read(const option_set* set, int first, int argc, char
     return true;
 }
 
-// The rows of --help, with the descriptions from column `indent` on.
-static inline void options_print(const option_set* set, int indent) {
+static inline void option_print(const option* row, int indent) {
+    char left[64];
+    bool named = row->kind != OPT_ARGUMENT;
+    snprintf(left, sizeof left, "%s%s%s%s", named ? "--" : "", named ? row->name : "",
+             named && row->words[0] != '\0' ? " " : "", row->words);
+    help_row(left, indent, row->help);
+}
+
+static inline bool name_in(const char* const* names, const char* name) { // NULL ends the names
+    for (; names != NULL && *names != NULL; names++) {
+        if (strcmp(*names, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// The rows of --help, with the descriptions from column `indent` on: first those that matter most,
+// in their own order, if there are any, then the others.
+static inline void options_print(const option_set* set, const char* const* first, int indent) {
+    for (const char* const* name = first; name != NULL && *name != NULL; name++) {
+        const option* row = option_find(set, *name, strlen(*name));
+        if (row != NULL) {
+            option_print(row, indent);
+        }
+    }
     for (size_t i = 0; i < set->count; i++) {
         const option* row = &set->rows[i];
-        char left[64];
         if (row->kind == OPT_HEADING) {
             printf("\n%s\n", row->name);
-            continue;
+        } else if (!name_in(first, row->name)) {
+            option_print(row, indent);
         }
-        bool named = row->kind != OPT_ARGUMENT;
-        snprintf(left, sizeof left, "%s%s%s%s", named ? "--" : "", named ? row->name : "",
-                 named && row->words[0] != '\0' ? " " : "", row->words);
-        help_row(left, indent, row->help);
     }
 }
 

@@ -407,8 +407,10 @@ static bool scale(app* a) {
 // Finds the model or shape that was asked for; its config is then in a->config.
 static bool model_find(app* a) {
     const options* o = &a->o;
-    if (o->model != NULL && model_fault(o->model) != NULL) {
-        return fail("--model %s: %s", o->model, model_fault(o->model));
+    char why[HUB_ADVICE];
+    const char* fault = o->model != NULL ? model_fault(o->model, why) : NULL;
+    if (fault != NULL) {
+        return fail("--model %s: %s", o->model, fault);
     }
     a->name = o->model;
     if (o->model != NULL) {
@@ -496,7 +498,7 @@ int main(int argc, char** argv) {
     }
     if (o->help) {
         printf("usage: plan [--model DIR | --shape NAME] [--memory SIZE] [options]\n\n");
-        options_print(&set, 31);
+        options_print(&set, NULL, 31);
         printf("\nShapes:\n");
         for (int i = 0; i < MODEL_SHAPES; i++) {
             printf("  %s\n", model_shapes[i].name);

@@ -237,6 +237,11 @@ static bool options_check(const options* o) {
     bool formed = o->chat_template != NULL || o->template_name != NULL;
     bool only_chat = formed || o->bos != NULL || o->eos != NULL || o->pad != NULL ||
                      o->unk != NULL || o->now != NULL || o->generation_prompt || o->text;
+    char why[HUB_ADVICE];
+    const char* hub = o->tokenizer != NULL ? hub_advice(o->tokenizer, "tokenize", why) : "";
+    if (hub[0] != '\0') {
+        return fail("%s: no such file or folder%s", o->tokenizer, hub);
+    }
     if (o->chat == NULL) {
         return only_chat ? fail("the options of a chat need --chat FILE; see --help")
                          : o->tokenizer != NULL || fail("TOKENIZER is required; see --help");
@@ -462,7 +467,7 @@ int main(int argc, char** argv) {
                "                [--text] ...\n\n"
                "Reads text from standard input, exactly as it is, and prints its token ids as a\n"
                "JSON array.\n\n");
-        options_print(&set, 17);
+        options_print(&set, NULL, 17);
         printf("\nExit status: 0 on success, 1 on error (reported on standard error).\n");
         return tool_end(true);
     }

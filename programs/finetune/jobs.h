@@ -112,10 +112,9 @@ static bool job_name(job_list* l, job* j, const char* text, char error[1024]) {
 static const option* job_option(job* j, const char* key, char error[1024]) {
     const option* row = option_find(&j->a.set, key, strlen(key));
     if (row == NULL) {
-        const char* nearest = option_nearest(&j->a.set, key);
-        error_set(error, "'%.60s' is not an option%s%s%s", key,
-                  nearest != NULL ? "; did you mean " : "", nearest != NULL ? nearest : "",
-                  nearest != NULL ? "?" : "");
+        char hint[256];
+        error_set(error, "'%.60s' is not an option%s", key,
+                  option_advice(&j->a.set, key, "", hint));
         return NULL;
     }
     if (!name_among(row->name, job_options, sizeof job_options / sizeof job_options[0])) {
@@ -692,6 +691,7 @@ static void job_tell(job* j) {
     }
     say(a, "%lld steps, %s tokens; %ssaved to %s\n", (long long)a->step,
         short_number((double)a->tokens_seen, tokens), held, a->o.out);
+    try_print(a);
 }
 
 // Saves every job, whatever became of the others.

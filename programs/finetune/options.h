@@ -131,7 +131,9 @@ static bool adapter_check(options* o, char adapter[FOLDER_PATH], char error[1024
         return error_set(error, "--%s cannot be given with --adapter, which decides it", beside);
     }
     if (!folder_adapter(o->adapter, adapter)) {
-        return error_set(error, "--adapter %s: adapter_config.json not found", o->adapter);
+        char why[HUB_ADVICE];
+        return error_set(error, "--adapter %s: adapter_config.json not found%s", o->adapter,
+                         hub_advice(o->adapter, "--adapter", why));
     }
     o->adapter = adapter;
     // Norms that were trained with the adapter belong to it.
@@ -187,6 +189,12 @@ static bool format_check(const options* o, char error[1024]) {
     for (int64_t i = 0; i < o->data.count + o->eval_data.count; i++) {
         bool eval = i >= o->data.count;
         const char* path = lists[eval]->items[eval ? i - o->data.count : i];
+        char why[HUB_ADVICE];
+        const char* hub = hub_advice(path, eval ? "--eval-data" : "--data", why);
+        if (hub[0] != '\0' && !qlora_text_data_known(path)) {
+            return error_set(error, "--%s %s: no such file%s", eval ? "eval-data" : "data", path,
+                             hub);
+        }
         if (strcmp(path, "-") == 0 || !path_exists(path) || path_is_folder(path)) {
             continue;
         }
@@ -362,8 +370,10 @@ static bool options_check(options* o, char adapter[FOLDER_PATH], char error[1024
         return error_set(error, "--device %lld needs a GPU; drop --backend cpu",
                          (long long)o->device);
     }
-    if (o->model != NULL && model_fault(o->model) != NULL) {
-        return error_set(error, "--model %s: %s", o->model, model_fault(o->model));
+    char why[HUB_ADVICE];
+    const char* fault = o->model != NULL ? model_fault(o->model, why) : NULL;
+    if (fault != NULL) {
+        return error_set(error, "--model %s: %s", o->model, fault);
     }
     return adapter_check(o, adapter, error);
 }

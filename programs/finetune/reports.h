@@ -377,20 +377,16 @@ static void summary_print(app* a) {
         "  %s/log.jsonl      metrics, one line per step\n",
         a->o.out, a->o.out, a->o.out);
     if (a->o.demo) {
-        size_t folder = strlen(a->program);
-        while (folder > 0 && strchr(FOLDER_SEPARATORS, a->program[folder - 1]) == NULL) {
-            folder--;
-        }
-        say(a,
-            "  %s/model          the model\n\nTry it:  %.*sgenerate --model %s/model --adapter "
-            "%s/adapter --prompt \"%s\"\n",
-            a->o.out, (int)folder, a->program, a->o.out, a->o.out, a->o.prompt);
-    } else {
+        say(a, "  %s/model          the model\n", a->o.out);
+    }
+    say(a, "\n");
+    try_print(a);
+    if (!a->o.demo) {
         if (a->plan.config.vocab > a->plan.base_vocab) {
-            say(a, "\nPEFT:       base.resize_token_embeddings(%lld)",
+            say(a, "PEFT:       base.resize_token_embeddings(%lld)\n",
                 (long long)a->plan.config.vocab);
         }
-        say(a, "\n%s  model = PeftModel.from_pretrained(base, \"%s/adapter\")\n",
+        say(a, "%s  model = PeftModel.from_pretrained(base, \"%s/adapter\")\n",
             a->plan.config.vocab > a->plan.base_vocab ? "          " : "PEFT:     ", a->o.out);
         if (!a->no_gguf) {
             say(a, "llama.cpp:  llama-cli -m BASE.gguf --lora %s/adapter.gguf\n", a->o.out);

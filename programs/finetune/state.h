@@ -353,12 +353,47 @@ static bool lib(app* a, qlora_result result, const char* doing) {
     return message_options(a->error);
 }
 
-// Why this backend was chosen, in the words of a user.
+// A machine without a GPU is no fault: the first line of a run must not read like one. False if the
+// reason is something else, such as a driver that cannot be loaded.
+static bool backend_plain(const char* reason, const char** plain) {
+    static const char* const rows[][3] = {
+        {"no CUDA driver: libcuda.so.1:", "No such file or directory", "no NVIDIA driver"},
+        // musl, BSD, macOS, Windows
+        {"no CUDA driver: Error loading shared library libcuda.so.1:", "No such file or directory",
+         "no NVIDIA driver"},
+        {"no CUDA driver: Shared object \"libcuda.so.1\" not found", "", "no NVIDIA driver"},
+        {"no CUDA driver: dlopen(libcuda.so.1,", "(no such file)", "no NVIDIA driver"},
+        {"no CUDA driver: nvcuda.dll:", "error 126", "no NVIDIA driver"},
+        {"no CUDA device found", "", "no NVIDIA GPU"},
+        {"requested by ", "", "requested by --backend"}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (strncmp(reason, rows[i][0], strlen(rows[i][0])) == 0 && name_ends(reason, rows[i][1])) {
+            *plain = rows[i][2];
+            return true;
+        }
+    }
+    return false;
+}
+
+// What computes and why, in the words of a user.
 static const char* backend_reason(const app* a, char out[512]) {
-    snprintf(out, 512, "%s: %.500s", // what fits
-             qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU",
-             qlora_ctx_reason(a->ctx));
-    (void)message_options(out);
+    const char* reason = qlora_ctx_reason(a->ctx);
+    qlora_ctx_info info;
+    char cpu[64] = "CPU";
+    if (qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA) {
+        snprintf(out, 512, "GPU: %.500s", reason); // what fits
+        return out;
+    }
+    if (qlora_ctx_query(a->ctx, &info) == QLORA_OK) {
+        snprintf(cpu, sizeof cpu, "CPU, %d thread%s, %s", (int)info.desc->threads,
+                 info.desc->threads == 1 ? "" : "s", qlora_cpu_tier_name(info.desc->cpu_tier));
+    }
+    if (backend_plain(reason, &reason)) {
+        snprintf(out, 512, "%s (%s)", cpu, reason);
+    } else {
+        snprintf(out, 512, "%s; the GPU is not used: %.400s", cpu, reason);
+        (void)message_options(out);
+    }
     return out;
 }
 

@@ -375,13 +375,17 @@ static void options_resolve(options* o, int32_t world) {
 }
 
 static void help_print(const option_set* set) {
+    static const char* const first[] = {"model", "data",   "out",    "epochs",    "lr",
+                                        "rank",  "length", "tokens", "eval-data", "memory",
+                                        "plan",  "doctor", NULL};
     printf("usage: finetune --model DIR --data FILE --out DIR [options]\n"
            "       finetune --demo [--out DIR]\n"
            "       finetune --model DIR --adapter DIR --data FILE --eval-only\n"
            "       finetune --model DIR --jobs FILE --out DIR\n\n"
            "Trains a LoRA adapter on the samples in FILE. Ctrl-C saves and stops; run the\n"
-           "same command again to resume with bit-identical results.\n");
-    options_print(set, 37);
+           "same command again to resume with bit-identical results. These options matter\n"
+           "most; the others follow by topic, and then what the data looks like:\n\n");
+    options_print(set, first, 37);
     printf("\nChat formats:");
     for (size_t i = 0; qlora_text_chat_names(i) != NULL; i++) {
         printf(" %s", qlora_text_chat_names(i));

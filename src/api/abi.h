@@ -58,8 +58,9 @@ typedef enum qlora_struct_index {
     QLORA_STRUCT_COUNT
 } qlora_struct_index;
 
-// A sum of the sizes, each with its own weight: a constant expression, equal in C and C++.
+// A sum of the sizes, each with its own weight: a constant expression, equal in C and C++. It is
+// expanded in the caller's code, whose compiler may warn of casts: a factor makes it 64 bits wide.
 #define QLORA_STRUCT_WEIGHED(type)                                                                 \
-    +(uint64_t)sizeof(type) * (QLORA_STRUCT_##type + 3) * (QLORA_STRUCT_##type + 5) *              \
+    +UINT64_C(1) * sizeof(type) * (QLORA_STRUCT_##type + 3) * (QLORA_STRUCT_##type + 5) *          \
         (QLORA_STRUCT_##type + 7)
-#define QLORA_ABI ((uint64_t)QLORA_STRUCT_COUNT QLORA_STRUCTS(QLORA_STRUCT_WEIGHED))
+#define QLORA_ABI (UINT64_C(1) * QLORA_STRUCT_COUNT QLORA_STRUCTS(QLORA_STRUCT_WEIGHED))

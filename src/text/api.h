@@ -292,6 +292,7 @@ typedef struct qlora_text_data_info {
     size_t count;        // samples
     const char* ignored; // names in the records that were not used: "id, source"; "" = none
     const char* lacking; // names of desc.columns that the file does not have, in the same way
+    bool chat;           // whether a record is a conversation, for which the chat format was used
 } qlora_text_data_info;
 QLORA_API qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out);
 

@@ -422,6 +422,7 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
         return QLORA_OK;
     }
     qlora__text_data_turns(loader);
+    data->chat = true;
     talk.chat = loader->desc->chat;
     talk.turns = loader->messages;
     talk.count = loader->message_count;

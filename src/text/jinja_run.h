@@ -135,12 +135,21 @@ static qlora_result qlora__jin_macro_args(qlora__jin_machine* m, const qlora__ji
     return QLORA_OK;
 }
 
+// Runs the body of a node; what it writes goes into a buffer of the caller's.
+static qlora_result qlora__jin_run_into(qlora__jin_machine* m, const qlora__jin_node* node,
+                                        qlora__jin_buffer* buffer) {
+    qlora__jin_buffer* before = m->out;
+    m->out = buffer;
+    qlora_result r = m->hooks->run(m, node->c);
+    m->out = before; // also after an error: the buffer is the caller's
+    return r;
+}
+
 // The text that a macro, call block or generation block writes.
 static qlora_result qlora__jin_macro_call(qlora__jin_machine* m, const qlora__jin_node* node,
                                           qlora__jin_record* outer, const qlora__jin_args* args,
                                           qlora__jin_value* out) {
     qlora__jin_record* record = m->record;
-    qlora__jin_buffer* before = m->out;
     qlora__jin_buffer buffer;
     qlora__jin_record* inner = NULL;
     memset(&buffer, 0, sizeof buffer);
@@ -148,9 +157,7 @@ static qlora_result qlora__jin_macro_call(qlora__jin_machine* m, const qlora__ji
     QLORA__TRY(qlora__jin_record_make(m, node, outer, &inner));
     m->record = inner;
     QLORA__TRY(qlora__jin_macro_args(m, node, args));
-    m->out = &buffer;
-    QLORA__TRY(m->hooks->run(m, node->c));
-    m->out = before;
+    QLORA__TRY(qlora__jin_run_into(m, node, &buffer));
     m->record = record;
     m->depth--;
     return qlora__jin_buffer_string(m, &buffer, out);
@@ -285,13 +292,10 @@ QLORA__JIN_RUN(assign) {
 // The text of a body, in a scope of its own.
 static qlora_result qlora__jin_capture(qlora__jin_machine* m, const qlora__jin_node* node,
                                        qlora__jin_value* out) {
-    qlora__jin_buffer* before = m->out;
     qlora__jin_buffer buffer;
     memset(&buffer, 0, sizeof buffer);
     QLORA__TRY(qlora__jin_scope_enter(m, node->scope));
-    m->out = &buffer;
-    QLORA__TRY(m->hooks->run(m, node->c));
-    m->out = before;
+    QLORA__TRY(qlora__jin_run_into(m, node, &buffer));
     return qlora__jin_buffer_string(m, &buffer, out);
 }
 

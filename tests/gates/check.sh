@@ -520,6 +520,28 @@ gate_text_header() {
 }
 
 
+# What a C++ project sees: no warning from the declarations and public macros in its own code, with
+# flags that forbid casts as in C; examples, and with them README's program, that it can take over
+# (their implementations are compiled by other gates); and an implementation without warnings of the
+# optimizer, which in C++ also knows of exceptions.
+gate_cxx() {
+    need_file qlora.h qlora_text.h
+    need g++
+    local cxx f casts done="-DQLORA_IMPLEMENTATION_DONE -DQLORA_TEXT_IMPLEMENTATION_DONE"
+    for cxx in g++ "$CLANG++"; do
+        have "$cxx" || continue
+        casts="-Wold-style-cast"
+        [[ $cxx != g++ ]] || casts="$casts -Wuseless-cast"
+        echo "$cxx -I. -std=c++17 $WARN $casts -fsyntax-only tests/gates/compile/caller.cpp"
+        for f in examples/*.c; do
+            echo "$cxx -I. -x c++ -std=c++17 -Werror $done -fsyntax-only $f"
+        done
+    done >$OUT/commands
+    echo "g++ -I. -x c++ -std=c++11 -O1 $WARN -c -o /dev/null tests/gates/compile/text_config.c" \
+        >>$OUT/commands
+    run_all $OUT/commands
+}
+
 # Prints the macros that qlora.h and kernels_ptx.h leave defined, found by the preprocessor's line
 # markers.
 macros_left() {
@@ -1489,7 +1511,7 @@ gate_msvc() {
 # `make soak` also runs use_clang.
 
 GATES="assembled asan programs aarch64 x86_64 use tsan fuzz warnings golden use_gcc mpi musl"
-GATES="$GATES ptx_same packaging ptx_assemble groups text_header link examples install wine mingw"
+GATES="$GATES cxx ptx_same packaging ptx_assemble groups text_header link examples install wine mingw"
 GATES="$GATES shared symbols readme page recursion contract interpreter msvc embed layers sanitize"
 GATES="$GATES ptx_fresh functions words comments abi macros text paths scripts libraries contents"
 

@@ -110,6 +110,14 @@ static int qlora__up(void) { return qlora__later(); }" >>src/ops/clip.h
 defect abi "a struct that the list lacks" \
     'printf "typedef struct qlora_extra {\n    int a;\n} qlora_extra;\n" >>src/api/context.h'
 
+defect cxx "a cast in a public macro" \
+    'sed -i "s/+UINT64_C(1) \* sizeof(type)/+(uint64_t)sizeof(type)/" src/api/abi.h'
+defect cxx "a designator that C++ does not have" \
+    'sed -i "s/\.rope = {\.theta = 1e4}/.rope.theta = 1e4/" examples/hello.c'
+defect cxx "the address of a local variable that is kept" \
+    'sed -i "s/QLORA__TRY(qlora__jin_run_into(m, node, &buffer));/m->out = \&buffer;\n    \
+    QLORA__TRY(m->hooks->run(m, node->c));/" src/text/jinja_run.h'
+
 defect text "a byte that is not ASCII" 'printf "// \303\244\n" >>src/graph.h'
 defect text "CR line end" 'printf "// x\r\n" >>src/graph.h'
 defect text "trailing space" 'printf "// x \n" >>tests/unit/main.c'

@@ -347,6 +347,7 @@ resuming_files() {
     printf '<|new|>\n' >names.txt
     local all=("${run[@]}" --data chat.jsonl --out again)
     works "a template and tokens" "${all[@]}" --chat-template t.jinja --add-tokens names.txt
+    printed_line "a conversation" 'chat format model, a file of its own' Hi
     works "other spellings" "${all[@]}" --chat-template ./t.jinja --add-tokens "$PWD/names.txt"
     check "are the same run" grep -q "resumed after step 2 of 2" out
     cp t.jinja place/u.jinja
@@ -714,6 +715,18 @@ preferences() { # --method dpo and kto
         --data sums.jsonl --beta 1 --out o
 }
 
+# The line that a run ended with: it must work, in the current folder, with what $3 sends to it, and
+# its output must match $2. Goes back to $work.
+printed_line() {
+    local line
+    line=$(sed -n 's/^Try it:  //p' "$work/out")
+    if [[ -x ${finetune%/*}/generate ]]; then
+        echo "${3:-}" | bash -c "$line --max-tokens 9 --temperature 0" >"$work/out" 2>"$work/err"
+        check "the printed line: $1 ($? $line)" grep -qaE "$2" "$work/out" "$work/err"
+    fi
+    cd "$work" || exit 1
+}
+
 demos() {
     local small=(--demo --backend cpu --threads 1 --save-every 1)
     rm -rf demo
@@ -740,11 +753,23 @@ demos() {
     check "is resumed" grep -q "resumed after step .* of 40" out
     check "the model is kept" [ -s demo/model/model.safetensors ]
     check "and the command printed" grep -q "generate --model demo/model --adapter demo/adapter" out
-    if [[ -x $root/$B/generate ]]; then
-        run "$root/$B/generate" --model demo/model --adapter demo/adapter --prompt "3 and 4 is" \
-            --max-tokens 9
-        check "which works ($status)" [ $status -eq 0 ]
-    fi
+    printed_line "a complete demo" '^3 and 4 is.'
+    rm -rf clone # as after a clone: only finetune is built, and make builds what the line needs
+    mkdir -p clone/build clone/programs
+    ln -s "$finetune" clone/build/finetune
+    : >clone/programs/generate.c
+    printf 'build/generate:\n\tln -s %s/generate $@\n' "${finetune%/*}" >clone/Makefile
+    (cd clone && build/finetune "${small[@]}" --steps 1 --out "my demo's") >out 2>err
+    check "the line builds generate" grep -q "^Try it:  make build/generate && build/generate" out
+    cd clone && printed_line "a demo in a clone" '^3 and 4 is.'
+    check "make has a rule for it" [ -n "$("${MAKE:-make}" -C "$root" -n build/generate)" ]
+    rm -rf apart
+    mkdir apart
+    ln -s "$finetune" apart/finetune
+    apart/finetune --demo --steps 1 --save-every 1 --out apart/demo >out 2>err
+    check "what computes" grep -qE \
+        "^(CPU, [0-9]+ threads?, [a-z0-9_]+ .no NVIDIA driver.|GPU: .+)$" <(head -1 out)
+    check "it may be missing" grep -q "^Try it, once generate is built:  apart/generate --m" out
     rm -rf theirs
     mkdir -p theirs/model
     echo '{}' >theirs/model/config.json

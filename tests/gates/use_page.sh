@@ -165,5 +165,17 @@ helps() { # every description is set off from its option
         check "${row%:*} --help ($glued)" [ -z "$glued" ]
         glued=$("$root/$B/${row%:*}" --help | grep -E ' [;,.]( |$)| $|.{81}')
         check "${row%:*} --help: no stray marks or spaces, no long lines ($glued)" [ -z "$glued" ]
+        glued=$("$root/$B/${row%:*}" --help | sed '/^Chat formats/,$d' |
+            grep -oE '^  --[a-z0-9-]+' | sort | uniq -d)
+        check "${row%:*} --help: every option once ($glued)" [ -z "$glued" ]
+    done
+    for row in finetune generate; do
+        glued=$("$root/$B/$row" --help | sed '/^[A-Z][a-z]* and /,$d' | grep -cE '^  --[a-z]')
+        check "$row --help: begins with twelve ($glued)" [ "$glued" -eq 12 ]
+        glued=$("$root/$B/$row" --help | sed '/^Chat formats/,$d' | grep -cE '^  --[a-z]')
+        check "$row --help: and has all of them ($glued)" [ "$glued" -eq \
+            "$(sed -n '/^static const option option_table/,/^};/p' \
+            "$root/programs/$row"{.c,/table.h} 2>/dev/null |
+            grep -E '^    .".*OPT_' | grep -vc OPT_HEADING)" ]
     done
 }

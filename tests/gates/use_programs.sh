@@ -168,6 +168,17 @@ wrong_use() {
     refuses "unknown template" "chat format.*nonsense" "${all[@]}" --template nonsense
     refuses "missing model" "--model nowhere: config.json not found" --model nowhere \
         --data sums.jsonl --out o
+    refuses "a model of the hub" "config.json not found; .* --local-dir b, then --model b$" \
+        --model a/b --data sums.jsonl --out o
+    refuses "data of the hub" \
+        "no such file; .* --repo-type dataset a/b --local-dir b, then --data b/" --model model \
+        --data a/b --out o
+    refuses "an adapter of the hub" "not found; .* download a/b --local-dir b, then --adapter b$" \
+        "${all[@]}" --adapter a/b
+    refuses "not an adapter of the hub" "--adapter model/b: adapter_config.json not found$" \
+        "${all[@]}" --adapter model/b
+    refuses "TRL's name" "unknown option --learning_rate; did you mean --lr.$" "${all[@]}" \
+        --learning_rate 1e-4
     refuses "missing data" "nowhere.jsonl" --model model --data nowhere.jsonl --out o
     refuses "missing data without an ending" "--data nowhere: No such file" --model model \
         --data nowhere --out o
@@ -296,6 +307,9 @@ training() {
     rm -rf whole killed stopped
     works "train" "${common[@]}" --out whole
     cp out whole.txt
+    check "what computes" grep -qE "^CPU, 1 thread, [a-z0-9_]+ .requested by --backend.$" whole.txt
+    check "the page says it" grep -q "CPU, 1 thread, .*requested by --backend" whole/training.html
+    printed_line "texts" '^0 plus 0 is '
     check "the loss falls" awk 'NR == 1 { a = $2 } { b = $2 } END { exit !(b < 0.8 * a) }' \
         <(losses whole)
     check "one log line per step" [ "$(losses whole | wc -l)" -eq 60 ]

@@ -181,6 +181,36 @@ habits() {
     note $? "plan on a full disk"
 }
 
+# What people bring from elsewhere: names of the hub for --model and the like, and the names that
+# other programs have for our options.
+other_names() {
+    local from="hf download me/model --local-dir model, then" theirs ours program found=
+    refuses "config.json not found; .*: $from --model model\$" generate --model me/model --prompt x
+    refuses "config.json not found; .*: $from --model model\$" plan --model me/model
+    refuses "config.json not found; .*: $from --model model\$" merge --model me/model --adapter x \
+        --out o
+    refuses "me/model: no such file or folder; .*: $from tokenize model\$" tokenize me/model
+    refuses "hf download me/M-GGUF FILE.gguf --local-dir M-GGUF, then --model M-GGUF/FILE.gguf\$" \
+        plan --model me/M-GGUF
+    refuses "--model ./model: config.json not found\$" plan --model ./model
+    refuses "--model a/b/c: config.json not found\$" plan --model a/b/c
+    mkdir -p mine/model
+    refuses "--model mine/model: config.json not found\$" plan --model mine/model
+    while read -r theirs ours; do
+        for program in finetune generate merge plan ""; do
+            [[ -z $program ]] || "$root/$B/$program" "--${theirs//-/_}" 1 >out 2>err </dev/null
+            grep -qE -- "^$program: unknown option --[a-z0-9_]+; .*--$ours([^a-z0-9-]|\$)" err &&
+                break
+        done
+        found="$found${program:+.}"
+        [[ -n $program ]]
+        note $? "--$theirs is our --$ours"
+    done < <(sed -n 's/^    {"\([a-z0-9-]*\)", "\([a-z0-9-]*\)",.*},$/\1 \2/p' \
+        "$root/programs/other_names.h")
+    [[ ${#found} -gt 100 ]]
+    note $? "the names of others"
+}
+
 # The version of every program is the header's, and --help names the option.
 versions() {
     local program version
@@ -697,6 +727,7 @@ cd "$work" || exit 1
 : >err
 wrong_use
 habits
+other_names
 formats
 versions
 plans

@@ -435,9 +435,14 @@ TEST ignored_names(void) {
     ASSERT_EQ(QLORA_OK, qlora_text_data_query(r.data, &info));
     ASSERT_STR_EQ("id, source, system, messages/name", info.ignored);
     ASSERT_EQ((size_t)3, info.count);
+    ASSERT(info.chat);
     ASSERT(rig_load(&r, "x.jsonl", "{\"question\":\"q\",\"answer\":\"a\",\"context\":\"c\"}"));
     ASSERT_EQ(QLORA_OK, qlora_text_data_query(r.data, &info));
     ASSERT_STR_EQ("", info.ignored);
+    ASSERT(rig_load(&r, "x.jsonl",
+                    "{\"text\":\"a\"}\n{\"prompt\":\"b\",\"completion\":\"c\"}\n"));
+    ASSERT_EQ(QLORA_OK, qlora_text_data_query(r.data, &info));
+    ASSERT(!info.chat);
     rig_close(&r);
     PASS();
 }

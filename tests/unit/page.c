@@ -387,7 +387,56 @@ TEST equal_prompts_keep_their_answers(void) {
     PASS();
 }
 
+// A machine without a GPU is no fault; a driver that cannot be loaded is one, and is told in full.
+TEST reasons_of_the_cpu(void) {
+    static const char* const rows[][2] = {
+        {"no CUDA driver: libcuda.so.1: cannot open shared object file: No such file or directory",
+         "no NVIDIA driver"},
+        {"no CUDA driver: Error loading shared library libcuda.so.1: No such file or directory",
+         "no NVIDIA driver"},
+        {"no CUDA driver: nvcuda.dll: error 126", "no NVIDIA driver"},
+        {"no CUDA device found (CUDA_ERROR_NO_DEVICE)", "no NVIDIA GPU"},
+        {"requested by desc.require_backend", "requested by --backend"},
+        {"no CUDA driver: nvcuda.dll: error 193", NULL},
+        {"no CUDA driver: libcuda.so.1: file too short", NULL},
+        {"no CUDA driver: libnvidia-ptxjitcompiler.so.1: cannot open shared object file: "
+         "No such file or directory",
+         NULL},
+        {"libcuda is the CUDA toolkit's stub, not a driver (34)", NULL}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const char* plain = NULL;
+        bool is = backend_plain(rows[i][0], &plain);
+        ASSERTm(rows[i][0], is == (rows[i][1] != NULL));
+        ASSERT_STR_EQ(is ? rows[i][1] : "", is ? plain : "");
+    }
+    PASS();
+}
+
+#ifndef _WIN32 // whose shell has no single quotes
+// Words of a printed command line, as a POSIX shell reads them.
+TEST words_are_quoted(void) {
+    static const char* const rows[][2] = {{"a/b-c.d", "a/b-c.d"},
+                                          {"a b's", "\"a b's\""},
+                                          {"$x `y` \"z\"", "'$x `y` \"z\"'"},
+                                          {"it's $5", "'it'\\''s $5'"},
+                                          {"", "\"\""}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        blob out;
+        memset(&out, 0, sizeof out);
+        put_word(&out, rows[i][0], strlen(rows[i][0]));
+        ASSERT(blob_add(&out, "", 1));
+        ASSERT_STR_EQ(rows[i][1], out.data);
+        blob_free(&out);
+    }
+    PASS();
+}
+#endif
+
 SUITE(page_suite) {
+    RUN_TEST(reasons_of_the_cpu);
+#ifndef _WIN32
+    RUN_TEST(words_are_quoted);
+#endif
     RUN_TEST(checksums_are_crc32c);
     RUN_TEST(records_have_their_frame);
     RUN_TEST(events_are_continued_after_the_last_step);
