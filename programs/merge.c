@@ -88,17 +88,6 @@ static bool lib(qlora_ctx* ctx, qlora_result r) {
     return r == QLORA_OK || fail_library(qlora_last_error(ctx));
 }
 
-// Trained norms are stored next to the adapter.
-static bool norms_exist(const char* adapter) {
-    char path[1024];
-    snprintf(path, sizeof path, "%s/trained_norms.safetensors", adapter != NULL ? adapter : "");
-    FILE* file = adapter != NULL ? fopen(path, "rb") : NULL;
-    if (file != NULL) {
-        fclose(file);
-    }
-    return file != NULL;
-}
-
 // No file is replaced, so that a mistaken --gguf cannot destroy a model or the data.
 static bool gguf_free(const char* path) {
     return !path_exists(path) || fail("--gguf %s: the file exists; choose another name", path);
@@ -342,7 +331,6 @@ static bool run(const options* o, qlora_ctx* ctx) {
     m.dir = o->model;
     m.adapter = o->adapter;
     m.rope_scale = o->rope_scale;
-    m.train_norms = norms_exist(o->adapter);
     m.mode = QLORA_MODE_F32;
     m.base = o->base == BASE_FP8 ? QLORA_BASE_FP8 : QLORA_BASE_NF4;
     m.progress = on_progress;

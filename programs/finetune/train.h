@@ -422,7 +422,8 @@ static bool adapter_save(app* a) {
     out_path(a, "adapter.gguf", path);
     qlora_result result = qlora_adapter_save_gguf(a->model, path, NULL);
     if (result == QLORA_ERR_UNSUPPORTED) { // what llama.cpp's adapters cannot contain
-        say(a, "note: no adapter.gguf: %s\n", message_text(qlora_last_error(a->ctx)));
+        say(a, "note: no adapter.gguf: %s (merge --model %s --adapter %s/adapter --out DIR)\n",
+            message_text(qlora_last_error(a->ctx)), a->model_desc.dir, a->o.out);
         a->no_gguf = true;
         remove(path); // that of an earlier run
     } else if (!lib(a, result, "saving the adapter for llama.cpp")) {

@@ -577,6 +577,95 @@ TEST saved_adapters_come_back(const test_machine* machine) {
     PASS();
 }
 
+static qlora_result adapter_alone(stage* s, const char* dir, const char* adapter, bool norms,
+                                  qlora_model** out) {
+    qlora_model_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.dir = dir;
+    desc.adapter = adapter;
+    desc.mode = QLORA_MODE_F32;
+    desc.train_norms = norms;
+    desc.purpose = QLORA_PURPOSE_ADAPTER;
+    return qlora_model_open(s->ctx, &desc, out);
+}
+
+// PEFT's folder "some" with one kind of norms.
+static bool some_norms_make(stage* s) {
+    static const char config[] =
+        "{\"peft_type\":\"LORA\",\"r\":2,\"target_modules\":[\"q_proj\"],"
+        "\"modules_to_save\":[\"input_layernorm\"]}";
+    static const char* const ends[] = {"self_attn.q_proj.lora_A", "self_attn.q_proj.lora_B",
+                                       "input_layernorm"};
+    tensor_plan plans[6];
+    memset(plans, 0, sizeof plans);
+    for (int i = 0; i < 6; i++) {
+        snprintf(plans[i].name, sizeof plans[i].name, "base_model.model.model.layers.%d.%s.weight",
+                 i / 3, ends[i % 3]);
+        plans[i].shape[0] = i % 3 == 0 ? 2 : 16;
+        plans[i].shape[1] = i % 3 == 0 ? 16 : i % 3 == 1 ? 2 : 0;
+    }
+    world_put(&s->w, "some/adapter_config.json", config, sizeof config - 1);
+    return write_tensors(s->ctx, "some/adapter_model.safetensors", plans, 6, 0.4f);
+}
+
+// PEFT's file alone has the norms: what the base stores, under PEFT's names, in modules_to_save.
+TEST norms_are_in_the_peft_file(void) {
+    static stage s;
+    opening o = {0};
+    session a;
+    float want[LOGITS];
+    float got[LOGITS];
+    static qlora__st file;
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(folder_make(&s, "m"));
+    o.dir = "m";
+    o.norms = true;
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT(scramble(&a, "norms"));
+    uint64_t print = fingerprint(&a);
+    ASSERT(logits_of(&a, want));
+    ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "out", NULL));
+    ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "both", NULL));
+    ASSERT(session_close(&a));
+    ASSERT_EQ(QLORA_OK, qlora__st_open(&s.ctx->env, "out/adapter_model.safetensors", &file));
+    const qlora__st_tensor* t =
+        qlora__st_find(&file, "base_model.model.model.layers.1.input_layernorm.weight");
+    ASSERT(t != NULL && t->rank == 1 && t->shape[0] == 16);
+    ASSERT(qlora__st_find(&file, "base_model.model.model.norm.weight") != NULL);
+    qlora__st_close(&s.ctx->env, &file);
+    world_drop(world_slot(s.w.files, "out/trained_norms.safetensors"));
+    o.adapter = "out";
+    o.norms = false; // the folder decides
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT_EQ(print, fingerprint(&a));
+    ASSERT(logits_of(&a, got));
+    ASSERT_MEM_EQ(want, got, sizeof want);
+    // A file beside it with other values is not ignored, nor does it win.
+    ASSERT(scramble(&a, "others"));
+    ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "others", NULL));
+    ASSERT(session_close(&a));
+    const world_file* others = world_slot(s.w.files, "others/trained_norms.safetensors");
+    world_put(&s.w, "both/trained_norms.safetensors", others->data, others->size);
+    o.adapter = "both";
+    ASSERT_FALSE(session_open(&s, &o, &a));
+    ASSERT(strstr(qlora_last_error(s.ctx), "is not that of trained_norms.safetensors") != NULL);
+    // A model without norms takes no such adapter; some of the norms are enough unless it trains.
+    o.adapter = NULL;
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT_EQ(QLORA_ERR_FORMAT, qlora_adapter_load(a.model, "out", NULL));
+    ASSERT(strstr(qlora_last_error(s.ctx), "modules_to_save") != NULL);
+    ASSERT(session_close(&a));
+    ASSERT(some_norms_make(&s));
+    o.adapter = "some";
+    ASSERT_FALSE(session_open(&s, &o, &a));
+    ASSERT(strstr(qlora_last_error(s.ctx), "but not model.layers.0.post_att") != NULL);
+    qlora_model* alone = NULL;
+    ASSERT_EQ(QLORA_OK, adapter_alone(&s, "m", "some", false, &alone));
+    ASSERT_EQ(QLORA_OK, qlora_model_close(alone));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
 // An adapter with patterns, a subset of layers and uneven ranks.
 static const char pattern_config[] =
     "{\"peft_type\":\"LORA\",\"r\":4,\"lora_alpha\":6,\"lora_dropout\":0.0,\"bias\":\"none\","
@@ -1136,18 +1225,6 @@ static bool same_file(stage* s, const char* a, const char* b) {
            memcmp(one->data, two->data, one->size) == 0;
 }
 
-static qlora_result adapter_alone(stage* s, const char* dir, const char* adapter, bool norms,
-                                  qlora_model** out) {
-    qlora_model_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.dir = dir;
-    desc.adapter = adapter;
-    desc.mode = QLORA_MODE_F32;
-    desc.train_norms = norms;
-    desc.purpose = QLORA_PURPOSE_ADAPTER;
-    return qlora_model_open(s->ctx, &desc, out);
-}
-
 // An adapter that was opened without the base is exported and merged to the same bytes.
 TEST adapters_need_no_weights(bool norms) {
     static stage s;
@@ -1164,14 +1241,17 @@ TEST adapters_need_no_weights(bool norms) {
     ASSERT(session_open(&s, &o, &a));
     ASSERT(scramble(&a, "alone"));
     ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "ad", NULL));
-    ASSERT_EQ(QLORA_OK, qlora_adapter_save_gguf(a.model, "a.gguf", NULL));
+    ASSERT_EQ(norms ? QLORA_ERR_UNSUPPORTED : QLORA_OK,
+              qlora_adapter_save_gguf(a.model, "a.gguf", NULL));
     ASSERT_EQ(QLORA_OK, merge_save(a.model, "a", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
     ASSERT(session_close(&a));
-    ASSERT_EQ(QLORA_OK, adapter_alone(&s, "m", "ad", norms, &alone));
+    ASSERT_EQ(QLORA_OK, adapter_alone(&s, "m", "ad", false, &alone)); // the folder says it
     ASSERT_EQ(0, (int)model_plan(alone)->base);
-    ASSERT_EQ(QLORA_OK, qlora_adapter_save_gguf(alone, "b.gguf", NULL));
+    ASSERT_EQ(norms ? QLORA_ERR_UNSUPPORTED : QLORA_OK,
+              qlora_adapter_save_gguf(alone, "b.gguf", NULL));
+    ASSERT_EQ(norms, strstr(qlora_last_error(s.ctx), "trained norms; merge the ad") != NULL);
     ASSERT_EQ(QLORA_OK, merge_save(alone, "b", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
-    ASSERT(same_file(&s, "a.gguf", "b.gguf"));
+    ASSERT(norms || same_file(&s, "a.gguf", "b.gguf"));
     ASSERT(same_file(&s, "a/model.safetensors", "b/model.safetensors"));
     qlora_batch batch = batch_of(0, ids, lengths);
     ASSERT_EQ(QLORA_ERR_STATE, qlora_eval(alone, &batch, &info));
@@ -1642,7 +1722,7 @@ TEST failures_are_clean(const file_job* job) {
     opening o = {0};
     o.dir = "m";
     o.base = QLORA_BASE_NF4;
-    o.norms = true;
+    o.norms = *job != JOB_GGUF;
     o.targets = QLORA_TARGET_Q | QLORA_TARGET_UP;
     session a;
     ASSERT(session_open(&s, &o, &a));
@@ -2488,6 +2568,7 @@ static void run_fixtures(void) {
 
 SUITE(adapter_suite) {
     RUN_ON(TEST_ONE_EACH, saved_adapters_come_back);
+    RUN_TEST(norms_are_in_the_peft_file);
     RUN_TEST(patterns_survive);
     RUN_TEST(dora_of_other_folders);
     RUN_TEST(rows_of_a_head_of_its_own);
