@@ -1025,6 +1025,12 @@ typedef struct qlora_model_info {
     int64_t generations; // number of generations that exist, at most generate_sequences
     int64_t adapters;    // number of adapters, at least 1
     int64_t adapter;     // the one that qlora_adapter_select has chosen
+    // The format of the projections of this model: "nf4", "16bit", "32bit" or "fp8"; "" without
+    // weights (QLORA_PURPOSE_ADAPTER).
+    const char* base;
+    // The format of those that the adapter loaded last was trained on, if they do not have the same
+    // values; otherwise, and if the adapter does not say it, "". Its results then are others.
+    const char* trained_base;
 } qlora_model_info;
 // Does not use the device and does not change qlora_last_error.
 QLORA_API qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out);
@@ -1464,7 +1470,8 @@ QLORA_API qlora_result qlora_adapter_renew(qlora_model* model, uint64_t seed);
 QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
 // Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms are
 // in it as PEFT's modules_to_save, and once more in trained_norms.safetensors, as exact factors: for
-// Gemma, PEFT's file and the base store them minus 1, which rounds, this file does not.
+// Gemma, PEFT's file and the base store them minus 1, which rounds, this file does not. The
+// metadata of the file name the format of the base that it was trained on.
 // The folder is one unit: files of an earlier adapter that the new one does not have are removed,
 // and a crash leaves the old adapter, the new one, or a folder without a config, which does not
 // load. Waits for the device. desc NULL = all defaults, here and below.
@@ -34281,6 +34288,7 @@ struct qlora_model {
     int64_t elements;    // of the parameter arena, including gaps
     int64_t positions;   // rows of the rope tables
     char rope_scale[QLORA__SCALE_ROOM]; // that was asked for; empty = none
+    char trained_base[8];               // of the adapter that was loaded last; empty = not known
     bool on_gpu;         // the plan is for a GPU
     bool own_chunk;      // desc.head_chunk was set by the caller
     bool every_row;      // for tests: model/labelled.h is off
@@ -36343,6 +36351,50 @@ static qlora_result qlora__adapter_scale(qlora_ctx* ctx, const qlora_model* m,
                        "%s: the adapter was trained with the scaling \"%s\" of the rotation; set "
                        "desc.rope_scale to it",
                        peft->tensors.dir, text);
+}
+
+// The same for the format of the base that it was trained on.
+#define QLORA__BASE_KEY "base_format"
+
+static const char* const qlora__base_names[] = {"nf4", "16bit", "32bit", "fp8"};
+
+// The format of the projections; "" without weights.
+static const char* qlora__base_name(const qlora_model* m) {
+    if (!qlora__computes(m)) {
+        return "";
+    }
+    int found = m->desc.base == QLORA_BASE_16BIT ? QLORA_BASE_16BIT : QLORA_BASE_32BIT;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            found = p->is_nf4 ? QLORA_BASE_NF4 : p->is_fp8 ? QLORA_BASE_FP8 : found;
+        }
+    }
+    return qlora__base_names[found];
+}
+
+static void qlora__trained_base_read(qlora_model* m, const qlora__peft* peft) {
+    char text[8];
+    m->trained_base[0] = '\0';
+    if (peft == NULL || peft->tensors.shard_count == 0 ||
+        !qlora__st_metadata(&peft->tensors.shards[0], QLORA__BASE_KEY, text, sizeof text)) {
+        return;
+    }
+    for (size_t i = 0; i < sizeof qlora__base_names / sizeof qlora__base_names[0]; i++) {
+        if (strcmp(text, qlora__base_names[i]) == 0) {
+            memcpy(m->trained_base, text, sizeof text);
+        }
+    }
+}
+
+// The format that the adapter was trained on, if its weights have other values than those here.
+static const char* qlora__trained_base(const qlora_model* m) {
+    const char* here = qlora__base_name(m);
+    bool dense = strstr(here, "bit") != NULL && strstr(m->trained_base, "bit") != NULL;
+    // files in bf16 are the same in 32 bits
+    bool same = strcmp(here, m->trained_base) == 0 ||
+                (dense && m->plan.config.dtype == (int32_t)QLORA_BF16);
+    return same ? "" : m->trained_base;
 }
 
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
@@ -43975,6 +44027,9 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
         }
     }
     qlora__free(ctx, values, room);
+    if (r == QLORA_OK) {
+        qlora__trained_base_read(m, source.peft);
+    }
     qlora__adapter_source_close(ctx, &source);
     QLORA__TRY(r);
     return qlora__parameters_changed(ctx, m);
@@ -44405,6 +44460,8 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     out->generations = model->generations;
     out->adapters = model->adapters;
     out->adapter = model->chosen;
+    out->base = qlora__base_name(model);
+    out->trained_base = qlora__trained_base(model);
     return QLORA_OK;
 }
 
@@ -45005,9 +45062,21 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
             qlora__save_add(&list, "base_model.model.", &m->parameters, &t);
         }
     }
-    const char* const metadata[] = {QLORA__SCALE_KEY, m->rope_scale, NULL};
-    qlora_result r = qlora__save_prepare(
-        ctx, &list, path, !norms && m->rope_scale[0] != '\0' ? metadata : NULL, false, w);
+    // A model that does not train saves what it has loaded.
+    bool loaded = m->trained_base[0] != '\0' && !qlora__trains(m);
+    const char* metadata[5] = {NULL, NULL, NULL, NULL, NULL};
+    int count = 0;
+    const char* const pairs[2][2] = {
+        {QLORA__BASE_KEY, loaded ? m->trained_base : qlora__base_name(m)},
+        {QLORA__SCALE_KEY, m->rope_scale}};
+    for (int i = 0; i < 2; i++) {
+        if (pairs[i][1][0] != '\0') {
+            metadata[count++] = pairs[i][0];
+            metadata[count++] = pairs[i][1];
+        }
+    }
+    qlora_result r =
+        qlora__save_prepare(ctx, &list, path, !norms && count > 0 ? metadata : NULL, false, w);
     qlora__save_close(ctx, &list);
     return r;
 }
@@ -53003,4 +53072,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 4d42510a143ba4a5
+//@@ end 42fa8016cd77b7f1

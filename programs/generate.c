@@ -534,6 +534,12 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
                     "%lld tokens; raise it, or lower --max-tokens",
                     (long long)o->positions, (long long)room);
     }
+    if (info.trained_base[0] != '\0') {
+        fprintf(stderr,
+                "note: %s was trained on a base in %s and is used on one in %s, where its answers "
+                "are others; --base %s has those of the training\n",
+                o->adapter, info.trained_base, info.base, info.trained_base);
+    }
     a->config.vocab = info.plan->config.vocab;
     stops_collect(a, &a->config);
     return tokenizer_warn(a);

@@ -311,6 +311,29 @@ static void on_log(void* user, qlora_log_level level, qlora_log_item item, const
     }
 }
 
+// Merged into other weights than those that it was trained on, an adapter gives another model.
+static void base_note(const options* o, const qlora_model* model) {
+    qlora_model_info info;
+    bool known = qlora_model_query(model, &info) == QLORA_OK && info.trained_base[0] != '\0';
+    bool original = known && info.base[0] == '\0'; // nothing was loaded
+    const char* trained = known ? info.trained_base : "";
+    bool coded = strcmp(trained, "nf4") == 0 || strcmp(trained, "fp8") == 0;
+    if (original && coded && !info.plan->config.quantized) {
+        fprintf(stderr,
+                "note: %s was trained on a base in %s and is merged into the original weights; "
+                "--base %s merges it into those of the training\n",
+                o->adapter, trained, strcmp(trained, "nf4") == 0 ? "trained" : "fp8");
+    } else if (known && !original) {
+        fprintf(stderr,
+                "note: %s was trained on a base in %s and is merged into one in %s; --base %s "
+                "merges it into that of the training\n",
+                o->adapter, trained, info.base,
+                strcmp(trained, "nf4") == 0   ? "trained"
+                : strcmp(trained, "fp8") == 0 ? "fp8"
+                                              : "original");
+    }
+}
+
 static bool run(const options* o, qlora_ctx* ctx) {
     static const struct {
         qlora_dtype dtype;
@@ -341,6 +364,9 @@ static bool run(const options* o, qlora_ctx* ctx) {
     m.tokens = 1;
     m.cache = QLORA_CHOICE_OFF;
     bool ok = lib(ctx, qlora_model_open(ctx, &m, &model));
+    if (ok && o->gguf == NULL) {
+        base_note(o, model);
+    }
     if (ok && o->gguf != NULL) {
         folder_parents(o->gguf);
         ok = lib(ctx, qlora_adapter_save_gguf(model, o->gguf, NULL));

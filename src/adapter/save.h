@@ -422,9 +422,21 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
             qlora__save_add(&list, "base_model.model.", &m->parameters, &t);
         }
     }
-    const char* const metadata[] = {QLORA__SCALE_KEY, m->rope_scale, NULL};
-    qlora_result r = qlora__save_prepare(
-        ctx, &list, path, !norms && m->rope_scale[0] != '\0' ? metadata : NULL, false, w);
+    // A model that does not train saves what it has loaded.
+    bool loaded = m->trained_base[0] != '\0' && !qlora__trains(m);
+    const char* metadata[5] = {NULL, NULL, NULL, NULL, NULL};
+    int count = 0;
+    const char* const pairs[2][2] = {
+        {QLORA__BASE_KEY, loaded ? m->trained_base : qlora__base_name(m)},
+        {QLORA__SCALE_KEY, m->rope_scale}};
+    for (int i = 0; i < 2; i++) {
+        if (pairs[i][1][0] != '\0') {
+            metadata[count++] = pairs[i][0];
+            metadata[count++] = pairs[i][1];
+        }
+    }
+    qlora_result r =
+        qlora__save_prepare(ctx, &list, path, !norms && count > 0 ? metadata : NULL, false, w);
     qlora__save_close(ctx, &list);
     return r;
 }

@@ -245,6 +245,9 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
         }
     }
     qlora__free(ctx, values, room);
+    if (r == QLORA_OK) {
+        qlora__trained_base_read(m, source.peft);
+    }
     qlora__adapter_source_close(ctx, &source);
     QLORA__TRY(r);
     return qlora__parameters_changed(ctx, m);

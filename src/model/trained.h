@@ -139,6 +139,50 @@ static qlora_result qlora__adapter_scale(qlora_ctx* ctx, const qlora_model* m,
                        peft->tensors.dir, text);
 }
 
+// The same for the format of the base that it was trained on.
+#define QLORA__BASE_KEY "base_format"
+
+static const char* const qlora__base_names[] = {"nf4", "16bit", "32bit", "fp8"};
+
+// The format of the projections; "" without weights.
+static const char* qlora__base_name(const qlora_model* m) {
+    if (!qlora__computes(m)) {
+        return "";
+    }
+    int found = m->desc.base == QLORA_BASE_16BIT ? QLORA_BASE_16BIT : QLORA_BASE_32BIT;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            found = p->is_nf4 ? QLORA_BASE_NF4 : p->is_fp8 ? QLORA_BASE_FP8 : found;
+        }
+    }
+    return qlora__base_names[found];
+}
+
+static void qlora__trained_base_read(qlora_model* m, const qlora__peft* peft) {
+    char text[8];
+    m->trained_base[0] = '\0';
+    if (peft == NULL || peft->tensors.shard_count == 0 ||
+        !qlora__st_metadata(&peft->tensors.shards[0], QLORA__BASE_KEY, text, sizeof text)) {
+        return;
+    }
+    for (size_t i = 0; i < sizeof qlora__base_names / sizeof qlora__base_names[0]; i++) {
+        if (strcmp(text, qlora__base_names[i]) == 0) {
+            memcpy(m->trained_base, text, sizeof text);
+        }
+    }
+}
+
+// The format that the adapter was trained on, if its weights have other values than those here.
+static const char* qlora__trained_base(const qlora_model* m) {
+    const char* here = qlora__base_name(m);
+    bool dense = strstr(here, "bit") != NULL && strstr(m->trained_base, "bit") != NULL;
+    // files in bf16 are the same in 32 bits
+    bool same = strcmp(here, m->trained_base) == 0 ||
+                (dense && m->plan.config.dtype == (int32_t)QLORA_BF16);
+    return same ? "" : m->trained_base;
+}
+
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
     qlora__peft* peft = &m->source->peft;

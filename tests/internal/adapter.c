@@ -666,6 +666,50 @@ TEST norms_are_in_the_peft_file(void) {
     PASS();
 }
 
+// The format of the base is kept with the adapter, and compared where it is used.
+TEST adapters_know_their_base(void) {
+    static const struct {
+        qlora_base_format trained;
+        qlora_base_format used;
+        const char* base;
+        const char* other;
+    } rows[] = {{QLORA_BASE_32BIT, QLORA_BASE_NF4, "nf4", "32bit"},
+                {QLORA_BASE_NF4, QLORA_BASE_32BIT, "32bit", "nf4"},
+                {QLORA_BASE_NF4, QLORA_BASE_FP8, "fp8", "nf4"},
+                {QLORA_BASE_16BIT, QLORA_BASE_32BIT, "32bit", "16bit"}, // of f32 files
+                {QLORA_BASE_FP8, QLORA_BASE_FP8, "fp8", ""}};
+    static stage s;
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(folder_make(&s, "m"));
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        opening o = {0};
+        session a;
+        qlora_model_info info;
+        o.dir = "m";
+        o.base = rows[i].trained;
+        ASSERT(session_open(&s, &o, &a));
+        ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "ad", NULL));
+        ASSERT_EQ(QLORA_OK, qlora_model_query(a.model, &info));
+        ASSERT_STR_EQ("", info.trained_base);
+        ASSERT(session_close(&a));
+        o.base = rows[i].used;
+        o.adapter = "ad";
+        ASSERT(session_open(&s, &o, &a));
+        ASSERT_EQ(QLORA_OK, qlora_model_query(a.model, &info));
+        ASSERT_STR_EQ(rows[i].base, info.base);
+        ASSERT_STR_EQ(rows[i].other, info.trained_base);
+        ASSERT(session_close(&a));
+        qlora_model* alone = NULL;
+        ASSERT_EQ(QLORA_OK, adapter_alone(&s, "m", "ad", false, &alone));
+        ASSERT_EQ(QLORA_OK, qlora_model_query(alone, &info));
+        ASSERT_STR_EQ("", info.base);
+        ASSERT(info.trained_base[0] != '\0');
+        ASSERT_EQ(QLORA_OK, qlora_model_close(alone));
+    }
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
 // An adapter with patterns, a subset of layers and uneven ranks.
 static const char pattern_config[] =
     "{\"peft_type\":\"LORA\",\"r\":4,\"lora_alpha\":6,\"lora_dropout\":0.0,\"bias\":\"none\","
@@ -2569,6 +2613,7 @@ static void run_fixtures(void) {
 SUITE(adapter_suite) {
     RUN_ON(TEST_ONE_EACH, saved_adapters_come_back);
     RUN_TEST(norms_are_in_the_peft_file);
+    RUN_TEST(adapters_know_their_base);
     RUN_TEST(patterns_survive);
     RUN_TEST(dora_of_other_folders);
     RUN_TEST(rows_of_a_head_of_its_own);
