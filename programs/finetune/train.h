@@ -400,13 +400,14 @@ static bool checkpoint_load(app* a) {
 
 static bool adapter_write(app* a, const char* path) {
     qlora_adapter_desc desc;
+    char room[PATH_SIZE];
     if (a->rank > 0) {
         return true;
     }
     memset(&desc, 0, sizeof desc);
-    desc.base_name = a->o.base_name != NULL ? a->o.base_name : a->model_desc.dir;
+    desc.base_name = base_named(a, room);
     return lib(a, qlora_adapter_save(a->model, path, &desc), "saving the adapter") &&
-           new_tokens_save(a, path);
+           new_tokens_save(a, path) && card_write(a, path);
 }
 
 static bool adapter_save(app* a) {
