@@ -1469,8 +1469,8 @@ QLORA_API qlora_result qlora_adapter_renew(qlora_model* model, uint64_t seed);
 // state is left unchanged.
 QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
 // Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms are
-// in it as PEFT's modules_to_save, and once more in trained_norms.safetensors, as exact factors: for
-// Gemma, PEFT's file and the base store them minus 1, which rounds, this file does not. The
+// in it as PEFT's modules_to_save, and once more in trained_norms.safetensors, as exact factors:
+// for Gemma, PEFT's file and the base store them minus 1, which rounds, this file does not. The
 // metadata of the file name the format of the base that it was trained on.
 // The folder is one unit: files of an earlier adapter that the new one does not have are removed,
 // and a crash leaves the old adapter, the new one, or a folder without a config, which does not
@@ -12477,8 +12477,8 @@ static QLORA__UNUSED void qlora__json_begin(qlora__json_parser* p, qlora__env* e
     p->words = false;
 }
 
-// Parses `size` bytes of strict RFC 8259 JSON, but for what `flags` allow. `label` names the text in
-// messages; it and the text must outlive the tokens. Call qlora__json_free afterwards; after a
+// Parses `size` bytes of strict RFC 8259 JSON, but for what `flags` allow. `label` names the text
+// in messages; it and the text must outlive the tokens. Call qlora__json_free afterwards; after a
 // failure there is nothing to free.
 static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char* label,
                                                     const void* text, uint64_t size, uint32_t flags,
@@ -18100,10 +18100,10 @@ typedef struct qlora__peft {
     bool saves_embed; // modules_to_save
     bool saves_head;
     uint32_t saves_norms; // the list, if it names norms
-    bool tied;           // ensure_weight_tying
-    uint32_t token_rows; // trainable_token_indices, a list; 0 = none
-    bool head_rows;      // the same rows of lm_head are trained as well
-    uint32_t targets;    // tokens of the config; 0 if absent
+    bool tied;            // ensure_weight_tying
+    uint32_t token_rows;  // trainable_token_indices, a list; 0 = none
+    bool head_rows;       // the same rows of lm_head are trained as well
+    uint32_t targets;     // tokens of the config; 0 if absent
     uint32_t excludes;
     uint32_t layers;
     uint32_t rank_pattern;
@@ -18669,8 +18669,9 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
     size_t length = strlen(t->name);
     size_t end = sizeof magnitude - 1;
     bool shared = p->tied && p->saves_embed;
+    bool head = p->saves_head || shared;
     *known = (p->saves_embed && strcmp(plain, "embed_tokens.weight") == 0) ||
-             ((p->saves_head || shared) && strcmp(plain, "lm_head.weight") == 0) ||
+             (head && strcmp(plain, "lm_head.weight") == 0) ||
              (p->token_rows != 0 &&
               strcmp(plain, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
              (p->token_rows != 0 &&
@@ -18679,8 +18680,8 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
                strcmp(plain, "embed_tokens.token_adapter.base_layer.weight") == 0)) ||
              (p->saves_embed && (strcmp(plain, "embed_tokens.modules_to_save.weight") == 0 ||
                                  strcmp(plain, "embed_tokens.original_module.weight") == 0)) ||
-             ((p->saves_head || shared) && (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
-                                            strcmp(plain, "lm_head.original_module.weight") == 0)) ||
+             (head && (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
+                       strcmp(plain, "lm_head.original_module.weight") == 0)) ||
              qlora__peft_norm_tensor(p, t->name);
     if (*known || !p->dora || length <= end || length >= 320 ||
         strcmp(t->name + length - end, magnitude) != 0) {
@@ -43947,20 +43948,19 @@ static qlora_result qlora__adapter_norm(qlora_ctx* ctx, const qlora_model* m,
     const qlora__st_tensor* exact = s->has_norms ? qlora__st_find(&s->norms, t->name) : NULL;
     const qlora__st_tensor* stored = NULL;
     if (s->has_norms && exact == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing", s->dir,
-                           QLORA__NORMS_FILE, t->name);
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing", s->dir, QLORA__NORMS_FILE,
+                           t->name);
     }
     if (s->peft != NULL && s->peft->saves_norms != 0 &&
         qlora__peft_saves_norm(s->peft, t->name, strlen(t->name) - 7)) {
         char name[224];
         snprintf(name, sizeof name, "base_model.model.%s", t->name);
-        QLORA__TRY(
-            qlora__folder_need(&ctx->env, &s->peft->tensors, name, t->cols, -1, &stored));
+        QLORA__TRY(qlora__folder_need(&ctx->env, &s->peft->tensors, name, t->cols, -1, &stored));
     }
     const qlora__st_tensor* both[2] = {exact, stored};
     for (int i = 0; i < 2; i++) {
-        if (both[i] != NULL && (!qlora__st_is_float(both[i]) || both[i]->rank != 1 ||
-                                both[i]->shape[0] != t->cols)) {
+        if (both[i] != NULL &&
+            (!qlora__st_is_float(both[i]) || both[i]->rank != 1 || both[i]->shape[0] != t->cols)) {
             return qlora__fail(ctx, QLORA_ERR_FORMAT,
                                "%s/%s: %s is not a vector of %lld floating-point numbers", s->dir,
                                i == 0 ? QLORA__NORMS_FILE : "adapter_model.safetensors",
@@ -43969,9 +43969,8 @@ static qlora_result qlora__adapter_norm(qlora_ctx* ctx, const qlora_model* m,
     }
     *out = exact != NULL ? exact : stored;
     *offset = exact != NULL ? 0.0f : (float)m->plan.config.norm_offset;
-    return exact != NULL && stored != NULL
-               ? qlora__adapter_same_norm(ctx, m, s, exact, stored)
-               : QLORA_OK;
+    return exact != NULL && stored != NULL ? qlora__adapter_same_norm(ctx, m, s, exact, stored)
+                                           : QLORA_OK;
 }
 
 // Finds a trained tensor in the folder; NULL for a norm if the folder does not have it. *offset is
@@ -43991,12 +43990,11 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
     qlora__peft_module found;
     const char* end = t->is_magnitude ? ".lora_magnitude_vector" : ".lora_A.weight";
     snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(end)), t->name);
-    QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out,
-                                t->projection->in, &found));
+    QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out, t->projection->in,
+                                &found));
     *out = t->is_magnitude ? found.m : t->is_b ? found.b : found.a;
     if (t->is_magnitude && !qlora__st_is_float(*out)) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is not floating-point", s->dir,
-                           t->name);
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is not floating-point", s->dir, t->name);
     }
     return QLORA_OK;
 }
@@ -53072,4 +53070,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 42fa8016cd77b7f1
+//@@ end a535b7a065ac11ee

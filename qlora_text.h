@@ -2969,8 +2969,8 @@ static QLORA__UNUSED void qlora__json_begin(qlora__json_parser* p, qlora__env* e
     p->words = false;
 }
 
-// Parses `size` bytes of strict RFC 8259 JSON, but for what `flags` allow. `label` names the text in
-// messages; it and the text must outlive the tokens. Call qlora__json_free afterwards; after a
+// Parses `size` bytes of strict RFC 8259 JSON, but for what `flags` allow. `label` names the text
+// in messages; it and the text must outlive the tokens. Call qlora__json_free afterwards; after a
 // failure there is nothing to free.
 static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char* label,
                                                     const void* text, uint64_t size, uint32_t flags,
@@ -32858,4 +32858,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end fa65552625d474b8
+//@@ end 4a17aca3ccc02ef2

@@ -82,8 +82,9 @@ static bool card_text(app* a, blob* out) {
         put(out, "BASE is the model that the GGUF file was made from.\n\n");
     }
     if (a->o.rope_scale != NULL) {
-        put(out, "It was trained with the rotation scaled (%s): the config of the base needs the "
-                 "same scaling.\n\n",
+        put(out,
+            "It was trained with the rotation scaled (%s): the config of the base needs the "
+            "same scaling.\n\n",
             a->o.rope_scale);
     }
     put(out, "## Training\n\nStep %lld of %lld", (long long)a->step, (long long)a->total_steps);

@@ -22,8 +22,8 @@ QLORA_API qlora_result qlora_adapter_renew(qlora_model* model, uint64_t seed);
 // state is left unchanged.
 QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
 // Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms are
-// in it as PEFT's modules_to_save, and once more in trained_norms.safetensors, as exact factors: for
-// Gemma, PEFT's file and the base store them minus 1, which rounds, this file does not. The
+// in it as PEFT's modules_to_save, and once more in trained_norms.safetensors, as exact factors:
+// for Gemma, PEFT's file and the base store them minus 1, which rounds, this file does not. The
 // metadata of the file name the format of the base that it was trained on.
 // The folder is one unit: files of an earlier adapter that the new one does not have are removed,
 // and a crash leaves the old adapter, the new one, or a folder without a config, which does not

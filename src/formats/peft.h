@@ -11,10 +11,10 @@ typedef struct qlora__peft {
     bool saves_embed; // modules_to_save
     bool saves_head;
     uint32_t saves_norms; // the list, if it names norms
-    bool tied;           // ensure_weight_tying
-    uint32_t token_rows; // trainable_token_indices, a list; 0 = none
-    bool head_rows;      // the same rows of lm_head are trained as well
-    uint32_t targets;    // tokens of the config; 0 if absent
+    bool tied;            // ensure_weight_tying
+    uint32_t token_rows;  // trainable_token_indices, a list; 0 = none
+    bool head_rows;       // the same rows of lm_head are trained as well
+    uint32_t targets;     // tokens of the config; 0 if absent
     uint32_t excludes;
     uint32_t layers;
     uint32_t rank_pattern;
@@ -580,8 +580,9 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
     size_t length = strlen(t->name);
     size_t end = sizeof magnitude - 1;
     bool shared = p->tied && p->saves_embed;
+    bool head = p->saves_head || shared;
     *known = (p->saves_embed && strcmp(plain, "embed_tokens.weight") == 0) ||
-             ((p->saves_head || shared) && strcmp(plain, "lm_head.weight") == 0) ||
+             (head && strcmp(plain, "lm_head.weight") == 0) ||
              (p->token_rows != 0 &&
               strcmp(plain, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
              (p->token_rows != 0 &&
@@ -590,8 +591,8 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
                strcmp(plain, "embed_tokens.token_adapter.base_layer.weight") == 0)) ||
              (p->saves_embed && (strcmp(plain, "embed_tokens.modules_to_save.weight") == 0 ||
                                  strcmp(plain, "embed_tokens.original_module.weight") == 0)) ||
-             ((p->saves_head || shared) && (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
-                                            strcmp(plain, "lm_head.original_module.weight") == 0)) ||
+             (head && (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
+                       strcmp(plain, "lm_head.original_module.weight") == 0)) ||
              qlora__peft_norm_tensor(p, t->name);
     if (*known || !p->dora || length <= end || length >= 320 ||
         strcmp(t->name + length - end, magnitude) != 0) {

@@ -165,20 +165,19 @@ static qlora_result qlora__adapter_norm(qlora_ctx* ctx, const qlora_model* m,
     const qlora__st_tensor* exact = s->has_norms ? qlora__st_find(&s->norms, t->name) : NULL;
     const qlora__st_tensor* stored = NULL;
     if (s->has_norms && exact == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing", s->dir,
-                           QLORA__NORMS_FILE, t->name);
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing", s->dir, QLORA__NORMS_FILE,
+                           t->name);
     }
     if (s->peft != NULL && s->peft->saves_norms != 0 &&
         qlora__peft_saves_norm(s->peft, t->name, strlen(t->name) - 7)) {
         char name[224];
         snprintf(name, sizeof name, "base_model.model.%s", t->name);
-        QLORA__TRY(
-            qlora__folder_need(&ctx->env, &s->peft->tensors, name, t->cols, -1, &stored));
+        QLORA__TRY(qlora__folder_need(&ctx->env, &s->peft->tensors, name, t->cols, -1, &stored));
     }
     const qlora__st_tensor* both[2] = {exact, stored};
     for (int i = 0; i < 2; i++) {
-        if (both[i] != NULL && (!qlora__st_is_float(both[i]) || both[i]->rank != 1 ||
-                                both[i]->shape[0] != t->cols)) {
+        if (both[i] != NULL &&
+            (!qlora__st_is_float(both[i]) || both[i]->rank != 1 || both[i]->shape[0] != t->cols)) {
             return qlora__fail(ctx, QLORA_ERR_FORMAT,
                                "%s/%s: %s is not a vector of %lld floating-point numbers", s->dir,
                                i == 0 ? QLORA__NORMS_FILE : "adapter_model.safetensors",
@@ -187,9 +186,8 @@ static qlora_result qlora__adapter_norm(qlora_ctx* ctx, const qlora_model* m,
     }
     *out = exact != NULL ? exact : stored;
     *offset = exact != NULL ? 0.0f : (float)m->plan.config.norm_offset;
-    return exact != NULL && stored != NULL
-               ? qlora__adapter_same_norm(ctx, m, s, exact, stored)
-               : QLORA_OK;
+    return exact != NULL && stored != NULL ? qlora__adapter_same_norm(ctx, m, s, exact, stored)
+                                           : QLORA_OK;
 }
 
 // Finds a trained tensor in the folder; NULL for a norm if the folder does not have it. *offset is
@@ -209,12 +207,11 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
     qlora__peft_module found;
     const char* end = t->is_magnitude ? ".lora_magnitude_vector" : ".lora_A.weight";
     snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(end)), t->name);
-    QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out,
-                                t->projection->in, &found));
+    QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out, t->projection->in,
+                                &found));
     *out = t->is_magnitude ? found.m : t->is_b ? found.b : found.a;
     if (t->is_magnitude && !qlora__st_is_float(*out)) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is not floating-point", s->dir,
-                           t->name);
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is not floating-point", s->dir, t->name);
     }
     return QLORA_OK;
 }

@@ -100,8 +100,8 @@ static bool method_is_refused(fixture* f, uint32_t method) {
     desc.method = (qlora_method)f->method;
     qlora__json_string(&f->json, method, name, sizeof name);
     snprintf(what, sizeof what, "method %s", name);
-    return qlora__method_desc_check(f->ctx, &desc) != QLORA_OK &&
-           !trouble_known(f, what, true) && f->refused;
+    return qlora__method_desc_check(f->ctx, &desc) != QLORA_OK && !trouble_known(f, what, true) &&
+           f->refused;
 }
 
 // The method and the folder of the base; fixtures have neither.
