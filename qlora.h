@@ -883,7 +883,7 @@ typedef struct qlora_model_desc {
     const qlora_new_token* new_tokens;
     int64_t new_token_count;
     uint32_t targets;                // qlora_target bits that the model has; 0 = all
-    bool train_norms;                // also train the RMSNorm weights
+    bool train_norms;                // also train the RMSNorm weights; adapters with norms set it
     const qlora_adapter_slot* slots; // the adapters of the model, at most 64; NULL = one
     int64_t slot_count;
     // Its memory.
@@ -53070,4 +53070,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a535b7a065ac11ee
+//@@ end f3b1af796a0f79ff
