@@ -883,7 +883,7 @@ typedef struct qlora_model_desc {
     const qlora_new_token* new_tokens;
     int64_t new_token_count;
     uint32_t targets;                // qlora_target bits that the model has; 0 = all
-    bool train_norms;                // also train the RMSNorm weights
+    bool train_norms;                // also train the RMSNorm weights; adapters with norms set it
     const qlora_adapter_slot* slots; // the adapters of the model, at most 64; NULL = one
     int64_t slot_count;
     // Its memory.
@@ -1025,6 +1025,12 @@ typedef struct qlora_model_info {
     int64_t generations; // number of generations that exist, at most generate_sequences
     int64_t adapters;    // number of adapters, at least 1
     int64_t adapter;     // the one that qlora_adapter_select has chosen
+    // The format of the projections of this model: "nf4", "16bit", "32bit" or "fp8"; "" without
+    // weights (QLORA_PURPOSE_ADAPTER).
+    const char* base;
+    // The format of those that the adapter loaded last was trained on, if they do not have the same
+    // values; otherwise, and if the adapter does not say it, "". Its results then are others.
+    const char* trained_base;
 } qlora_model_info;
 // Does not use the device and does not change qlora_last_error.
 QLORA_API qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out);
@@ -1462,21 +1468,22 @@ QLORA_API qlora_result qlora_adapter_renew(qlora_model* model, uint64_t seed);
 // to different contexts; within one context the call does not wait for the device. The optimizer
 // state is left unchanged.
 QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
-// Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms,
-// which PEFT's LoRA adapters cannot contain, are written to trained_norms.safetensors next to them,
-// as factors: for Gemma, the base stores them minus 1, this file does not.
+// Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms are
+// in it as PEFT's modules_to_save, and once more in trained_norms.safetensors, as exact factors:
+// for Gemma, PEFT's file and the base store them minus 1, which rounds, this file does not. The
+// metadata of the file name the format of the base that it was trained on.
 // The folder is one unit: files of an earlier adapter that the new one does not have are removed,
 // and a crash leaves the old adapter, the new one, or a folder without a config, which does not
 // load. Waits for the device. desc NULL = all defaults, here and below.
 QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
 // Loads a PEFT folder, whose modules, ranks and scales must be those of the model; trained norms in
-// it need a model that was opened with train_norms. The optimizer state is left unchanged. Waits
-// for the device.
+// it need a model that was opened with train_norms or with such an adapter. The optimizer state is
+// left unchanged. Waits for the device.
 QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
-// Writes an f32 adapter for llama.cpp; the format cannot contain trained norms. Waits for the
-// device.
+// Writes an f32 adapter for llama.cpp; what the format cannot contain, such as trained norms, is
+// refused. Waits for the device.
 QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
                                                const qlora_adapter_desc* desc);
 
@@ -12025,6 +12032,8 @@ typedef enum qlora__json_kind {
 #define QLORA__JSON_MAX_BYTES 0x7FFFFFFFu
 #define QLORA__JSON_ROOT 0xFFFFFFFFu
 #define QLORA__JSON_UNIQUE 1u // flag: duplicate keys in an object are an error
+// Flag: Infinity, -Infinity and NaN, which Python writes, are numbers; they have no value here.
+#define QLORA__JSON_WORDS 2u
 
 // 16 bytes, because a file of short numbers has a token for every two bytes.
 typedef struct qlora__json_token {
@@ -12057,6 +12066,7 @@ typedef struct qlora__json_parser {
     uint32_t at;
     uint32_t parent; // the innermost open container, whose `next` holds its own parent
     uint32_t depth;
+    bool words; // QLORA__JSON_WORDS
 } qlora__json_parser;
 
 static QLORA__UNUSED void qlora__json_free(qlora__env* env, qlora__json* json) {
@@ -12274,8 +12284,9 @@ static QLORA__UNUSED qlora_result qlora__json_value(qlora__json_parser* p) {
     static const struct {
         const char* word;
         qlora__json_kind kind;
-    } words[3] = {
-        {"null", QLORA__JSON_NULL}, {"false", QLORA__JSON_FALSE}, {"true", QLORA__JSON_TRUE}};
+    } words[6] = {{"null", QLORA__JSON_NULL},       {"false", QLORA__JSON_FALSE},
+                  {"true", QLORA__JSON_TRUE},       {"NaN", QLORA__JSON_NUMBER},
+                  {"Infinity", QLORA__JSON_NUMBER}, {"-Infinity", QLORA__JSON_NUMBER}};
     const char* text = p->json->text;
     char c = text[p->at];
     if (c == '"') {
@@ -12293,7 +12304,7 @@ static QLORA__UNUSED qlora_result qlora__json_value(qlora__json_parser* p) {
         p->at++;
         return QLORA_OK;
     }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < (p->words ? 6 : 3); i++) {
         uint32_t length = (uint32_t)strlen(words[i].word);
         if (c == words[i].word[0] && p->json->size - p->at >= length &&
             memcmp(text + p->at, words[i].word, length) == 0) {
@@ -12475,11 +12486,12 @@ static QLORA__UNUSED void qlora__json_begin(qlora__json_parser* p, qlora__env* e
     p->at = 0;
     p->parent = QLORA__JSON_ROOT;
     p->depth = 0;
+    p->words = false;
 }
 
-// Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages; it and the text
-// must outlive the tokens. Call qlora__json_free afterwards; after a failure there is nothing to
-// free.
+// Parses `size` bytes of strict RFC 8259 JSON, but for what `flags` allow. `label` names the text
+// in messages; it and the text must outlive the tokens. Call qlora__json_free afterwards; after a
+// failure there is nothing to free.
 static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char* label,
                                                     const void* text, uint64_t size, uint32_t flags,
                                                     qlora__json* out) {
@@ -12493,6 +12505,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char*
     json.label = label;
     json.size = (uint32_t)size;
     qlora__json_begin(&p, env, &json);
+    p.words = (flags & QLORA__JSON_WORDS) != 0;
     qlora_result result = qlora__json_parse_tokens(&p);
     if (result == QLORA_OK) {
         qlora__json_space(&p);
@@ -12687,7 +12700,8 @@ static QLORA__UNUSED qlora_result qlora__json_decode(qlora__env* env, qlora__jso
 // A finite number, converted to the nearest double.
 static QLORA__UNUSED bool qlora__json_double(const qlora__json* json, uint32_t token, double* out) {
     const qlora__json_token* t = &json->tokens[token];
-    if (t->kind != QLORA__JSON_NUMBER) {
+    char last = t->end > t->begin ? json->text[t->end - 1] : '\0';
+    if (t->kind != QLORA__JSON_NUMBER || last < '0' || last > '9') { // QLORA__JSON_WORDS
         return false;
     }
     double x = qlora__number_parse(json->text + t->begin, t->end - t->begin);
@@ -15989,7 +16003,7 @@ static qlora_result qlora__config_parse(qlora__env* env, const char* label, cons
                                         uint64_t size, qlora_model_config* out) {
     qlora__json json;
     qlora_model_config config;
-    QLORA__TRY(qlora__json_parse(env, label, text, size, 0, &json));
+    QLORA__TRY(qlora__json_parse(env, label, text, size, QLORA__JSON_WORDS, &json));
     qlora_result result = qlora__config_from_json(env, &json, &config);
     qlora__json_free(env, &json);
     if (result == QLORA_OK) {
@@ -16004,7 +16018,7 @@ static qlora_result qlora__config_parse_generation(qlora__env* env, const char* 
                                                    qlora_model_config* config) {
     qlora__json json;
     qlora__config_reader r;
-    QLORA__TRY(qlora__json_parse(env, label, text, size, 0, &json));
+    QLORA__TRY(qlora__json_parse(env, label, text, size, QLORA__JSON_WORDS, &json));
     r.env = env;
     r.json = &json;
     r.object = 0;
@@ -16648,7 +16662,8 @@ static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const ch
     QLORA__TRY(qlora__path_join(env, from_dir, "config.json", path));
     QLORA__TRY(qlora__map_open(env, path, &map));
     qlora__string_begin(env, &text);
-    qlora_result result = qlora__json_parse(env, path, map.data, map.size, 0, &json);
+    qlora_result result =
+        qlora__json_parse(env, path, map.data, map.size, QLORA__JSON_WORDS, &json);
     if (result == QLORA_OK) {
         if (qlora__json_kind_of(&json, 0) == QLORA__JSON_OBJECT) {
             qlora__config_rewrite(&json, dtype, vocab, scaled, &text);
@@ -18096,10 +18111,11 @@ typedef struct qlora__peft {
     bool dora;
     bool saves_embed; // modules_to_save
     bool saves_head;
-    bool tied;           // ensure_weight_tying
-    uint32_t token_rows; // trainable_token_indices, a list; 0 = none
-    bool head_rows;      // the same rows of lm_head are trained as well
-    uint32_t targets;    // tokens of the config; 0 if absent
+    uint32_t saves_norms; // the list, if it names norms
+    bool tied;            // ensure_weight_tying
+    uint32_t token_rows;  // trainable_token_indices, a list; 0 = none
+    bool head_rows;       // the same rows of lm_head are trained as well
+    uint32_t targets;     // tokens of the config; 0 if absent
     uint32_t excludes;
     uint32_t layers;
     uint32_t rank_pattern;
@@ -18464,7 +18480,27 @@ static bool qlora__peft_named(const qlora__json* json, uint32_t value, const cha
            (n == length || name[n - length - 1] == '.');
 }
 
-// modules_to_save: of the modules that are not projections, only embedding and head.
+// Whether modules_to_save selects a norm: as in PEFT, its name ends in one of the list.
+static bool qlora__peft_saves_norm(const qlora__peft* p, const char* module, size_t length) {
+    const qlora__json* json = &p->json;
+    bool found = false;
+    for (uint32_t k = p->saves_norms + 1;
+         p->saves_norms != 0 && !found && k < json->tokens[p->saves_norms].next;
+         k = json->tokens[k].next) {
+        size_t n = qlora__json_string(json, k, NULL, 0);
+        found = n > 0 && n <= length && qlora__json_equals(json, k, module + length - n, n);
+    }
+    return found;
+}
+
+// Whether a name that is not that of embedding or head can only select norms.
+static bool qlora__peft_is_norm(const qlora__json* json, uint32_t value) {
+    char name[160];
+    size_t n = qlora__json_string(json, value, name, sizeof name);
+    return n >= 4 && n < sizeof name && strlen(name) == n && strcmp(name + n - 4, "norm") == 0;
+}
+
+// modules_to_save: of the modules that are not projections, only embedding, head and norms.
 static qlora_result qlora__peft_check_saved(const qlora__config_reader* r, qlora__peft* p) {
     uint32_t list = 0;
     QLORA__TRY(qlora__config_bool(r, "ensure_weight_tying", false, &p->tied));
@@ -18476,10 +18512,12 @@ static qlora_result qlora__peft_check_saved(const qlora__config_reader* r, qlora
          k = r->json->tokens[k].next) {
         bool embed = qlora__peft_named(r->json, k, "embed_tokens");
         bool head = qlora__peft_named(r->json, k, "lm_head");
-        if (!embed && !head) {
+        bool norm = !embed && !head && qlora__peft_is_norm(r->json, k);
+        if (!embed && !head && !norm) {
             return qlora__config_refuse(r, "modules_to_save", k,
-                                        "only embed_tokens and lm_head are supported");
+                                        "only embed_tokens, lm_head and norms are supported");
         }
+        p->saves_norms = norm ? list : p->saves_norms;
         p->saves_embed = p->saves_embed || embed;
         p->saves_head = p->saves_head || head;
     }
@@ -18626,8 +18664,15 @@ static qlora_result qlora__peft_check_matrix(qlora__env* env, const qlora__peft*
     return QLORA_OK;
 }
 
-// Whether a tensor of the file is a whole trained matrix, rows of the embedding, or a magnitude, as
-// the config announces them. Their shapes are checked when they are read.
+// Whether a tensor is the weight of a norm that the config announces.
+static bool qlora__peft_norm_tensor(const qlora__peft* p, const char* name) {
+    size_t length = strlen(name);
+    return length > 7 && strcmp(name + length - 7, ".weight") == 0 && length < 300 &&
+           strstr(name, ".lora_") == NULL && qlora__peft_saves_norm(p, name, length - 7);
+}
+
+// Whether a tensor of the file is a whole trained matrix, rows of the embedding, a norm, or a
+// magnitude, as the config announces them. Their shapes are checked when they are read.
 static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft* p,
                                              const qlora__st_tensor* t, bool* known) {
     static const char magnitude[] = ".lora_magnitude_vector";
@@ -18636,8 +18681,9 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
     size_t length = strlen(t->name);
     size_t end = sizeof magnitude - 1;
     bool shared = p->tied && p->saves_embed;
+    bool head = p->saves_head || shared;
     *known = (p->saves_embed && strcmp(plain, "embed_tokens.weight") == 0) ||
-             ((p->saves_head || shared) && strcmp(plain, "lm_head.weight") == 0) ||
+             (head && strcmp(plain, "lm_head.weight") == 0) ||
              (p->token_rows != 0 &&
               strcmp(plain, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
              (p->token_rows != 0 &&
@@ -18646,8 +18692,9 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
                strcmp(plain, "embed_tokens.token_adapter.base_layer.weight") == 0)) ||
              (p->saves_embed && (strcmp(plain, "embed_tokens.modules_to_save.weight") == 0 ||
                                  strcmp(plain, "embed_tokens.original_module.weight") == 0)) ||
-             ((p->saves_head || shared) && (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
-                                            strcmp(plain, "lm_head.original_module.weight") == 0));
+             (head && (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
+                       strcmp(plain, "lm_head.original_module.weight") == 0)) ||
+             qlora__peft_norm_tensor(p, t->name);
     if (*known || !p->dora || length <= end || length >= 320 ||
         strcmp(t->name + length - end, magnitude) != 0) {
         return QLORA_OK;
@@ -34267,6 +34314,7 @@ struct qlora_model {
     int64_t elements;    // of the parameter arena, including gaps
     int64_t positions;   // rows of the rope tables
     char rope_scale[QLORA__SCALE_ROOM]; // that was asked for; empty = none
+    char trained_base[8];               // of the adapter that was loaded last; empty = not known
     bool on_gpu;         // the plan is for a GPU
     bool own_chunk;      // desc.head_chunk was set by the caller
     bool every_row;      // for tests: model/labelled.h is off
@@ -36229,6 +36277,47 @@ static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora_model* m, i
     return QLORA_OK;
 }
 
+// The exact factors of trained norms, beside PEFT's files: there, families that store norms minus 1
+// round what was trained. Without matrices, which PEFT needs, it is the only file.
+#define QLORA__NORMS_FILE "trained_norms.safetensors"
+
+// The name of a norm in the base: number `norm` of a layer, or, for layer -1, the last one.
+static void qlora__norm_name(const qlora_model* m, int64_t layer, int norm, char out[192]) {
+    const qlora_model_config* c = &m->plan.config;
+    const char* wrapper = c->wrapped ? "language_model." : "";
+    if (layer < 0) {
+        snprintf(out, 192, "model.%snorm.weight", wrapper);
+    } else {
+        snprintf(out, 192, "model.%slayers.%lld.%s.weight", wrapper, (long long)layer,
+                 qlora__arch_norm(m->arch, c, norm));
+    }
+}
+
+// The name of norm number `index` of the model; false past the last one.
+static bool qlora__norm_name_at(const qlora_model* m, int64_t index, char out[192]) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < QLORA__NORMS; i++) {
+            if (qlora__has_norm(m, i) && index-- == 0) {
+                qlora__norm_name(m, l, i, out);
+                return true;
+            }
+        }
+    }
+    qlora__norm_name(m, -1, 0, out);
+    return index == 0;
+}
+
+// Whether a name, without what precedes "layers.", is that of a norm.
+static bool qlora__names_norm(const qlora_model* m, const char* plain) {
+    char name[192];
+    for (int64_t i = 0; qlora__norm_name_at(m, i, name); i++) {
+        if (strcmp(qlora__plain_name(name), plain) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 // Every matrix of an adapter folder must belong to a module of the model: what is not used would
 // change the results in PEFT. Those of a vision part are left out, with a message: it is not run.
 static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m,
@@ -36249,7 +36338,7 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
             (m->token_count > 0 &&
              strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
             (m->head_rows && strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
-            qlora__is_peft_copy(m, name);
+            qlora__names_norm(m, name) || qlora__is_peft_copy(m, name);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int k = 0; k < m->arch->layout->count && !known; k++) {
                 char module[160];
@@ -36290,6 +36379,50 @@ static qlora_result qlora__adapter_scale(qlora_ctx* ctx, const qlora_model* m,
                        peft->tensors.dir, text);
 }
 
+// The same for the format of the base that it was trained on.
+#define QLORA__BASE_KEY "base_format"
+
+static const char* const qlora__base_names[] = {"nf4", "16bit", "32bit", "fp8"};
+
+// The format of the projections; "" without weights.
+static const char* qlora__base_name(const qlora_model* m) {
+    if (!qlora__computes(m)) {
+        return "";
+    }
+    int found = m->desc.base == QLORA_BASE_16BIT ? QLORA_BASE_16BIT : QLORA_BASE_32BIT;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            found = p->is_nf4 ? QLORA_BASE_NF4 : p->is_fp8 ? QLORA_BASE_FP8 : found;
+        }
+    }
+    return qlora__base_names[found];
+}
+
+static void qlora__trained_base_read(qlora_model* m, const qlora__peft* peft) {
+    char text[8];
+    m->trained_base[0] = '\0';
+    if (peft == NULL || peft->tensors.shard_count == 0 ||
+        !qlora__st_metadata(&peft->tensors.shards[0], QLORA__BASE_KEY, text, sizeof text)) {
+        return;
+    }
+    for (size_t i = 0; i < sizeof qlora__base_names / sizeof qlora__base_names[0]; i++) {
+        if (strcmp(text, qlora__base_names[i]) == 0) {
+            memcpy(m->trained_base, text, sizeof text);
+        }
+    }
+}
+
+// The format that the adapter was trained on, if its weights have other values than those here.
+static const char* qlora__trained_base(const qlora_model* m) {
+    const char* here = qlora__base_name(m);
+    bool dense = strstr(here, "bit") != NULL && strstr(m->trained_base, "bit") != NULL;
+    // files in bf16 are the same in 32 bits
+    bool same = strcmp(here, m->trained_base) == 0 ||
+                (dense && m->plan.config.dtype == (int32_t)QLORA_BF16);
+    return same ? "" : m->trained_base;
+}
+
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
     qlora__peft* peft = &m->source->peft;
@@ -36312,6 +36445,32 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
             } else {
                 qlora__adapter_new(m, i, p);
             }
+        }
+    }
+    return QLORA_OK;
+}
+
+// An adapter that contains norms decides that they are trained: those of PEFT's modules_to_save, or
+// of a file beside it. PEFT may train some of them only, which can be used but not trained further.
+static qlora_result qlora__saved_norms(qlora_ctx* ctx, qlora_model* m,
+                                       const qlora_model_desc* desc) {
+    const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
+    char path[QLORA__PATH_ROOM];
+    char name[192];
+    bool beside = false;
+    if (peft == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__path_join(&ctx->env, desc->adapter, QLORA__NORMS_FILE, path));
+    QLORA__TRY(qlora__file_exists(&ctx->env, path, &beside));
+    m->desc.train_norms = m->desc.train_norms || beside || peft->saves_norms != 0;
+    for (int64_t i = 0; peft->saves_norms != 0 && qlora__norm_name_at(m, i, name); i++) {
+        size_t length = strlen(name) - 7; // without .weight
+        if (!qlora__peft_saves_norm(peft, name, length) && qlora__trains(m)) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s: modules_to_save has some of the norms, but not %.*s; such an "
+                               "adapter can be used and merged, but training needs all or none",
+                               peft->path, (int)length, name);
         }
     }
     return QLORA_OK;
@@ -36603,6 +36762,7 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
                            m->saved_head ? "the whole head is trained" : "the head is tied");
     }
     QLORA__TRY(qlora__saved_tokens(ctx, m, desc));
+    QLORA__TRY(qlora__saved_norms(ctx, m, desc));
     QLORA__TRY(qlora__saved_check(ctx, m));
     QLORA__TRY(peft != NULL ? qlora__peft_copies_check(ctx, m, desc->dir, peft) : QLORA_OK);
     return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
@@ -39168,7 +39328,7 @@ typedef struct qlora__trained {
     int64_t layer;                       // of the projection
     bool is_b;
     bool is_magnitude;
-    bool in_peft; // it belongs into PEFT's file
+    bool is_norm; // a factor; what the base stores may be that minus 1
 } qlora__trained;
 
 // Norm number `norm` of a layer, under its name in the base; false if it is not trained.
@@ -39179,12 +39339,12 @@ static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int norm,
     if (!m->desc.train_norms || module == NULL) {
         return false;
     }
-    snprintf(out->name, sizeof out->name, "model.%slayers.%lld.%s.weight",
-             c->wrapped ? "language_model." : "", (long long)layer, module);
+    qlora__norm_name(m, layer, norm, out->name);
     out->at = m->layers[layer].norms_at[norm];
     out->rows = 1;
     out->cols = qlora__arch_norm_width(m->arch, c, norm);
     out->shadow_scale = 1.0f;
+    out->is_norm = true;
     return true;
 }
 
@@ -39206,7 +39366,6 @@ static void qlora__trained_part(const qlora_model* m, int64_t layer, int i, int 
     out->cols = cols[part];
     out->shadow_scale = out->is_b ? p->scale : 1.0f;
     out->decays = true;
-    out->in_peft = true;
     out->projection = p;
     out->layer = layer;
 }
@@ -39236,7 +39395,6 @@ static bool qlora__trained_saved(const qlora_model* m, int64_t index, qlora__tra
             out->cols = c->hidden;
             out->shadow_scale = 1.0f;
             out->decays = true;
-            out->in_peft = true;
             return true;
         }
     }
@@ -39262,18 +39420,18 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
             at += parts;
         }
         for (int i = 0; i < QLORA__NORMS; i++) {
-            if (qlora__trained_norm(m, l, i, out) && index == at++) {
-                return true;
+            if (m->desc.train_norms && qlora__has_norm(m, i) && index == at++) {
+                return qlora__trained_norm(m, l, i, out);
             }
         }
     }
     if (m->desc.train_norms && index == at) {
-        snprintf(out->name, sizeof out->name, "model.%snorm.weight",
-                 c->wrapped ? "language_model." : "");
+        qlora__norm_name(m, -1, 0, out->name);
         out->at = m->final_norm_at;
         out->rows = 1;
         out->cols = c->hidden;
         out->shadow_scale = 1.0f;
+        out->is_norm = true;
         return true;
     }
     return qlora__trained_saved(m, index - at - (m->desc.train_norms ? 1 : 0), out);
@@ -39326,12 +39484,12 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
 // The factor for the learning rate of a trained tensor. As in PEFT, vectors go with B in LoRA+.
 static double qlora__range_lr(const qlora_model* m, const qlora__trained* t, double loraplus_ratio,
                               const double* factors) {
-    bool matrix = t->in_peft && !t->is_magnitude;
+    bool matrix = !t->is_norm && !t->is_magnitude;
     double ratio = t->is_b || !matrix ? loraplus_ratio : 1.0;
     if (factors == NULL) {
         return ratio;
     }
-    int which = t->in_peft ? QLORA_LR_EMBEDDINGS : QLORA_LR_NORMS;
+    int which = t->is_norm ? QLORA_LR_NORMS : QLORA_LR_EMBEDDINGS;
     if (t->projection != NULL) {
         int64_t number = t->projection - m->layers[t->layer].projections;
         which = m->arch->layout->rows[number].bit;
@@ -43650,9 +43808,7 @@ static qlora_result qlora__model_open_fp8(qlora_ctx* ctx, const qlora_model* m) 
 
 // ---- reading adapters ---------------------------------------------------------------------------
 
-#define QLORA__NORMS_FILE "trained_norms.safetensors" // PEFT's files cannot contain norms
-
-// An adapter folder: PEFT's files and, if present, the trained norms.
+// An adapter folder: PEFT's files and, if present, the exact factors of trained norms.
 typedef struct qlora__adapter_source {
     const char* dir;
     const qlora__peft* peft; // own, or the one opened for the plan; NULL = none
@@ -43711,7 +43867,9 @@ static qlora_result qlora__adapter_match_saved(qlora_ctx* ctx, const qlora_model
         same = id == m->token_ids[i];
     }
     same = same && p->head_rows == m->head_rows;
-    const char* other = p->dora != m->dora                            ? "use_dora"
+    bool norms = p->saves_norms != 0 && !m->desc.train_norms;
+    const char* other = norms                                         ? "modules_to_save"
+                        : p->dora != m->dora                          ? "use_dora"
                         : p->saves_embed != m->saved_embed            ? "modules_to_save"
                         : (p->saves_head && !shared) != m->saved_head ? "modules_to_save"
                         : shared != m->saved_tied                     ? "ensure_weight_tying"
@@ -43785,38 +43943,83 @@ static qlora_result qlora__adapter_saved(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
-// Finds a trained tensor in the folder; NULL for a norm if the folder has no trained norms.
-static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
-                                          const qlora__adapter_source* s, const qlora__trained* t,
-                                          const qlora__st_tensor** out) {
-    *out = NULL;
-    if (t->projection == NULL && t->in_peft) {
-        return qlora__adapter_saved(ctx, m, s, t, out);
+// A norm of PEFT's file must have the value of its exact factor.
+static qlora_result qlora__adapter_same_norm(qlora_ctx* ctx, const qlora_model* m,
+                                             const qlora__adapter_source* s,
+                                             const qlora__st_tensor* exact,
+                                             const qlora__st_tensor* stored) {
+    float offset = (float)m->plan.config.norm_offset;
+    bool same = exact->shape[0] == stored->shape[0];
+    for (int64_t i = 0; same && i < exact->shape[0]; i++) {
+        float x = 0.0f;
+        float y = 0.0f;
+        qlora__st_read_f32(exact, (uint64_t)i, 1, &x);
+        qlora__st_read_f32(stored, (uint64_t)i, 1, &y);
+        x -= offset;
+        same = x <= y && x >= y;
     }
-    if (t->projection != NULL) {
-        char module[192];
-        qlora__peft_module found;
-        const char* end = t->is_magnitude ? ".lora_magnitude_vector" : ".lora_A.weight";
-        snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(end)), t->name);
-        QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out,
-                                    t->projection->in, &found));
-        *out = t->is_magnitude ? found.m : t->is_b ? found.b : found.a;
-        if (t->is_magnitude && !qlora__st_is_float(*out)) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is not floating-point", s->dir,
-                               t->name);
-        }
-    } else if (s->has_norms) {
-        const qlora__st_tensor* norm = qlora__st_find(&s->norms, t->name);
-        if (norm == NULL) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing", s->dir,
-                               QLORA__NORMS_FILE, t->name);
-        }
-        if (!qlora__st_is_float(norm) || norm->rank != 1 || norm->shape[0] != t->cols) {
+    return same ? QLORA_OK
+                : qlora__fail(ctx, QLORA_ERR_FORMAT,
+                              "%s: %s of adapter_model.safetensors is not that of %s; if the "
+                              "former is newer, remove the latter",
+                              s->dir, stored->name, QLORA__NORMS_FILE);
+}
+
+// Finds a norm in the folder: its factor or what the base stores in its place; NULL if the folder
+// has none. *offset is added to the values.
+static qlora_result qlora__adapter_norm(qlora_ctx* ctx, const qlora_model* m,
+                                        const qlora__adapter_source* s, const qlora__trained* t,
+                                        const qlora__st_tensor** out, float* offset) {
+    const qlora__st_tensor* exact = s->has_norms ? qlora__st_find(&s->norms, t->name) : NULL;
+    const qlora__st_tensor* stored = NULL;
+    if (s->has_norms && exact == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing", s->dir, QLORA__NORMS_FILE,
+                           t->name);
+    }
+    if (s->peft != NULL && s->peft->saves_norms != 0 &&
+        qlora__peft_saves_norm(s->peft, t->name, strlen(t->name) - 7)) {
+        char name[224];
+        snprintf(name, sizeof name, "base_model.model.%s", t->name);
+        QLORA__TRY(qlora__folder_need(&ctx->env, &s->peft->tensors, name, t->cols, -1, &stored));
+    }
+    const qlora__st_tensor* both[2] = {exact, stored};
+    for (int i = 0; i < 2; i++) {
+        if (both[i] != NULL &&
+            (!qlora__st_is_float(both[i]) || both[i]->rank != 1 || both[i]->shape[0] != t->cols)) {
             return qlora__fail(ctx, QLORA_ERR_FORMAT,
                                "%s/%s: %s is not a vector of %lld floating-point numbers", s->dir,
-                               QLORA__NORMS_FILE, t->name, (long long)t->cols);
+                               i == 0 ? QLORA__NORMS_FILE : "adapter_model.safetensors",
+                               both[i]->name, (long long)t->cols);
         }
-        *out = norm;
+    }
+    *out = exact != NULL ? exact : stored;
+    *offset = exact != NULL ? 0.0f : (float)m->plan.config.norm_offset;
+    return exact != NULL && stored != NULL ? qlora__adapter_same_norm(ctx, m, s, exact, stored)
+                                           : QLORA_OK;
+}
+
+// Finds a trained tensor in the folder; NULL for a norm if the folder does not have it. *offset is
+// added to its values.
+static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora__adapter_source* s, const qlora__trained* t,
+                                          const qlora__st_tensor** out, float* offset) {
+    *out = NULL;
+    *offset = 0.0f;
+    if (t->is_norm) {
+        return qlora__adapter_norm(ctx, m, s, t, out, offset);
+    }
+    if (t->projection == NULL) {
+        return qlora__adapter_saved(ctx, m, s, t, out);
+    }
+    char module[192];
+    qlora__peft_module found;
+    const char* end = t->is_magnitude ? ".lora_magnitude_vector" : ".lora_A.weight";
+    snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(end)), t->name);
+    QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out, t->projection->in,
+                                &found));
+    *out = t->is_magnitude ? found.m : t->is_b ? found.b : found.a;
+    if (t->is_magnitude && !qlora__st_is_float(*out)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is not floating-point", s->dir, t->name);
     }
     return QLORA_OK;
 }
@@ -43830,19 +44033,26 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
     qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     qlora__trained t;
     const qlora__st_tensor* tensor = NULL;
+    float offset = 0.0f;
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor);
+        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor, &offset);
     }
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor);
+        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor, &offset);
         if (r == QLORA_OK && tensor != NULL) {
             qlora_tensor window;
             qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
             qlora__st_read_f32(tensor, 0, (uint64_t)(t.rows * t.cols), values);
+            for (int64_t k = 0; k < t.cols && t.is_norm; k++) {
+                values[k] += offset;
+            }
             r = qlora__floats_in(ctx, window.data, t.rows * t.cols, values);
         }
     }
     qlora__free(ctx, values, room);
+    if (r == QLORA_OK) {
+        qlora__trained_base_read(m, source.peft);
+    }
     qlora__adapter_source_close(ctx, &source);
     QLORA__TRY(r);
     return qlora__parameters_changed(ctx, m);
@@ -44273,6 +44483,8 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     out->generations = model->generations;
     out->adapters = model->adapters;
     out->adapter = model->chosen;
+    out->base = qlora__base_name(model);
+    out->trained_base = qlora__trained_base(model);
     return QLORA_OK;
 }
 
@@ -44462,6 +44674,7 @@ typedef struct qlora__save_item {
     const void* bytes;
     size_t size;
     const void* moments; // bytes or floats in device memory
+    float offset;        // subtracted from the values
 } qlora__save_item;
 
 typedef struct qlora__save_list {
@@ -44509,10 +44722,10 @@ static qlora__save_item* qlora__save_next(qlora__save_list* list, qlora__st_dtyp
 // the file is prefix + name.
 static void qlora__save_add(qlora__save_list* list, const char* prefix, const qlora_tensor* arena,
                             const qlora__trained* t) {
-    bool is_norm = t->is_magnitude || !t->in_peft; // a vector
-    qlora__save_item* item = qlora__save_next(list, QLORA__ST_F32, is_norm ? 1 : 2);
+    bool vector = t->is_magnitude || t->is_norm;
+    qlora__save_item* item = qlora__save_next(list, QLORA__ST_F32, vector ? 1 : 2);
     snprintf(item->name, sizeof item->name, "%.24s%s", prefix, t->name);
-    item->shape[0] = is_norm ? t->cols : t->rows;
+    item->shape[0] = vector ? t->cols : t->rows;
     item->shape[1] = t->cols;
     item->arena = arena;
     item->at = t->at;
@@ -44552,7 +44765,11 @@ static qlora_result qlora__save_fetch(qlora_ctx* ctx, const qlora__save_item* it
     if (item->arena != NULL) {
         qlora_tensor window;
         qlora__arena_window(item->arena, item->at, 1, n, &window);
-        return qlora__floats_out(ctx, window.data, n, values);
+        QLORA__TRY(qlora__floats_out(ctx, window.data, n, values));
+        for (int64_t i = 0; i < n && item->offset > 0.0f; i++) {
+            values[i] -= item->offset;
+        }
+        return QLORA_OK;
     }
     return floats ? qlora__floats_out(ctx, item->moments, n, values)
                   : qlora__copy_out(ctx, values, item->moments, item->size);
@@ -44612,14 +44829,20 @@ typedef struct qlora__peft_tables {
     size_t modules;
     size_t layer_room;
     char pattern[192];
-    const char* saved[3];
+    const char** saved; // embedding and head up to three times, and norms
+    qlora__module_name* norms;
+    size_t saved_room;
 } qlora__peft_tables;
+
+#define QLORA__PEFT_SAVED 3
 
 static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
     qlora__free(ctx, t->names, t->modules * sizeof *t->names);
     qlora__free(ctx, t->targets, t->modules * sizeof *t->targets);
     qlora__free(ctx, t->overrides, t->modules * sizeof *t->overrides);
     qlora__free(ctx, t->layers, t->layer_room * sizeof *t->layers);
+    qlora__free(ctx, t->saved, t->saved_room * sizeof *t->saved);
+    qlora__free(ctx, t->norms, t->saved_room * sizeof *t->norms);
 }
 
 // The default rank and alpha of the adapter: those of the model desc if a module uses them,
@@ -44712,6 +44935,28 @@ static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
     t->desc.overrides = t->overrides;
 }
 
+// The norms of modules_to_save: the last parts of their names, which are the same in every layer,
+// and model.norm. In a multimodal model, whose vision part has norms as well, complete names.
+static void qlora__peft_saved_norms(const qlora_model* m, qlora__peft_tables* t) {
+    char name[192];
+    char next[192];
+    bool wrapped = m->plan.config.wrapped;
+    uint32_t count = 0;
+    for (int64_t i = 0; m->desc.train_norms && qlora__norm_name_at(m, i, name); i++) {
+        name[strlen(name) - 7] = '\0'; // .weight
+        bool last = !qlora__norm_name_at(m, i + 1, next);
+        const char* shown = wrapped || last ? name : strrchr(name, '.') + 1;
+        bool known = false;
+        for (uint32_t k = 0; k < count && !known; k++) {
+            known = strcmp(t->norms[k].text, shown) == 0;
+        }
+        if (!known) {
+            snprintf(t->norms[count].text, sizeof t->norms[count].text, "%.79s", shown);
+            t->saved[t->desc.saved_count++] = t->norms[count++].text;
+        }
+    }
+}
+
 // modules_to_save and trainable_token_indices, as PEFT writes them.
 static void qlora__peft_saved(const qlora_model* m, qlora__peft_tables* t) {
     if (m->saved_embed) {
@@ -44724,6 +44969,7 @@ static void qlora__peft_saved(const qlora_model* m, qlora__peft_tables* t) {
     if (m->saved_head) {
         t->saved[t->desc.saved_count++] = "lm_head";
     }
+    qlora__peft_saved_norms(m, t);
     t->desc.saved = t->saved;
     t->desc.tied = m->saved_tied;
     t->desc.token_rows = m->token_ids;
@@ -44747,7 +44993,14 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     t->layers = t->overrides == NULL
                     ? NULL
                     : (int64_t*)qlora__alloc(ctx, t->layer_room * sizeof *t->layers);
-    if (t->layers == NULL) {
+    t->saved_room = QLORA__PEFT_SAVED + t->layer_room * QLORA__NORMS + 2;
+    t->saved = t->layers == NULL
+                   ? NULL
+                   : (const char**)qlora__alloc_zero(ctx, t->saved_room * sizeof *t->saved);
+    t->norms = t->saved == NULL
+                   ? NULL
+                   : (qlora__module_name*)qlora__alloc_zero(ctx, t->saved_room * sizeof *t->norms);
+    if (t->norms == NULL) {
         return QLORA_ERR_MEMORY;
     }
     for (size_t i = 0; i < t->modules; i++) {
@@ -44821,17 +45074,32 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
     QLORA__TRY(qlora__save_open(ctx, m->range_count + 1, &list));
     qlora__trained t;
     for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
-        if (t.in_peft != norms) {
+        if (t.is_norm || !norms) {
             qlora__save_add(&list, norms ? "" : "base_model.model.", &m->parameters, &t);
         }
-        if (!norms && m->saved_tied && t.projection == NULL && t.at == m->embed_at && t.in_peft) {
+        if (t.is_norm && !norms) { // as the base stores it
+            list.items[list.count - 1].offset = (float)m->plan.config.norm_offset;
+        }
+        if (!norms && m->saved_tied && t.projection == NULL && t.at == m->embed_at && !t.is_norm) {
             snprintf(t.name, sizeof t.name, "lm_head.weight"); // the same values once more
             qlora__save_add(&list, "base_model.model.", &m->parameters, &t);
         }
     }
-    const char* const metadata[] = {QLORA__SCALE_KEY, m->rope_scale, NULL};
-    qlora_result r = qlora__save_prepare(
-        ctx, &list, path, !norms && m->rope_scale[0] != '\0' ? metadata : NULL, false, w);
+    // A model that does not train saves what it has loaded.
+    bool loaded = m->trained_base[0] != '\0' && !qlora__trains(m);
+    const char* metadata[5] = {NULL, NULL, NULL, NULL, NULL};
+    int count = 0;
+    const char* const pairs[2][2] = {
+        {QLORA__BASE_KEY, loaded ? m->trained_base : qlora__base_name(m)},
+        {QLORA__SCALE_KEY, m->rope_scale}};
+    for (int i = 0; i < 2; i++) {
+        if (pairs[i][1][0] != '\0') {
+            metadata[count++] = pairs[i][0];
+            metadata[count++] = pairs[i][1];
+        }
+    }
+    qlora_result r =
+        qlora__save_prepare(ctx, &list, path, !norms && count > 0 ? metadata : NULL, false, w);
     qlora__save_close(ctx, &list);
     return r;
 }
@@ -44870,9 +45138,8 @@ static qlora_result qlora__adapter_publish(qlora_ctx* ctx, const char* dir,
     return lora && !alone ? qlora__peft_write_config(&ctx->env, dir, desc) : QLORA_OK;
 }
 
-// Writes an adapter folder, which is one unit. A LoRA adapter in PEFT format cannot contain norms,
-// so trained norms are stored in a separate file under their names in the base; those of an earlier
-// save are removed.
+// Writes an adapter folder, which is one unit. Trained norms are in PEFT's file, as the base stores
+// them, and in a separate file, as exact factors; that of an earlier save is removed.
 static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, const char* dir,
                                          const char* base_name) {
     qlora__peft_tables tables;
@@ -44924,10 +45191,10 @@ static qlora_result qlora__adapter_save(qlora_ctx* ctx, qlora_model* m, const ch
     QLORA__TRY(qlora__adapter_desc_check(ctx, desc));
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
     const char* base_name = desc != NULL ? desc->base_name : NULL;
-    if (m->desc.train_norms) {
+    if (m->desc.train_norms && !qlora__has_lora(m)) {
         QLORA__LOG(ctx, WARN, CHECKPOINT,
-                   "the trained norms are in %s/%s, which PEFT does not read; qlora_merge_save "
-                   "merges them",
+                   "only norms are trained, without which matrices PEFT has no adapter: they are "
+                   "in %s/%s, which PEFT does not read",
                    dir, QLORA__NORMS_FILE);
     }
     return qlora__adapter_write(ctx, m, dir, base_name != NULL ? base_name : m->dir);
@@ -45199,14 +45466,12 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
-    if (m->dora || m->saved_embed || m->saved_head || m->token_count > 0) {
+    if (m->dora || m->desc.train_norms || m->saved_embed || m->saved_head || m->token_count > 0) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "a GGUF adapter cannot contain %s; merge the adapter instead",
-                           m->dora ? "the magnitudes of DoRA" : "trained embeddings or heads");
-    }
-    if (m->desc.train_norms) {
-        QLORA__LOG(ctx, WARN, CHECKPOINT,
-                   "%s does not contain the trained norms; qlora_merge_save merges them", path);
+                           m->dora               ? "the magnitudes of DoRA"
+                           : m->desc.train_norms ? "trained norms"
+                                                 : "trained embeddings or heads");
     }
     size_t entry_bytes = 2 * (size_t)m->range_count * sizeof(qlora__gguf_entry);
     size_t buffer_bytes = (size_t)m->longest_range * 2 * sizeof(float);
@@ -52852,4 +53117,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 0c5284a104755187
+//@@ end 0582e5ccceca86fd

@@ -77,6 +77,7 @@ __declspec(dllimport) int __stdcall QueryPerformanceFrequency(void*);
 #include "finetune/curves.h"
 #include "finetune/picture.h"
 #include "finetune/page.h"
+#include "finetune/card.h"
 #include "finetune/train.h"
 #include "finetune/estimate.h"
 #include "finetune/try.h"

@@ -476,17 +476,6 @@ static bool context_open(app* a) {
     return true;
 }
 
-// Trained norms are stored next to the adapter.
-static bool norms_exist(const char* adapter) {
-    char path[1024];
-    snprintf(path, sizeof path, "%s/trained_norms.safetensors", adapter != NULL ? adapter : "");
-    FILE* file = adapter != NULL ? fopen(path, "rb") : NULL;
-    if (file != NULL) {
-        fclose(file);
-    }
-    return file != NULL;
-}
-
 // A tokenizer that does not belong to the model gives wrong text without a word, so differences are
 // reported before anything is printed, and ids that the model does not have are refused.
 static bool tokenizer_check(const app* a, const qlora_text_ids* prompt) {
@@ -525,7 +514,6 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
     m.dir = o->model;
     m.adapter = o->adapter;
     m.rope_scale = o->rope_scale;
-    m.train_norms = norms_exist(o->adapter);
     m.rank = -1;
     m.mode = o->mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->mode;
     m.base = (qlora_base_format)o->base;
@@ -551,6 +539,12 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
         return fail("--positions %lld is too small: the longest prompt and its answer can have "
                     "%lld tokens; raise it, or lower --max-tokens",
                     (long long)o->positions, (long long)room);
+    }
+    if (info.trained_base[0] != '\0') {
+        fprintf(stderr,
+                "note: %s was trained on a base in %s and is used on one in %s, where its answers "
+                "are others; --base %s has those of the training\n",
+                o->adapter, info.trained_base, info.base, info.trained_base);
     }
     a->config.vocab = info.plan->config.vocab;
     stops_collect(a, &a->config);

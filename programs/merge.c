@@ -88,17 +88,6 @@ static bool lib(qlora_ctx* ctx, qlora_result r) {
     return r == QLORA_OK || fail_library(qlora_last_error(ctx));
 }
 
-// Trained norms are stored next to the adapter.
-static bool norms_exist(const char* adapter) {
-    char path[1024];
-    snprintf(path, sizeof path, "%s/trained_norms.safetensors", adapter != NULL ? adapter : "");
-    FILE* file = adapter != NULL ? fopen(path, "rb") : NULL;
-    if (file != NULL) {
-        fclose(file);
-    }
-    return file != NULL;
-}
-
 // No file is replaced, so that a mistaken --gguf cannot destroy a model or the data.
 static bool gguf_free(const char* path) {
     return !path_exists(path) || fail("--gguf %s: the file exists; choose another name", path);
@@ -325,6 +314,29 @@ static void on_log(void* user, qlora_log_level level, qlora_log_item item, const
     }
 }
 
+// Merged into other weights than those that it was trained on, an adapter gives another model.
+static void base_note(const options* o, const qlora_model* model) {
+    qlora_model_info info;
+    bool known = qlora_model_query(model, &info) == QLORA_OK && info.trained_base[0] != '\0';
+    bool original = known && info.base[0] == '\0'; // nothing was loaded
+    const char* trained = known ? info.trained_base : "";
+    bool coded = strcmp(trained, "nf4") == 0 || strcmp(trained, "fp8") == 0;
+    if (original && coded && !info.plan->config.quantized) {
+        fprintf(stderr,
+                "note: %s was trained on a base in %s and is merged into the original weights; "
+                "--base %s merges it into those of the training\n",
+                o->adapter, trained, strcmp(trained, "nf4") == 0 ? "trained" : "fp8");
+    } else if (known && !original) {
+        fprintf(stderr,
+                "note: %s was trained on a base in %s and is merged into one in %s; --base %s "
+                "merges it into that of the training\n",
+                o->adapter, trained, info.base,
+                strcmp(trained, "nf4") == 0   ? "trained"
+                : strcmp(trained, "fp8") == 0 ? "fp8"
+                                              : "original");
+    }
+}
+
 static bool run(const options* o, qlora_ctx* ctx) {
     static const struct {
         qlora_dtype dtype;
@@ -345,7 +357,6 @@ static bool run(const options* o, qlora_ctx* ctx) {
     m.dir = o->model;
     m.adapter = o->adapter;
     m.rope_scale = o->rope_scale;
-    m.train_norms = norms_exist(o->adapter);
     m.mode = QLORA_MODE_F32;
     m.base = o->base == BASE_FP8 ? QLORA_BASE_FP8 : QLORA_BASE_NF4;
     m.progress = on_progress;
@@ -356,6 +367,9 @@ static bool run(const options* o, qlora_ctx* ctx) {
     m.tokens = 1;
     m.cache = QLORA_CHOICE_OFF;
     bool ok = lib(ctx, qlora_model_open(ctx, &m, &model));
+    if (ok && o->gguf == NULL) {
+        base_note(o, model);
+    }
     if (ok && o->gguf != NULL) {
         folder_parents(o->gguf);
         ok = lib(ctx, qlora_adapter_save_gguf(model, o->gguf, NULL));

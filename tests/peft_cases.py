@@ -276,7 +276,7 @@ def random_adapter(r, family, layers):
 
 
 def random_saved(r, c, model):
-    """Adds a trained embedding or head, or trained rows of the embedding."""
+    """Adds a trained embedding or head, or trained rows of the embedding, and trained norms."""
     tied = model.get("tie_word_embeddings", False)
     if chance(r, 0.1):
         c["modules_to_save"] = r.choice([["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
@@ -286,6 +286,10 @@ def random_saved(r, c, model):
     elif chance(r, 0.1):
         ids = r.sample(range(model["vocab_size"]), 3)
         c["trainable_token_indices"] = ids
+    if chance(r, 0.15):
+        c["modules_to_save"] = c.get("modules_to_save", []) + r.choice(
+            [["norm"], ["model.norm"], ["input_layernorm", "model.norm"], ["layernorm"],
+             ["model.layers.0.post_attention_layernorm"]])
 
 
 def case_make(seed, number, family=None):

@@ -127,7 +127,8 @@ def main():
     good = True
     with tempfile.TemporaryDirectory() as root:
         for fixture in fixtures:
-            for kind in ("plain", "rslora", "pattern", "dora", "embed", "both", "rows"):
+            for kind in ("plain", "rslora", "pattern", "dora", "embed", "both", "rows",
+                         "norms"):
                 good = check(program, fixture.rstrip("/"), kind, root) and good
     print("all passed" if good else "FAILED")
     return 0 if good else 1

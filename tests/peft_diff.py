@@ -104,6 +104,8 @@ def adapter_save(adapter, base, path):
                 value.normal_(std=0.2 / adapter["lora_alpha"])
             elif "magnitude" in name:
                 value.mul_(1 + 0.2 * torch.rand_like(value))
+            elif "norm.modules_to_save" in name:  # Gemma's are 0 before training
+                value.add_(0.2 * torch.randn_like(value))
             elif "modules_to_save" in name or "trainable_tokens" in name:
                 value.mul_(1 + 0.2 * torch.randn_like(value))
     made.save_pretrained(path)

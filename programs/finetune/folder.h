@@ -62,7 +62,8 @@ static bool step_file_named(const char* name) {
                                         "trained_norms.safetensors", "state.safetensors",
                                         "tokenizer.json",            "tokenizer_config.json",
                                         "added_tokens.json",         "special_tokens_map.json",
-                                        "chat_template.jinja",       "chat_template.json"};
+                                        "chat_template.jinja",       "chat_template.json",
+                                        "README.md"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         size_t length = strlen(names[i]);
         if (strncmp(name, names[i], length) == 0 &&

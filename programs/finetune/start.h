@@ -347,6 +347,19 @@ static bool prompt_check(app* a) {
     return ok;
 }
 
+// An adapter of --adapter that was trained on other weights has another loss here.
+static void base_note(app* a) {
+    qlora_model_info info;
+    if (a->o.adapter == NULL || qlora_model_query(a->model, &info) != QLORA_OK ||
+        info.trained_base[0] == '\0') {
+        return;
+    }
+    say(a,
+        "note: %s was trained on a base in %s and is used on one in %s, where its losses are "
+        "others; --base %s has those of the training\n",
+        a->o.adapter, info.trained_base, info.base, info.trained_base);
+}
+
 // What the options do that may not be expected is said once.
 static void notes_print(app* a) {
     const options* o = &a->o;
@@ -466,6 +479,7 @@ static bool model_start(app* a) {
     say(a, "model: %lld layers, hidden size %lld, %lld trainable parameters, %s\n",
         (long long)a->config.layers, (long long)a->config.hidden, (long long)a->plan.parameters,
         short_bytes(a->plan.total + a->plan.context, memory));
+    base_note(a);
     resumed_print(a);
     return a->step == a->total_steps || position_seek(a, a->step);
 }
@@ -480,6 +494,7 @@ static bool evaluate_only(app* a) {
         !packs_plain(a, &a->eval, &a->eval_packs)) {
         return false;
     }
+    base_note(a);
     for (size_t p = 0; p < a->eval_packs.count; p++) {
         qlora_eval_info info;
         if (stop_asked != 0) {

@@ -122,7 +122,8 @@ static const option option_table[] = {
     {"adapter", OPT_TEXT, AT(adapter), true, 0, 0, "DIR",
         "start from this PEFT adapter or finetune run; sets rank, alpha, targets and rslora"},
     {"base-name", OPT_TEXT, AT(base_name), false, 0, 0, "NAME",
-        "base model name stored in the adapter (default: --model)"},
+        "name of the base in the adapter's config and README.md, by which others find it, as in "
+        "OWNER/NAME (default: that of a folder in the hub's cache, otherwise --model)"},
     {"format", OPT_TEXT, AT(format), true, 0, 0, "NAME",
         "data format, see below (default: from the file's ending and the names in each record)"},
     {"columns", OPT_TEXT, AT(columns), true, 0, 0, "LIST",

@@ -400,13 +400,14 @@ static bool checkpoint_load(app* a) {
 
 static bool adapter_write(app* a, const char* path) {
     qlora_adapter_desc desc;
+    char room[PATH_SIZE];
     if (a->rank > 0) {
         return true;
     }
     memset(&desc, 0, sizeof desc);
-    desc.base_name = a->o.base_name != NULL ? a->o.base_name : a->model_desc.dir;
+    desc.base_name = base_named(a, room);
     return lib(a, qlora_adapter_save(a->model, path, &desc), "saving the adapter") &&
-           new_tokens_save(a, path);
+           new_tokens_save(a, path) && card_write(a, path);
 }
 
 static bool adapter_save(app* a) {
@@ -422,7 +423,8 @@ static bool adapter_save(app* a) {
     out_path(a, "adapter.gguf", path);
     qlora_result result = qlora_adapter_save_gguf(a->model, path, NULL);
     if (result == QLORA_ERR_UNSUPPORTED) { // what llama.cpp's adapters cannot contain
-        say(a, "note: no adapter.gguf: %s\n", message_text(qlora_last_error(a->ctx)));
+        say(a, "note: no adapter.gguf: %s (merge --model %s --adapter %s/adapter --out DIR)\n",
+            message_text(qlora_last_error(a->ctx)), a->model_desc.dir, a->o.out);
         a->no_gguf = true;
         remove(path); // that of an earlier run
     } else if (!lib(a, result, "saving the adapter for llama.cpp")) {

@@ -11,6 +11,7 @@ typedef struct qlora__save_item {
     const void* bytes;
     size_t size;
     const void* moments; // bytes or floats in device memory
+    float offset;        // subtracted from the values
 } qlora__save_item;
 
 typedef struct qlora__save_list {
@@ -58,10 +59,10 @@ static qlora__save_item* qlora__save_next(qlora__save_list* list, qlora__st_dtyp
 // the file is prefix + name.
 static void qlora__save_add(qlora__save_list* list, const char* prefix, const qlora_tensor* arena,
                             const qlora__trained* t) {
-    bool is_norm = t->is_magnitude || !t->in_peft; // a vector
-    qlora__save_item* item = qlora__save_next(list, QLORA__ST_F32, is_norm ? 1 : 2);
+    bool vector = t->is_magnitude || t->is_norm;
+    qlora__save_item* item = qlora__save_next(list, QLORA__ST_F32, vector ? 1 : 2);
     snprintf(item->name, sizeof item->name, "%.24s%s", prefix, t->name);
-    item->shape[0] = is_norm ? t->cols : t->rows;
+    item->shape[0] = vector ? t->cols : t->rows;
     item->shape[1] = t->cols;
     item->arena = arena;
     item->at = t->at;
@@ -101,7 +102,11 @@ static qlora_result qlora__save_fetch(qlora_ctx* ctx, const qlora__save_item* it
     if (item->arena != NULL) {
         qlora_tensor window;
         qlora__arena_window(item->arena, item->at, 1, n, &window);
-        return qlora__floats_out(ctx, window.data, n, values);
+        QLORA__TRY(qlora__floats_out(ctx, window.data, n, values));
+        for (int64_t i = 0; i < n && item->offset > 0.0f; i++) {
+            values[i] -= item->offset;
+        }
+        return QLORA_OK;
     }
     return floats ? qlora__floats_out(ctx, item->moments, n, values)
                   : qlora__copy_out(ctx, values, item->moments, item->size);
@@ -161,14 +166,20 @@ typedef struct qlora__peft_tables {
     size_t modules;
     size_t layer_room;
     char pattern[192];
-    const char* saved[3];
+    const char** saved; // embedding and head up to three times, and norms
+    qlora__module_name* norms;
+    size_t saved_room;
 } qlora__peft_tables;
+
+#define QLORA__PEFT_SAVED 3
 
 static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
     qlora__free(ctx, t->names, t->modules * sizeof *t->names);
     qlora__free(ctx, t->targets, t->modules * sizeof *t->targets);
     qlora__free(ctx, t->overrides, t->modules * sizeof *t->overrides);
     qlora__free(ctx, t->layers, t->layer_room * sizeof *t->layers);
+    qlora__free(ctx, t->saved, t->saved_room * sizeof *t->saved);
+    qlora__free(ctx, t->norms, t->saved_room * sizeof *t->norms);
 }
 
 // The default rank and alpha of the adapter: those of the model desc if a module uses them,
@@ -261,6 +272,28 @@ static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
     t->desc.overrides = t->overrides;
 }
 
+// The norms of modules_to_save: the last parts of their names, which are the same in every layer,
+// and model.norm. In a multimodal model, whose vision part has norms as well, complete names.
+static void qlora__peft_saved_norms(const qlora_model* m, qlora__peft_tables* t) {
+    char name[192];
+    char next[192];
+    bool wrapped = m->plan.config.wrapped;
+    uint32_t count = 0;
+    for (int64_t i = 0; m->desc.train_norms && qlora__norm_name_at(m, i, name); i++) {
+        name[strlen(name) - 7] = '\0'; // .weight
+        bool last = !qlora__norm_name_at(m, i + 1, next);
+        const char* shown = wrapped || last ? name : strrchr(name, '.') + 1;
+        bool known = false;
+        for (uint32_t k = 0; k < count && !known; k++) {
+            known = strcmp(t->norms[k].text, shown) == 0;
+        }
+        if (!known) {
+            snprintf(t->norms[count].text, sizeof t->norms[count].text, "%.79s", shown);
+            t->saved[t->desc.saved_count++] = t->norms[count++].text;
+        }
+    }
+}
+
 // modules_to_save and trainable_token_indices, as PEFT writes them.
 static void qlora__peft_saved(const qlora_model* m, qlora__peft_tables* t) {
     if (m->saved_embed) {
@@ -273,6 +306,7 @@ static void qlora__peft_saved(const qlora_model* m, qlora__peft_tables* t) {
     if (m->saved_head) {
         t->saved[t->desc.saved_count++] = "lm_head";
     }
+    qlora__peft_saved_norms(m, t);
     t->desc.saved = t->saved;
     t->desc.tied = m->saved_tied;
     t->desc.token_rows = m->token_ids;
@@ -296,7 +330,14 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     t->layers = t->overrides == NULL
                     ? NULL
                     : (int64_t*)qlora__alloc(ctx, t->layer_room * sizeof *t->layers);
-    if (t->layers == NULL) {
+    t->saved_room = QLORA__PEFT_SAVED + t->layer_room * QLORA__NORMS + 2;
+    t->saved = t->layers == NULL
+                   ? NULL
+                   : (const char**)qlora__alloc_zero(ctx, t->saved_room * sizeof *t->saved);
+    t->norms = t->saved == NULL
+                   ? NULL
+                   : (qlora__module_name*)qlora__alloc_zero(ctx, t->saved_room * sizeof *t->norms);
+    if (t->norms == NULL) {
         return QLORA_ERR_MEMORY;
     }
     for (size_t i = 0; i < t->modules; i++) {
@@ -370,17 +411,32 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
     QLORA__TRY(qlora__save_open(ctx, m->range_count + 1, &list));
     qlora__trained t;
     for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
-        if (t.in_peft != norms) {
+        if (t.is_norm || !norms) {
             qlora__save_add(&list, norms ? "" : "base_model.model.", &m->parameters, &t);
         }
-        if (!norms && m->saved_tied && t.projection == NULL && t.at == m->embed_at && t.in_peft) {
+        if (t.is_norm && !norms) { // as the base stores it
+            list.items[list.count - 1].offset = (float)m->plan.config.norm_offset;
+        }
+        if (!norms && m->saved_tied && t.projection == NULL && t.at == m->embed_at && !t.is_norm) {
             snprintf(t.name, sizeof t.name, "lm_head.weight"); // the same values once more
             qlora__save_add(&list, "base_model.model.", &m->parameters, &t);
         }
     }
-    const char* const metadata[] = {QLORA__SCALE_KEY, m->rope_scale, NULL};
-    qlora_result r = qlora__save_prepare(
-        ctx, &list, path, !norms && m->rope_scale[0] != '\0' ? metadata : NULL, false, w);
+    // A model that does not train saves what it has loaded.
+    bool loaded = m->trained_base[0] != '\0' && !qlora__trains(m);
+    const char* metadata[5] = {NULL, NULL, NULL, NULL, NULL};
+    int count = 0;
+    const char* const pairs[2][2] = {
+        {QLORA__BASE_KEY, loaded ? m->trained_base : qlora__base_name(m)},
+        {QLORA__SCALE_KEY, m->rope_scale}};
+    for (int i = 0; i < 2; i++) {
+        if (pairs[i][1][0] != '\0') {
+            metadata[count++] = pairs[i][0];
+            metadata[count++] = pairs[i][1];
+        }
+    }
+    qlora_result r =
+        qlora__save_prepare(ctx, &list, path, !norms && count > 0 ? metadata : NULL, false, w);
     qlora__save_close(ctx, &list);
     return r;
 }
@@ -419,9 +475,8 @@ static qlora_result qlora__adapter_publish(qlora_ctx* ctx, const char* dir,
     return lora && !alone ? qlora__peft_write_config(&ctx->env, dir, desc) : QLORA_OK;
 }
 
-// Writes an adapter folder, which is one unit. A LoRA adapter in PEFT format cannot contain norms,
-// so trained norms are stored in a separate file under their names in the base; those of an earlier
-// save are removed.
+// Writes an adapter folder, which is one unit. Trained norms are in PEFT's file, as the base stores
+// them, and in a separate file, as exact factors; that of an earlier save is removed.
 static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, const char* dir,
                                          const char* base_name) {
     qlora__peft_tables tables;
@@ -473,10 +528,10 @@ static qlora_result qlora__adapter_save(qlora_ctx* ctx, qlora_model* m, const ch
     QLORA__TRY(qlora__adapter_desc_check(ctx, desc));
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
     const char* base_name = desc != NULL ? desc->base_name : NULL;
-    if (m->desc.train_norms) {
+    if (m->desc.train_norms && !qlora__has_lora(m)) {
         QLORA__LOG(ctx, WARN, CHECKPOINT,
-                   "the trained norms are in %s/%s, which PEFT does not read; qlora_merge_save "
-                   "merges them",
+                   "only norms are trained, without which matrices PEFT has no adapter: they are "
+                   "in %s/%s, which PEFT does not read",
                    dir, QLORA__NORMS_FILE);
     }
     return qlora__adapter_write(ctx, m, dir, base_name != NULL ? base_name : m->dir);
@@ -748,14 +803,12 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
-    if (m->dora || m->saved_embed || m->saved_head || m->token_count > 0) {
+    if (m->dora || m->desc.train_norms || m->saved_embed || m->saved_head || m->token_count > 0) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "a GGUF adapter cannot contain %s; merge the adapter instead",
-                           m->dora ? "the magnitudes of DoRA" : "trained embeddings or heads");
-    }
-    if (m->desc.train_norms) {
-        QLORA__LOG(ctx, WARN, CHECKPOINT,
-                   "%s does not contain the trained norms; qlora_merge_save merges them", path);
+                           m->dora               ? "the magnitudes of DoRA"
+                           : m->desc.train_norms ? "trained norms"
+                                                 : "trained embeddings or heads");
     }
     size_t entry_bytes = 2 * (size_t)m->range_count * sizeof(qlora__gguf_entry);
     size_t buffer_bytes = (size_t)m->longest_range * 2 * sizeof(float);

@@ -21,21 +21,22 @@ QLORA_API qlora_result qlora_adapter_renew(qlora_model* model, uint64_t seed);
 // to different contexts; within one context the call does not wait for the device. The optimizer
 // state is left unchanged.
 QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
-// Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms,
-// which PEFT's LoRA adapters cannot contain, are written to trained_norms.safetensors next to them,
-// as factors: for Gemma, the base stores them minus 1, this file does not.
+// Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms are
+// in it as PEFT's modules_to_save, and once more in trained_norms.safetensors, as exact factors:
+// for Gemma, PEFT's file and the base store them minus 1, which rounds, this file does not. The
+// metadata of the file name the format of the base that it was trained on.
 // The folder is one unit: files of an earlier adapter that the new one does not have are removed,
 // and a crash leaves the old adapter, the new one, or a folder without a config, which does not
 // load. Waits for the device. desc NULL = all defaults, here and below.
 QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
 // Loads a PEFT folder, whose modules, ranks and scales must be those of the model; trained norms in
-// it need a model that was opened with train_norms. The optimizer state is left unchanged. Waits
-// for the device.
+// it need a model that was opened with train_norms or with such an adapter. The optimizer state is
+// left unchanged. Waits for the device.
 QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
-// Writes an f32 adapter for llama.cpp; the format cannot contain trained norms. Waits for the
-// device.
+// Writes an f32 adapter for llama.cpp; what the format cannot contain, such as trained norms, is
+// refused. Waits for the device.
 QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
                                                const qlora_adapter_desc* desc);
 

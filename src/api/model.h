@@ -222,7 +222,7 @@ typedef struct qlora_model_desc {
     const qlora_new_token* new_tokens;
     int64_t new_token_count;
     uint32_t targets;                // qlora_target bits that the model has; 0 = all
-    bool train_norms;                // also train the RMSNorm weights
+    bool train_norms;                // also train the RMSNorm weights; adapters with norms set it
     const qlora_adapter_slot* slots; // the adapters of the model, at most 64; NULL = one
     int64_t slot_count;
     // Its memory.
@@ -364,6 +364,12 @@ typedef struct qlora_model_info {
     int64_t generations; // number of generations that exist, at most generate_sequences
     int64_t adapters;    // number of adapters, at least 1
     int64_t adapter;     // the one that qlora_adapter_select has chosen
+    // The format of the projections of this model: "nf4", "16bit", "32bit" or "fp8"; "" without
+    // weights (QLORA_PURPOSE_ADAPTER).
+    const char* base;
+    // The format of those that the adapter loaded last was trained on, if they do not have the same
+    // values; otherwise, and if the adapter does not say it, "". Its results then are others.
+    const char* trained_base;
 } qlora_model_info;
 // Does not use the device and does not change qlora_last_error.
 QLORA_API qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out);

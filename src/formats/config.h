@@ -583,7 +583,7 @@ static qlora_result qlora__config_parse(qlora__env* env, const char* label, cons
                                         uint64_t size, qlora_model_config* out) {
     qlora__json json;
     qlora_model_config config;
-    QLORA__TRY(qlora__json_parse(env, label, text, size, 0, &json));
+    QLORA__TRY(qlora__json_parse(env, label, text, size, QLORA__JSON_WORDS, &json));
     qlora_result result = qlora__config_from_json(env, &json, &config);
     qlora__json_free(env, &json);
     if (result == QLORA_OK) {
@@ -598,7 +598,7 @@ static qlora_result qlora__config_parse_generation(qlora__env* env, const char* 
                                                    qlora_model_config* config) {
     qlora__json json;
     qlora__config_reader r;
-    QLORA__TRY(qlora__json_parse(env, label, text, size, 0, &json));
+    QLORA__TRY(qlora__json_parse(env, label, text, size, QLORA__JSON_WORDS, &json));
     r.env = env;
     r.json = &json;
     r.object = 0;

@@ -459,7 +459,8 @@ static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const ch
     QLORA__TRY(qlora__path_join(env, from_dir, "config.json", path));
     QLORA__TRY(qlora__map_open(env, path, &map));
     qlora__string_begin(env, &text);
-    qlora_result result = qlora__json_parse(env, path, map.data, map.size, 0, &json);
+    qlora_result result =
+        qlora__json_parse(env, path, map.data, map.size, QLORA__JSON_WORDS, &json);
     if (result == QLORA_OK) {
         if (qlora__json_kind_of(&json, 0) == QLORA__JSON_OBJECT) {
             qlora__config_rewrite(&json, dtype, vocab, scaled, &text);

@@ -21,6 +21,8 @@ typedef enum qlora__json_kind {
 #define QLORA__JSON_MAX_BYTES 0x7FFFFFFFu
 #define QLORA__JSON_ROOT 0xFFFFFFFFu
 #define QLORA__JSON_UNIQUE 1u // flag: duplicate keys in an object are an error
+// Flag: Infinity, -Infinity and NaN, which Python writes, are numbers; they have no value here.
+#define QLORA__JSON_WORDS 2u
 
 // 16 bytes, because a file of short numbers has a token for every two bytes.
 typedef struct qlora__json_token {
@@ -53,6 +55,7 @@ typedef struct qlora__json_parser {
     uint32_t at;
     uint32_t parent; // the innermost open container, whose `next` holds its own parent
     uint32_t depth;
+    bool words; // QLORA__JSON_WORDS
 } qlora__json_parser;
 
 static QLORA__UNUSED void qlora__json_free(qlora__env* env, qlora__json* json) {
@@ -270,8 +273,9 @@ static QLORA__UNUSED qlora_result qlora__json_value(qlora__json_parser* p) {
     static const struct {
         const char* word;
         qlora__json_kind kind;
-    } words[3] = {
-        {"null", QLORA__JSON_NULL}, {"false", QLORA__JSON_FALSE}, {"true", QLORA__JSON_TRUE}};
+    } words[6] = {{"null", QLORA__JSON_NULL},       {"false", QLORA__JSON_FALSE},
+                  {"true", QLORA__JSON_TRUE},       {"NaN", QLORA__JSON_NUMBER},
+                  {"Infinity", QLORA__JSON_NUMBER}, {"-Infinity", QLORA__JSON_NUMBER}};
     const char* text = p->json->text;
     char c = text[p->at];
     if (c == '"') {
@@ -289,7 +293,7 @@ static QLORA__UNUSED qlora_result qlora__json_value(qlora__json_parser* p) {
         p->at++;
         return QLORA_OK;
     }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < (p->words ? 6 : 3); i++) {
         uint32_t length = (uint32_t)strlen(words[i].word);
         if (c == words[i].word[0] && p->json->size - p->at >= length &&
             memcmp(text + p->at, words[i].word, length) == 0) {
@@ -471,11 +475,12 @@ static QLORA__UNUSED void qlora__json_begin(qlora__json_parser* p, qlora__env* e
     p->at = 0;
     p->parent = QLORA__JSON_ROOT;
     p->depth = 0;
+    p->words = false;
 }
 
-// Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages; it and the text
-// must outlive the tokens. Call qlora__json_free afterwards; after a failure there is nothing to
-// free.
+// Parses `size` bytes of strict RFC 8259 JSON, but for what `flags` allow. `label` names the text
+// in messages; it and the text must outlive the tokens. Call qlora__json_free afterwards; after a
+// failure there is nothing to free.
 static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char* label,
                                                     const void* text, uint64_t size, uint32_t flags,
                                                     qlora__json* out) {
@@ -489,6 +494,7 @@ static QLORA__UNUSED qlora_result qlora__json_parse(qlora__env* env, const char*
     json.label = label;
     json.size = (uint32_t)size;
     qlora__json_begin(&p, env, &json);
+    p.words = (flags & QLORA__JSON_WORDS) != 0;
     qlora_result result = qlora__json_parse_tokens(&p);
     if (result == QLORA_OK) {
         qlora__json_space(&p);
@@ -683,7 +689,8 @@ static QLORA__UNUSED qlora_result qlora__json_decode(qlora__env* env, qlora__jso
 // A finite number, converted to the nearest double.
 static QLORA__UNUSED bool qlora__json_double(const qlora__json* json, uint32_t token, double* out) {
     const qlora__json_token* t = &json->tokens[token];
-    if (t->kind != QLORA__JSON_NUMBER) {
+    char last = t->end > t->begin ? json->text[t->end - 1] : '\0';
+    if (t->kind != QLORA__JSON_NUMBER || last < '0' || last > '9') { // QLORA__JSON_WORDS
         return false;
     }
     double x = qlora__number_parse(json->text + t->begin, t->end - t->begin);

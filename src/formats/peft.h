@@ -10,10 +10,11 @@ typedef struct qlora__peft {
     bool dora;
     bool saves_embed; // modules_to_save
     bool saves_head;
-    bool tied;           // ensure_weight_tying
-    uint32_t token_rows; // trainable_token_indices, a list; 0 = none
-    bool head_rows;      // the same rows of lm_head are trained as well
-    uint32_t targets;    // tokens of the config; 0 if absent
+    uint32_t saves_norms; // the list, if it names norms
+    bool tied;            // ensure_weight_tying
+    uint32_t token_rows;  // trainable_token_indices, a list; 0 = none
+    bool head_rows;       // the same rows of lm_head are trained as well
+    uint32_t targets;     // tokens of the config; 0 if absent
     uint32_t excludes;
     uint32_t layers;
     uint32_t rank_pattern;
@@ -378,7 +379,27 @@ static bool qlora__peft_named(const qlora__json* json, uint32_t value, const cha
            (n == length || name[n - length - 1] == '.');
 }
 
-// modules_to_save: of the modules that are not projections, only embedding and head.
+// Whether modules_to_save selects a norm: as in PEFT, its name ends in one of the list.
+static bool qlora__peft_saves_norm(const qlora__peft* p, const char* module, size_t length) {
+    const qlora__json* json = &p->json;
+    bool found = false;
+    for (uint32_t k = p->saves_norms + 1;
+         p->saves_norms != 0 && !found && k < json->tokens[p->saves_norms].next;
+         k = json->tokens[k].next) {
+        size_t n = qlora__json_string(json, k, NULL, 0);
+        found = n > 0 && n <= length && qlora__json_equals(json, k, module + length - n, n);
+    }
+    return found;
+}
+
+// Whether a name that is not that of embedding or head can only select norms.
+static bool qlora__peft_is_norm(const qlora__json* json, uint32_t value) {
+    char name[160];
+    size_t n = qlora__json_string(json, value, name, sizeof name);
+    return n >= 4 && n < sizeof name && strlen(name) == n && strcmp(name + n - 4, "norm") == 0;
+}
+
+// modules_to_save: of the modules that are not projections, only embedding, head and norms.
 static qlora_result qlora__peft_check_saved(const qlora__config_reader* r, qlora__peft* p) {
     uint32_t list = 0;
     QLORA__TRY(qlora__config_bool(r, "ensure_weight_tying", false, &p->tied));
@@ -390,10 +411,12 @@ static qlora_result qlora__peft_check_saved(const qlora__config_reader* r, qlora
          k = r->json->tokens[k].next) {
         bool embed = qlora__peft_named(r->json, k, "embed_tokens");
         bool head = qlora__peft_named(r->json, k, "lm_head");
-        if (!embed && !head) {
+        bool norm = !embed && !head && qlora__peft_is_norm(r->json, k);
+        if (!embed && !head && !norm) {
             return qlora__config_refuse(r, "modules_to_save", k,
-                                        "only embed_tokens and lm_head are supported");
+                                        "only embed_tokens, lm_head and norms are supported");
         }
+        p->saves_norms = norm ? list : p->saves_norms;
         p->saves_embed = p->saves_embed || embed;
         p->saves_head = p->saves_head || head;
     }
@@ -540,8 +563,15 @@ static qlora_result qlora__peft_check_matrix(qlora__env* env, const qlora__peft*
     return QLORA_OK;
 }
 
-// Whether a tensor of the file is a whole trained matrix, rows of the embedding, or a magnitude, as
-// the config announces them. Their shapes are checked when they are read.
+// Whether a tensor is the weight of a norm that the config announces.
+static bool qlora__peft_norm_tensor(const qlora__peft* p, const char* name) {
+    size_t length = strlen(name);
+    return length > 7 && strcmp(name + length - 7, ".weight") == 0 && length < 300 &&
+           strstr(name, ".lora_") == NULL && qlora__peft_saves_norm(p, name, length - 7);
+}
+
+// Whether a tensor of the file is a whole trained matrix, rows of the embedding, a norm, or a
+// magnitude, as the config announces them. Their shapes are checked when they are read.
 static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft* p,
                                              const qlora__st_tensor* t, bool* known) {
     static const char magnitude[] = ".lora_magnitude_vector";
@@ -550,8 +580,9 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
     size_t length = strlen(t->name);
     size_t end = sizeof magnitude - 1;
     bool shared = p->tied && p->saves_embed;
+    bool head = p->saves_head || shared;
     *known = (p->saves_embed && strcmp(plain, "embed_tokens.weight") == 0) ||
-             ((p->saves_head || shared) && strcmp(plain, "lm_head.weight") == 0) ||
+             (head && strcmp(plain, "lm_head.weight") == 0) ||
              (p->token_rows != 0 &&
               strcmp(plain, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
              (p->token_rows != 0 &&
@@ -560,8 +591,9 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
                strcmp(plain, "embed_tokens.token_adapter.base_layer.weight") == 0)) ||
              (p->saves_embed && (strcmp(plain, "embed_tokens.modules_to_save.weight") == 0 ||
                                  strcmp(plain, "embed_tokens.original_module.weight") == 0)) ||
-             ((p->saves_head || shared) && (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
-                                            strcmp(plain, "lm_head.original_module.weight") == 0));
+             (head && (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
+                       strcmp(plain, "lm_head.original_module.weight") == 0)) ||
+             qlora__peft_norm_tensor(p, t->name);
     if (*known || !p->dora || length <= end || length >= 320 ||
         strcmp(t->name + length - end, magnitude) != 0) {
         return QLORA_OK;

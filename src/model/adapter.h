@@ -1,8 +1,6 @@
 // ---- reading adapters ---------------------------------------------------------------------------
 
-#define QLORA__NORMS_FILE "trained_norms.safetensors" // PEFT's files cannot contain norms
-
-// An adapter folder: PEFT's files and, if present, the trained norms.
+// An adapter folder: PEFT's files and, if present, the exact factors of trained norms.
 typedef struct qlora__adapter_source {
     const char* dir;
     const qlora__peft* peft; // own, or the one opened for the plan; NULL = none
@@ -61,7 +59,9 @@ static qlora_result qlora__adapter_match_saved(qlora_ctx* ctx, const qlora_model
         same = id == m->token_ids[i];
     }
     same = same && p->head_rows == m->head_rows;
-    const char* other = p->dora != m->dora                            ? "use_dora"
+    bool norms = p->saves_norms != 0 && !m->desc.train_norms;
+    const char* other = norms                                         ? "modules_to_save"
+                        : p->dora != m->dora                          ? "use_dora"
                         : p->saves_embed != m->saved_embed            ? "modules_to_save"
                         : (p->saves_head && !shared) != m->saved_head ? "modules_to_save"
                         : shared != m->saved_tied                     ? "ensure_weight_tying"
@@ -135,38 +135,83 @@ static qlora_result qlora__adapter_saved(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
-// Finds a trained tensor in the folder; NULL for a norm if the folder has no trained norms.
-static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
-                                          const qlora__adapter_source* s, const qlora__trained* t,
-                                          const qlora__st_tensor** out) {
-    *out = NULL;
-    if (t->projection == NULL && t->in_peft) {
-        return qlora__adapter_saved(ctx, m, s, t, out);
+// A norm of PEFT's file must have the value of its exact factor.
+static qlora_result qlora__adapter_same_norm(qlora_ctx* ctx, const qlora_model* m,
+                                             const qlora__adapter_source* s,
+                                             const qlora__st_tensor* exact,
+                                             const qlora__st_tensor* stored) {
+    float offset = (float)m->plan.config.norm_offset;
+    bool same = exact->shape[0] == stored->shape[0];
+    for (int64_t i = 0; same && i < exact->shape[0]; i++) {
+        float x = 0.0f;
+        float y = 0.0f;
+        qlora__st_read_f32(exact, (uint64_t)i, 1, &x);
+        qlora__st_read_f32(stored, (uint64_t)i, 1, &y);
+        x -= offset;
+        same = x <= y && x >= y;
     }
-    if (t->projection != NULL) {
-        char module[192];
-        qlora__peft_module found;
-        const char* end = t->is_magnitude ? ".lora_magnitude_vector" : ".lora_A.weight";
-        snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(end)), t->name);
-        QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out,
-                                    t->projection->in, &found));
-        *out = t->is_magnitude ? found.m : t->is_b ? found.b : found.a;
-        if (t->is_magnitude && !qlora__st_is_float(*out)) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is not floating-point", s->dir,
-                               t->name);
-        }
-    } else if (s->has_norms) {
-        const qlora__st_tensor* norm = qlora__st_find(&s->norms, t->name);
-        if (norm == NULL) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing", s->dir,
-                               QLORA__NORMS_FILE, t->name);
-        }
-        if (!qlora__st_is_float(norm) || norm->rank != 1 || norm->shape[0] != t->cols) {
+    return same ? QLORA_OK
+                : qlora__fail(ctx, QLORA_ERR_FORMAT,
+                              "%s: %s of adapter_model.safetensors is not that of %s; if the "
+                              "former is newer, remove the latter",
+                              s->dir, stored->name, QLORA__NORMS_FILE);
+}
+
+// Finds a norm in the folder: its factor or what the base stores in its place; NULL if the folder
+// has none. *offset is added to the values.
+static qlora_result qlora__adapter_norm(qlora_ctx* ctx, const qlora_model* m,
+                                        const qlora__adapter_source* s, const qlora__trained* t,
+                                        const qlora__st_tensor** out, float* offset) {
+    const qlora__st_tensor* exact = s->has_norms ? qlora__st_find(&s->norms, t->name) : NULL;
+    const qlora__st_tensor* stored = NULL;
+    if (s->has_norms && exact == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing", s->dir, QLORA__NORMS_FILE,
+                           t->name);
+    }
+    if (s->peft != NULL && s->peft->saves_norms != 0 &&
+        qlora__peft_saves_norm(s->peft, t->name, strlen(t->name) - 7)) {
+        char name[224];
+        snprintf(name, sizeof name, "base_model.model.%s", t->name);
+        QLORA__TRY(qlora__folder_need(&ctx->env, &s->peft->tensors, name, t->cols, -1, &stored));
+    }
+    const qlora__st_tensor* both[2] = {exact, stored};
+    for (int i = 0; i < 2; i++) {
+        if (both[i] != NULL &&
+            (!qlora__st_is_float(both[i]) || both[i]->rank != 1 || both[i]->shape[0] != t->cols)) {
             return qlora__fail(ctx, QLORA_ERR_FORMAT,
                                "%s/%s: %s is not a vector of %lld floating-point numbers", s->dir,
-                               QLORA__NORMS_FILE, t->name, (long long)t->cols);
+                               i == 0 ? QLORA__NORMS_FILE : "adapter_model.safetensors",
+                               both[i]->name, (long long)t->cols);
         }
-        *out = norm;
+    }
+    *out = exact != NULL ? exact : stored;
+    *offset = exact != NULL ? 0.0f : (float)m->plan.config.norm_offset;
+    return exact != NULL && stored != NULL ? qlora__adapter_same_norm(ctx, m, s, exact, stored)
+                                           : QLORA_OK;
+}
+
+// Finds a trained tensor in the folder; NULL for a norm if the folder does not have it. *offset is
+// added to its values.
+static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora__adapter_source* s, const qlora__trained* t,
+                                          const qlora__st_tensor** out, float* offset) {
+    *out = NULL;
+    *offset = 0.0f;
+    if (t->is_norm) {
+        return qlora__adapter_norm(ctx, m, s, t, out, offset);
+    }
+    if (t->projection == NULL) {
+        return qlora__adapter_saved(ctx, m, s, t, out);
+    }
+    char module[192];
+    qlora__peft_module found;
+    const char* end = t->is_magnitude ? ".lora_magnitude_vector" : ".lora_A.weight";
+    snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(end)), t->name);
+    QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out, t->projection->in,
+                                &found));
+    *out = t->is_magnitude ? found.m : t->is_b ? found.b : found.a;
+    if (t->is_magnitude && !qlora__st_is_float(*out)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is not floating-point", s->dir, t->name);
     }
     return QLORA_OK;
 }
@@ -180,19 +225,26 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
     qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     qlora__trained t;
     const qlora__st_tensor* tensor = NULL;
+    float offset = 0.0f;
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor);
+        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor, &offset);
     }
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor);
+        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor, &offset);
         if (r == QLORA_OK && tensor != NULL) {
             qlora_tensor window;
             qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
             qlora__st_read_f32(tensor, 0, (uint64_t)(t.rows * t.cols), values);
+            for (int64_t k = 0; k < t.cols && t.is_norm; k++) {
+                values[k] += offset;
+            }
             r = qlora__floats_in(ctx, window.data, t.rows * t.cols, values);
         }
     }
     qlora__free(ctx, values, room);
+    if (r == QLORA_OK) {
+        qlora__trained_base_read(m, source.peft);
+    }
     qlora__adapter_source_close(ctx, &source);
     QLORA__TRY(r);
     return qlora__parameters_changed(ctx, m);

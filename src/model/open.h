@@ -421,6 +421,8 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     out->generations = model->generations;
     out->adapters = model->adapters;
     out->adapter = model->chosen;
+    out->base = qlora__base_name(model);
+    out->trained_base = qlora__trained_base(model);
     return QLORA_OK;
 }
 

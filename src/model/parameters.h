@@ -11,7 +11,7 @@ typedef struct qlora__trained {
     int64_t layer;                       // of the projection
     bool is_b;
     bool is_magnitude;
-    bool in_peft; // it belongs into PEFT's file
+    bool is_norm; // a factor; what the base stores may be that minus 1
 } qlora__trained;
 
 // Norm number `norm` of a layer, under its name in the base; false if it is not trained.
@@ -22,12 +22,12 @@ static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int norm,
     if (!m->desc.train_norms || module == NULL) {
         return false;
     }
-    snprintf(out->name, sizeof out->name, "model.%slayers.%lld.%s.weight",
-             c->wrapped ? "language_model." : "", (long long)layer, module);
+    qlora__norm_name(m, layer, norm, out->name);
     out->at = m->layers[layer].norms_at[norm];
     out->rows = 1;
     out->cols = qlora__arch_norm_width(m->arch, c, norm);
     out->shadow_scale = 1.0f;
+    out->is_norm = true;
     return true;
 }
 
@@ -49,7 +49,6 @@ static void qlora__trained_part(const qlora_model* m, int64_t layer, int i, int 
     out->cols = cols[part];
     out->shadow_scale = out->is_b ? p->scale : 1.0f;
     out->decays = true;
-    out->in_peft = true;
     out->projection = p;
     out->layer = layer;
 }
@@ -79,7 +78,6 @@ static bool qlora__trained_saved(const qlora_model* m, int64_t index, qlora__tra
             out->cols = c->hidden;
             out->shadow_scale = 1.0f;
             out->decays = true;
-            out->in_peft = true;
             return true;
         }
     }
@@ -105,18 +103,18 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
             at += parts;
         }
         for (int i = 0; i < QLORA__NORMS; i++) {
-            if (qlora__trained_norm(m, l, i, out) && index == at++) {
-                return true;
+            if (m->desc.train_norms && qlora__has_norm(m, i) && index == at++) {
+                return qlora__trained_norm(m, l, i, out);
             }
         }
     }
     if (m->desc.train_norms && index == at) {
-        snprintf(out->name, sizeof out->name, "model.%snorm.weight",
-                 c->wrapped ? "language_model." : "");
+        qlora__norm_name(m, -1, 0, out->name);
         out->at = m->final_norm_at;
         out->rows = 1;
         out->cols = c->hidden;
         out->shadow_scale = 1.0f;
+        out->is_norm = true;
         return true;
     }
     return qlora__trained_saved(m, index - at - (m->desc.train_norms ? 1 : 0), out);
@@ -169,12 +167,12 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
 // The factor for the learning rate of a trained tensor. As in PEFT, vectors go with B in LoRA+.
 static double qlora__range_lr(const qlora_model* m, const qlora__trained* t, double loraplus_ratio,
                               const double* factors) {
-    bool matrix = t->in_peft && !t->is_magnitude;
+    bool matrix = !t->is_norm && !t->is_magnitude;
     double ratio = t->is_b || !matrix ? loraplus_ratio : 1.0;
     if (factors == NULL) {
         return ratio;
     }
-    int which = t->in_peft ? QLORA_LR_EMBEDDINGS : QLORA_LR_NORMS;
+    int which = t->is_norm ? QLORA_LR_NORMS : QLORA_LR_EMBEDDINGS;
     if (t->projection != NULL) {
         int64_t number = t->projection - m->layers[t->layer].projections;
         which = m->arch->layout->rows[number].bit;

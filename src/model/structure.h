@@ -286,6 +286,7 @@ struct qlora_model {
     int64_t elements;    // of the parameter arena, including gaps
     int64_t positions;   // rows of the rope tables
     char rope_scale[QLORA__SCALE_ROOM]; // that was asked for; empty = none
+    char trained_base[8];               // of the adapter that was loaded last; empty = not known
     bool on_gpu;         // the plan is for a GPU
     bool own_chunk;      // desc.head_chunk was set by the caller
     bool every_row;      // for tests: model/labelled.h is off

@@ -37,6 +37,47 @@ static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora_model* m, i
     return QLORA_OK;
 }
 
+// The exact factors of trained norms, beside PEFT's files: there, families that store norms minus 1
+// round what was trained. Without matrices, which PEFT needs, it is the only file.
+#define QLORA__NORMS_FILE "trained_norms.safetensors"
+
+// The name of a norm in the base: number `norm` of a layer, or, for layer -1, the last one.
+static void qlora__norm_name(const qlora_model* m, int64_t layer, int norm, char out[192]) {
+    const qlora_model_config* c = &m->plan.config;
+    const char* wrapper = c->wrapped ? "language_model." : "";
+    if (layer < 0) {
+        snprintf(out, 192, "model.%snorm.weight", wrapper);
+    } else {
+        snprintf(out, 192, "model.%slayers.%lld.%s.weight", wrapper, (long long)layer,
+                 qlora__arch_norm(m->arch, c, norm));
+    }
+}
+
+// The name of norm number `index` of the model; false past the last one.
+static bool qlora__norm_name_at(const qlora_model* m, int64_t index, char out[192]) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < QLORA__NORMS; i++) {
+            if (qlora__has_norm(m, i) && index-- == 0) {
+                qlora__norm_name(m, l, i, out);
+                return true;
+            }
+        }
+    }
+    qlora__norm_name(m, -1, 0, out);
+    return index == 0;
+}
+
+// Whether a name, without what precedes "layers.", is that of a norm.
+static bool qlora__names_norm(const qlora_model* m, const char* plain) {
+    char name[192];
+    for (int64_t i = 0; qlora__norm_name_at(m, i, name); i++) {
+        if (strcmp(qlora__plain_name(name), plain) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 // Every matrix of an adapter folder must belong to a module of the model: what is not used would
 // change the results in PEFT. Those of a vision part are left out, with a message: it is not run.
 static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m,
@@ -57,7 +98,7 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
             (m->token_count > 0 &&
              strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
             (m->head_rows && strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
-            qlora__is_peft_copy(m, name);
+            qlora__names_norm(m, name) || qlora__is_peft_copy(m, name);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int k = 0; k < m->arch->layout->count && !known; k++) {
                 char module[160];
@@ -98,6 +139,50 @@ static qlora_result qlora__adapter_scale(qlora_ctx* ctx, const qlora_model* m,
                        peft->tensors.dir, text);
 }
 
+// The same for the format of the base that it was trained on.
+#define QLORA__BASE_KEY "base_format"
+
+static const char* const qlora__base_names[] = {"nf4", "16bit", "32bit", "fp8"};
+
+// The format of the projections; "" without weights.
+static const char* qlora__base_name(const qlora_model* m) {
+    if (!qlora__computes(m)) {
+        return "";
+    }
+    int found = m->desc.base == QLORA_BASE_16BIT ? QLORA_BASE_16BIT : QLORA_BASE_32BIT;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            found = p->is_nf4 ? QLORA_BASE_NF4 : p->is_fp8 ? QLORA_BASE_FP8 : found;
+        }
+    }
+    return qlora__base_names[found];
+}
+
+static void qlora__trained_base_read(qlora_model* m, const qlora__peft* peft) {
+    char text[8];
+    m->trained_base[0] = '\0';
+    if (peft == NULL || peft->tensors.shard_count == 0 ||
+        !qlora__st_metadata(&peft->tensors.shards[0], QLORA__BASE_KEY, text, sizeof text)) {
+        return;
+    }
+    for (size_t i = 0; i < sizeof qlora__base_names / sizeof qlora__base_names[0]; i++) {
+        if (strcmp(text, qlora__base_names[i]) == 0) {
+            memcpy(m->trained_base, text, sizeof text);
+        }
+    }
+}
+
+// The format that the adapter was trained on, if its weights have other values than those here.
+static const char* qlora__trained_base(const qlora_model* m) {
+    const char* here = qlora__base_name(m);
+    bool dense = strstr(here, "bit") != NULL && strstr(m->trained_base, "bit") != NULL;
+    // files in bf16 are the same in 32 bits
+    bool same = strcmp(here, m->trained_base) == 0 ||
+                (dense && m->plan.config.dtype == (int32_t)QLORA_BF16);
+    return same ? "" : m->trained_base;
+}
+
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
     qlora__peft* peft = &m->source->peft;
@@ -120,6 +205,32 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
             } else {
                 qlora__adapter_new(m, i, p);
             }
+        }
+    }
+    return QLORA_OK;
+}
+
+// An adapter that contains norms decides that they are trained: those of PEFT's modules_to_save, or
+// of a file beside it. PEFT may train some of them only, which can be used but not trained further.
+static qlora_result qlora__saved_norms(qlora_ctx* ctx, qlora_model* m,
+                                       const qlora_model_desc* desc) {
+    const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
+    char path[QLORA__PATH_ROOM];
+    char name[192];
+    bool beside = false;
+    if (peft == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__path_join(&ctx->env, desc->adapter, QLORA__NORMS_FILE, path));
+    QLORA__TRY(qlora__file_exists(&ctx->env, path, &beside));
+    m->desc.train_norms = m->desc.train_norms || beside || peft->saves_norms != 0;
+    for (int64_t i = 0; peft->saves_norms != 0 && qlora__norm_name_at(m, i, name); i++) {
+        size_t length = strlen(name) - 7; // without .weight
+        if (!qlora__peft_saves_norm(peft, name, length) && qlora__trains(m)) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s: modules_to_save has some of the norms, but not %.*s; such an "
+                               "adapter can be used and merged, but training needs all or none",
+                               peft->path, (int)length, name);
         }
     }
     return QLORA_OK;
@@ -411,6 +522,7 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
                            m->saved_head ? "the whole head is trained" : "the head is tied");
     }
     QLORA__TRY(qlora__saved_tokens(ctx, m, desc));
+    QLORA__TRY(qlora__saved_norms(ctx, m, desc));
     QLORA__TRY(qlora__saved_check(ctx, m));
     QLORA__TRY(peft != NULL ? qlora__peft_copies_check(ctx, m, desc->dir, peft) : QLORA_OK);
     return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;

@@ -539,7 +539,28 @@ adapters() {
     works "start from a run with norms" --model model --data sums.jsonl --tokens 256 --eval 0.1 \
         --backend cpu --threads 1 --adapter normed --steps 2 --out more
     check "it is told" grep -q "normed/adapter contains trained norms; they are loaded and" out
-    check "they are kept" [ -s more/adapter/trained_norms.safetensors ]
+    check "a GGUF adapter has none" [ ! -e more/adapter.gguf ]
+    check "merge has them" grep -q "no adapter.gguf: .* norms; merge the adapter instead (merge" out
+    check "a card" grep -q 'model = PeftModel.from_pretrained(base, "THIS FOLDER")' \
+        more/adapter/README.md
+    check "with the settings" grep -qx "eval 0.1" more/adapter/README.md
+    check "but no paths" eval "! grep -qE '^(model|data|adapter) [^=]|^base_model' \
+        more/adapter/README.md"
+    mkdir -p hub/models--ada--sums/snapshots more/adapter
+    ln -s ../../../model hub/models--ada--sums/snapshots/1
+    echo mine >more/adapter/README.md
+    works "a model in the hub's cache" --model hub/models--ada--sums/snapshots/1 --data sums.jsonl \
+        --tokens 256 --eval 0.1 --backend cpu --threads 1 --adapter normed --steps 3 --out more
+    check "has its name there" grep -q '"ada/sums"' more/adapter/adapter_config.json
+    check "a card of others is kept" [ "$(<more/adapter/README.md)" = mine ]
+    rm more/adapter/README.md
+    works "another name" --model model --data sums.jsonl --tokens 256 --eval 0.1 --backend cpu \
+        --threads 1 --adapter normed --steps 4 --out more --base-name eve/other
+    check "is in the card" grep -qx "base_model: eve/other" more/adapter/README.md
+    check "they are kept" grep -q '"model.norm"' more/adapter/adapter_config.json
+    works "another format of the base" --model model --data sums.jsonl --adapter normed \
+        --eval-only --base 32bit --backend cpu --threads 1
+    check "is noted" grep -q "normed/adapter was trained on a base in nf4 and .* in 32bit" out err
     before=$(evaluated normed)
     check "the first loss is that of the run" [ "${before:-none}" = "$(first_eval normed)" ]
     for option in "--rank 1" "--alpha 2" "--targets q" "--rslora"; do

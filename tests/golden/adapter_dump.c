@@ -1,12 +1,12 @@
 // adapter_dump.c - for tests/peft_check.py: trains an adapter on a fixture's base for a few steps,
 // saves it as a PEFT folder, and writes the resulting logits.
 //
-//   adapter_dump FIXTURE OUT plain|rslora|dora|embed|both|rows|ADAPTER
+//   adapter_dump FIXTURE OUT plain|rslora|dora|embed|both|rows|norms|ADAPTER
 //
-// plain, rslora, dora: a new adapter; embed, both, rows: with a trained embedding, also the head, or
-// some rows; ADAPTER: continues from a PEFT folder. The status is 3 if the model is refused. The adapter is written to
-// OUT, with logits.bin: tokens and vocab as int64, the ids of one sequence as int32, their logits
-// as float.
+// plain, rslora, dora: a new adapter; embed, both, rows, norms: with a trained embedding, also the
+// head, some rows, or the norms; ADAPTER: continues from a PEFT folder. The status is 3 if the model
+// is refused. The adapter is written to OUT, with logits.bin: tokens and vocab as int64, the ids of
+// one sequence as int32, their logits as float.
 #define QLORA_STATIC
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
@@ -64,16 +64,17 @@ static bool write_logits(const char* dir, const qlora_batch* b, int64_t vocab,
 int main(int argc, char** argv) {
     if (argc != 4) {
         fprintf(stderr,
-                "usage: adapter_dump FIXTURE OUT plain|rslora|dora|embed|both|rows|ADAPTER\n");
+                "usage: adapter_dump FIXTURE OUT "
+                "plain|rslora|dora|embed|both|rows|norms|ADAPTER\n");
         return 2;
     }
-    static const char* const kinds[] = {"plain", "rslora", "dora", "embed", "both", "rows"};
+    static const char* const kinds[] = {"plain", "rslora", "dora", "embed", "both", "rows", "norms"};
     int kind = 0;
-    while (kind < 6 && strcmp(argv[3], kinds[kind]) != 0) {
+    while (kind < 7 && strcmp(argv[3], kinds[kind]) != 0) {
         kind++;
     }
     bool rslora = kind == 1;
-    bool made = kind < 6;
+    bool made = kind < 7;
     char path[600];
     qlora_ctx_desc desc;
     qlora_model_desc model;
@@ -116,6 +117,7 @@ int main(int argc, char** argv) {
     model.targets = rslora ? some_targets(ctx, path) : 0;
     model.tokens = MOST;
     model.dora = kind == 2;
+    model.train_norms = kind == 6;
     model.save_modules = kind == 3   ? QLORA_SAVE_EMBED
                          : kind == 4 ? QLORA_SAVE_EMBED | QLORA_SAVE_HEAD
                                      : 0;

@@ -90,6 +90,20 @@ static bool method_keys_known(fixture* f) {
                                                : KEYS_KNOWN(f, "preference", kto));
 }
 
+// A method that this program does not know is left out only if the library has none after the last
+// one here either; the library's words say so.
+static bool method_is_refused(fixture* f, uint32_t method) {
+    char name[64];
+    char what[96];
+    qlora_train_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.method = (qlora_method)f->method;
+    qlora__json_string(&f->json, method, name, sizeof name);
+    snprintf(what, sizeof what, "method %s", name);
+    return qlora__method_desc_check(f->ctx, &desc) != QLORA_OK && !trouble_known(f, what, true) &&
+           f->refused;
+}
+
 // The method and the folder of the base; fixtures have neither.
 static bool method_open(fixture* f) {
     static const char* const names[] = {"sft", "dpo", "kto"};
@@ -103,6 +117,9 @@ static bool method_open(fixture* f) {
     f->method = 0;
     while (f->method < 3 && !qlora__json_is(&f->json, method, names[f->method])) {
         f->method++;
+    }
+    if (f->method == 3 && method != 0 && f->opt->known && method_is_refused(f, method)) {
+        return false;
     }
     if (f->method == 3 || base == 0 ||
         qlora__json_string(&f->json, base, relative, sizeof relative) >= sizeof relative) {

@@ -1381,6 +1381,41 @@ TEST config_knows_the_defaults_of_transformers(void) {
     PASS();
 }
 
+// Python writes such numbers, which JSON does not have. A key that is read needs a finite one.
+TEST config_may_have_infinities(void) {
+    static const char* const words[] = {"Infinity", "-Infinity", "NaN"};
+    world w;
+    qlora_model_config c;
+    qlora__json json;
+    world_begin(&w);
+    for (int i = 0; i < 3; i++) {
+        char list[40];
+        char said[64];
+        snprintf(list, sizeof list, "[0.0, %s]", words[i]);
+        const char* unread[] = {"time_step_limit", list, NULL};
+        const char* eps[] = {"rms_norm_eps", words[i], NULL};
+        const char* size[] = {"hidden_size", words[i], NULL};
+        ASSERT_EQm(w.env.error, QLORA_OK, config_try(&w, unread, &c));
+        snprintf(said, sizeof said, "rms_norm_eps is %s", words[i]);
+        ASSERT(refused(&w, config_try(&w, eps, &c), said));
+        snprintf(said, sizeof said, "hidden_size is %s", words[i]);
+        ASSERT(refused(&w, config_try(&w, size, &c), said));
+        ASSERT(refused(&w, qlora__json_parse(&w.env, "j", list, strlen(list), 0, &json),
+                       "invalid JSON: expected a value"));
+        char text[2048];
+        config_text(text, sizeof text, unread);
+        world_put(&w, "m/config.json", text, strlen(text));
+        ASSERT_EQ(QLORA_OK, qlora__config_export(&w.env, "m", "o", "float32", 0, NULL));
+        const world_file* f = world_slot(w.files, "o/config.json");
+        ASSERT(f != NULL && f->size < sizeof text);
+        memcpy(text, f->data, f->size);
+        text[f->size] = '\0';
+        ASSERT(strstr(text, list) != NULL);
+    }
+    ASSERT(world_end(&w));
+    PASS();
+}
+
 TEST config_reads_the_folder(void) {
     char text[2048];
     char nested[2400];
@@ -1968,8 +2003,10 @@ static const struct {
     {LORA("\"lora_dropout\":1.0,\"target_modules\":[\"q\"]"), "lora_dropout is 1.0;"},
     {LORA("\"use_dora\":7,\"target_modules\":[\"q\"]"), "use_dora is 7"},
     {LORA("\"bias\":\"all\",\"target_modules\":[\"q\"]"), "bias \"all\" is not supported"},
-    {LORA("\"modules_to_save\":[\"lm_head\",\"norm\"],\"target_modules\":[\"q\"]"),
-     "modules_to_save \"norm\" is not supported; only embed_tokens and lm_head"},
+    {LORA("\"modules_to_save\":[\"lm_head\",\"mlp\"],\"target_modules\":[\"q\"]"),
+     "modules_to_save \"mlp\" is not supported; only embed_tokens, lm_head and norms"},
+    {LORA("\"modules_to_save\":[\"norms\"],\"target_modules\":[\"q\"]"),
+     "modules_to_save \"norms\" is not supported; only embed_tokens, lm_head and norms"},
     {LORA("\"modules_to_save\":\"lm_head\",\"target_modules\":[\"q\"]"),
      "modules_to_save \"lm_head\" is not supported; it must be a list"},
     {LORA("\"fan_in_fan_out\":true,\"target_modules\":[\"q\"]"), "fan_in_fan_out"},
@@ -2691,6 +2728,7 @@ SUITE(formats_suite) {
     RUN_TEST(config_fills_in_class_defaults);
     RUN_TEST(config_knows_layers_and_rotation_of_the_families);
     RUN_TEST(config_knows_the_defaults_of_transformers);
+    RUN_TEST(config_may_have_infinities);
     RUN_TEST(config_reads_the_folder);
     RUN_TEST(folder_single_file);
     RUN_TEST(folder_shards);

@@ -32,7 +32,8 @@ static int judge_with(qlora_backend backend, qlora_mode mode, bool graph, int64_
         fprintf(stderr, "%s\n", why);
         return NO_MACHINE;
     }
-    int failures = run_fixture(ctx, &opt, tiny, figures);
+    bool refused = false;
+    int failures = run_fixture(ctx, &opt, tiny, figures, &refused);
     if (qlora_ctx_destroy(ctx) != QLORA_OK) {
         fprintf(stderr, "%s\n", qlora_last_error(ctx));
         return -1;
@@ -86,9 +87,10 @@ TEST methods_on_the_cpu(void) {
     ASSERT_EQ(QLORA_OK, qlora_ctx_create(&desc, &ctx));
     for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
         int figures = 0;
+        bool refused = false;
         snprintf(path, sizeof path, "%s/methods/%s", shared != NULL ? shared : "../shared",
                  folders[i].name);
-        ASSERT_EQm(path, 0, run_fixture(ctx, &opt, path, &figures));
+        ASSERT_EQm(path, 0, run_fixture(ctx, &opt, path, &figures, &refused));
         ASSERT_EQ_FMT(folders[i].figures, figures, "%d");
     }
     ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
