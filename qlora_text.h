@@ -676,7 +676,7 @@ typedef struct qlora_text_data_desc {
     const char* path;      // ends in one of qlora_text_data_formats; .gz may follow
     qlora_text_chat* chat; // required; its tokenizer is used
     size_t chunk_tokens;   // .txt: longest sample, BOS included; 0 = no limit, else at least 2
-    bool train_prompt;     // train on everything
+    bool train_prompt;     // train on everything, each token of a record once
     bool last_turn_only;   // train on the last assistant turn only
     // Keeps an index instead of the samples: qlora_text_sample_read makes a sample from its record
     // in the file, and the chat must stay open. Standard input, memory, compressed and Parquet
@@ -727,6 +727,10 @@ typedef struct qlora_text_sample {
     size_t trained;        // labels other than -100, not counting the first position
     size_t line;           // where the record starts in the file
     bool desirable;        // QLORA_TEXT_JUDGED: its "label"; QLORA_TEXT_PAIRS: the chosen one
+    // Made of the same record as the sample before it: the rejected text of a pair, or a later turn
+    // of a conversation whose template changes earlier turns when others follow. Data must be split
+    // between records, never within one. Parts of a .txt document are records of their own.
+    bool continues;
 } qlora_text_sample;
 // Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count, and for a stream
 // with QLORA_ERR_FILE when the file has changed.
@@ -29246,7 +29250,8 @@ typedef struct qlora__text_record {
     uint32_t part;  // which sample of the record; of a document, the first id that is in it
     uint32_t count; // tokens
     uint32_t trained;
-    uint64_t line : 59;
+    uint64_t line : 58;
+    uint64_t continues : 1; // of the same record as the sample before
     uint64_t desirable : 1;
     uint64_t kept : 1;
     uint64_t labelled : 1; // labels follow the ids, not bits
@@ -29374,10 +29379,10 @@ static qlora_result qlora__text_sample_again(qlora__env* env, qlora_text_data* d
     return QLORA_OK;
 }
 
-// Adds a sample.
+// Adds a sample. `continues`: of the same record as the one before.
 static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* data,
                                              const int32_t* ids, const int32_t* labels,
-                                             size_t count, size_t line) {
+                                             size_t count, size_t line, bool continues) {
     if (data->again) {
         return qlora__text_sample_again(env, data, ids, labels, count);
     }
@@ -29396,7 +29401,8 @@ static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* d
     record->size = data->size;
     record->part = data->part++;
     record->count = (uint32_t)count;
-    record->line = line & (UINT64_MAX >> 5);
+    record->line = line & (UINT64_MAX >> 6);
+    record->continues = continues ? 1 : 0;
     record->desirable = data->desirable ? 1 : 0;
     record->kept = data->placed ? 0 : 1;
     record->begins = data->begins ? 1 : 0;
@@ -29419,7 +29425,8 @@ static qlora_result qlora__text_data_close_record(qlora__env* env, qlora_text_da
     QLORA__TRY(qlora__text_ids_room(env, &data->ids, 1));
     QLORA__TRY(qlora__text_ids_room(env, &data->labels, 1));
     QLORA__TRY(qlora__text_sample_close(env, data, data->ids.data + begin,
-                                        data->labels.data + begin, data->ids.count - begin, line));
+                                        data->labels.data + begin, data->ids.count - begin, line,
+                                        data->part > 0));
     data->ids.count = begin;
     data->labels.count = begin;
     return QLORA_OK;
@@ -30052,23 +30059,99 @@ static void qlora__text_data_train_all(const qlora__text_loader* loader, size_t 
     }
 }
 
+// How many bytes at the end of two texts are the same.
+static size_t qlora__text_common_end(const qlora_text_bytes* a, const qlora_text_bytes* b) {
+    size_t same = 0;
+    while (same < a->count && same < b->count &&
+           a->data[a->count - 1 - same] == b->data[b->count - 1 - same]) {
+        same++;
+    }
+    return same;
+}
+
+// Where the answer of turn `done` ends in talk->after: what follows it stays the same when the
+// answer is another one. Two others are tried, as one may end like it. `limit` if the template
+// refuses them.
+static qlora_result qlora__text_data_done(qlora__env* env, qlora__text_loader* loader,
+                                          qlora__text_talk* talk, size_t done, size_t count,
+                                          size_t limit, size_t* out) {
+    static const char* const others[] = {"a", "b"};
+    qlora__text_turn* turn = &loader->messages[done];
+    qlora__text_marks_seen seen;
+    size_t same = SIZE_MAX;
+    *out = limit;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(others); i++) {
+        qlora__text_turn kept = *turn;
+        turn->content = others[i];
+        turn->length = 1;
+        turn->node = NULL;
+        qlora_result r = qlora__text_talk_render(env, talk, count, false, &talk->next, NULL);
+        *turn = kept;
+        if (r == QLORA_ERR_FORMAT) {
+            env->error[0] = 0;
+            return QLORA_OK;
+        }
+        QLORA__TRY(r);
+        size_t end = qlora__text_common_end(&talk->after, &talk->next);
+        same = end < same ? end : same;
+    }
+    size_t at = talk->after.count - same;
+    if (at < limit) { // its end marker was trained with it
+        QLORA__TRY(
+            qlora__text_see_markers(env, talk->chat, talk->after.data + at, limit - at, &seen));
+        at += seen.first >= 0 ? talk->chat->tok->spans[seen.first].size : 0;
+        *out = at < limit ? at : limit;
+    }
+    return QLORA_OK;
+}
+
+// desc.train_prompt, in a later sample of a record: what the sample before it, up to turn `done`,
+// has not trained yet.
+static qlora_result qlora__text_data_train_rest(qlora__env* env, qlora__text_loader* loader,
+                                                qlora__text_talk* talk, size_t done, size_t count,
+                                                size_t start) {
+    qlora_text_data* data = loader->data;
+    qlora_text_ids* before = &loader->numbers;
+    qlora_text_bytes head = talk->after;
+    size_t same = 0;
+    QLORA__TRY(qlora__text_data_done(env, loader, talk, done, count, talk->spans.data[0].begin,
+                                     &head.count));
+    talk->spans.count = 0;
+    before->count = 0;
+    qlora__text_output o = qlora__text_output_start(before, NULL);
+    QLORA__TRY(qlora__text_output_text(env, &o, talk->chat, &head, &talk->spans));
+    const int32_t* ids = data->ids.data + start;
+    while (same < before->count && same < data->ids.count - start &&
+           before->data[same] == ids[same]) {
+        same++;
+    }
+    for (size_t i = start + same; i < data->ids.count; i++) {
+        data->labels.data[i] = data->ids.data[i];
+    }
+    return QLORA_OK;
+}
+
 // A template that changes earlier turns: one sample for each turn that is trained.
 static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader* loader,
                                              qlora__text_talk* talk) {
     qlora_text_data* data = loader->data;
-    bool first = true;
+    size_t done = SIZE_MAX; // the turn of the sample before
     for (size_t k = 0; k < talk->count; k++) {
         if (!qlora__text_is_trained(&talk->turns[k])) {
             continue;
         }
-        if (!first) {
+        if (done != SIZE_MAX) {
             QLORA__TRY(qlora__text_data_close_record(env, data, loader->begin, loader->line));
             loader->begin = data->ids.count;
         }
-        first = false;
         qlora__text_output o = qlora__text_output_start(&data->ids, &data->labels);
         QLORA__TRY(qlora__text_talk_turn(env, talk, k, &o));
-        qlora__text_data_train_all(loader, o.start);
+        if (done == SIZE_MAX) {
+            qlora__text_data_train_all(loader, o.start);
+        } else if (loader->desc->train_prompt) {
+            QLORA__TRY(qlora__text_data_train_rest(env, loader, talk, done, k + 1, o.start));
+        }
+        done = k;
     }
     return QLORA_OK;
 }
@@ -31899,8 +31982,8 @@ static qlora_result qlora__text_document_emit(qlora__env* env, qlora__text_loade
     memcpy(ids + head, data->ids.data + from, count * sizeof(int32_t));
     memcpy(labels + head, ids + head, count * sizeof(int32_t));
     qlora__text_document_place(loader, from, count, ends);
-    qlora_result r =
-        qlora__text_sample_close(env, data, ids, labels, head + count, loader->document_line);
+    qlora_result r = qlora__text_sample_close(env, data, ids, labels, head + count,
+                                              loader->document_line, false);
     data->begins = data->ends = false;
     return r;
 }
@@ -32835,6 +32918,7 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     out->trained = record->trained;
     out->line = (size_t)record->line;
     out->desirable = record->desirable != 0;
+    out->continues = record->continues != 0;
     return QLORA_OK;
 }
 
@@ -32851,4 +32935,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 54b8375f6f85f8c2
+//@@ end 9c7509fd56abc674

@@ -128,7 +128,7 @@ static const option option_table[] = {
     {"columns", OPT_TEXT, AT(columns), true, 0, 0, "LIST",
         "names that the data uses instead of those below, e.g. prompt=question,completion=answer"},
     {"max-samples", OPT_WHOLE, AT(max_samples), true, 1, 1e9, "N",
-        "use only the first N samples of the data (default: all)"},
+        "use only the first N records of the data (default: all)"},
     {"stream", OPT_CHOICE, AT(stream), false, 0, 0, "auto|on|off",
         "keep an index of the data in memory instead of its tokens; auto does so for files above "
         "1 GiB (default auto)"},
@@ -223,7 +223,7 @@ static const option option_table[] = {
         "train only on the last answer of each conversation"},
     {"Evaluation and checkpoints", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"eval", OPT_REAL, AT(eval), true, 0, 1e6, "X",
-        "held-out samples: a count, or a fraction below 1, capped at 200 samples (default 0.05)"},
+        "held-out records: a count, or a fraction below 1, capped at 200 records (default 0.05)"},
     {"eval-data", OPT_TEXTS, AT(eval_data), true, 0, 0, "FILE",
         "evaluate on this file instead of held-out samples; may be repeated"},
     {"eval-every", OPT_WHOLE, AT(eval_every), false, 1, 1e9, "N",
@@ -408,9 +408,9 @@ static void help_print(const option_set* set) {
         "New tokens: a .jsonl file has a string or {\"token\", \"special\", \"init\"} on each\n"
         "line, a .json file a list of them. A row starts as the mean of all rows, or of\n"
         "the tokens of the text in \"init\"; special tokens are not part of ordinary text.\n"
-        "Weights: --data a.jsonl:0.3 --data b.jsonl uses 30%% of the samples of a.jsonl\n"
+        "Weights: --data a.jsonl:0.3 --data b.jsonl uses 30%% of the records of a.jsonl\n"
         "in each epoch, different ones until all have been used, and all of b.jsonl; 2.5\n"
-        "uses each sample twice and half of them a third time (default 1). A path that\n"
+        "uses each record twice and half of them a third time (default 1). A path that\n"
         "exists as it is given has no weight.\n"
         "Exit status: 0 on success, 1 on error (reported on standard error), 130 after\n"
         "Ctrl-C.\n");

@@ -251,7 +251,7 @@ typedef struct qlora_text_data_desc {
     const char* path;      // ends in one of qlora_text_data_formats; .gz may follow
     qlora_text_chat* chat; // required; its tokenizer is used
     size_t chunk_tokens;   // .txt: longest sample, BOS included; 0 = no limit, else at least 2
-    bool train_prompt;     // train on everything
+    bool train_prompt;     // train on everything, each token of a record once
     bool last_turn_only;   // train on the last assistant turn only
     // Keeps an index instead of the samples: qlora_text_sample_read makes a sample from its record
     // in the file, and the chat must stay open. Standard input, memory, compressed and Parquet
@@ -302,6 +302,10 @@ typedef struct qlora_text_sample {
     size_t trained;        // labels other than -100, not counting the first position
     size_t line;           // where the record starts in the file
     bool desirable;        // QLORA_TEXT_JUDGED: its "label"; QLORA_TEXT_PAIRS: the chosen one
+    // Made of the same record as the sample before it: the rejected text of a pair, or a later turn
+    // of a conversation whose template changes earlier turns when others follow. Data must be split
+    // between records, never within one. Parts of a .txt document are records of their own.
+    bool continues;
 } qlora_text_sample;
 // Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count, and for a stream
 // with QLORA_ERR_FILE when the file has changed.

@@ -249,8 +249,8 @@ static qlora_result qlora__text_document_emit(qlora__env* env, qlora__text_loade
     memcpy(ids + head, data->ids.data + from, count * sizeof(int32_t));
     memcpy(labels + head, ids + head, count * sizeof(int32_t));
     qlora__text_document_place(loader, from, count, ends);
-    qlora_result r =
-        qlora__text_sample_close(env, data, ids, labels, head + count, loader->document_line);
+    qlora_result r = qlora__text_sample_close(env, data, ids, labels, head + count,
+                                              loader->document_line, false);
     data->begins = data->ends = false;
     return r;
 }

@@ -13,7 +13,8 @@ typedef struct qlora__text_record {
     uint32_t part;  // which sample of the record; of a document, the first id that is in it
     uint32_t count; // tokens
     uint32_t trained;
-    uint64_t line : 59;
+    uint64_t line : 58;
+    uint64_t continues : 1; // of the same record as the sample before
     uint64_t desirable : 1;
     uint64_t kept : 1;
     uint64_t labelled : 1; // labels follow the ids, not bits
@@ -141,10 +142,10 @@ static qlora_result qlora__text_sample_again(qlora__env* env, qlora_text_data* d
     return QLORA_OK;
 }
 
-// Adds a sample.
+// Adds a sample. `continues`: of the same record as the one before.
 static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* data,
                                              const int32_t* ids, const int32_t* labels,
-                                             size_t count, size_t line) {
+                                             size_t count, size_t line, bool continues) {
     if (data->again) {
         return qlora__text_sample_again(env, data, ids, labels, count);
     }
@@ -163,7 +164,8 @@ static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* d
     record->size = data->size;
     record->part = data->part++;
     record->count = (uint32_t)count;
-    record->line = line & (UINT64_MAX >> 5);
+    record->line = line & (UINT64_MAX >> 6);
+    record->continues = continues ? 1 : 0;
     record->desirable = data->desirable ? 1 : 0;
     record->kept = data->placed ? 0 : 1;
     record->begins = data->begins ? 1 : 0;
@@ -186,7 +188,8 @@ static qlora_result qlora__text_data_close_record(qlora__env* env, qlora_text_da
     QLORA__TRY(qlora__text_ids_room(env, &data->ids, 1));
     QLORA__TRY(qlora__text_ids_room(env, &data->labels, 1));
     QLORA__TRY(qlora__text_sample_close(env, data, data->ids.data + begin,
-                                        data->labels.data + begin, data->ids.count - begin, line));
+                                        data->labels.data + begin, data->ids.count - begin, line,
+                                        data->part > 0));
     data->ids.count = begin;
     data->labels.count = begin;
     return QLORA_OK;
