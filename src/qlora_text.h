@@ -77,6 +77,7 @@ extern "C" {
 #include "text/normalize.h"
 #include "text/load_model.h"
 #include "text/load.h"
+#include "text/pattern_api.h"
 #include "text/load_scored.h"
 #include "text/load_gguf.h"
 #include "text/load_bin.h"

@@ -78,6 +78,44 @@ static qlora_result qlora__text_data_eos(qlora__env* env, const qlora__text_load
     return qlora__text_label_rest(env, data, true);
 }
 
+// ---- prompts
+
+static bool qlora__text_asks(const qlora__text_loader* loader) {
+    return loader->desc->prompts != QLORA_TEXT_LEARN;
+}
+
+// A text to be continued. `answer` is the record's, or NULL.
+static qlora_result qlora__text_ask_plain(qlora__env* env, const qlora__text_loader* loader,
+                                          const char* prompt, size_t size, const char* answer,
+                                          size_t answer_size) {
+    qlora_text_data* data = loader->data;
+    size_t begin = data->ids.count;
+    data->reference = answer;
+    data->reference_size = answer_size;
+    QLORA__TRY(qlora__text_encode(env, loader->tok, prompt, size, 0, &data->ids));
+    QLORA__TRY(qlora__text_data_bos(env, loader, begin));
+    return qlora__text_label_rest(env, data, false);
+}
+
+// A conversation to be continued: without its last message, if that is an answer.
+static qlora_result qlora__text_ask_talk(qlora__env* env, const qlora__text_loader* loader,
+                                         qlora__text_talk* talk) {
+    qlora_text_data* data = loader->data;
+    const qlora__text_turn* last = &talk->turns[talk->count - 1];
+    if (strcmp(last->role, "assistant") == 0) {
+        talk->count--;
+        data->reference = last->content; // NULL: it only calls tools
+        data->reference_size = last->length;
+    }
+    if (talk->count == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the record has an answer, but nothing before it");
+    }
+    data->chat = true;
+    QLORA__TRY(qlora__text_talk_encode(env, talk, true, &data->ids, NULL));
+    return qlora__text_label_rest(env, data, false);
+}
+
 // {"text"} and {"prompt", "completion"}: the first part, which may be empty, is not trained.
 static qlora_result qlora__text_data_plain(qlora__env* env, const qlora__text_loader* loader,
                                            const char* prompt, size_t prompt_size, const char* text,
@@ -503,6 +541,11 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
     talk.count = loader->message_count;
     talk.json = loader->json;
     talk.record = loader->record;
+    if (qlora__text_asks(loader)) {
+        qlora_result asked = qlora__text_ask_talk(env, loader, &talk);
+        qlora__text_talk_free(env, &talk);
+        return asked;
+    }
     qlora__text_output o = qlora__text_output_start(&data->ids, &data->labels);
     qlora_result r = qlora__text_talk_plan(env, &talk);
     if (r == QLORA_OK && talk.stable) {

@@ -170,6 +170,11 @@ static qlora_result qlora__text_plain_again(qlora__env* env, qlora__text_source*
 }
 
 static qlora_result qlora__text_txt_open(qlora__env* env, qlora__text_source* source) {
+    if (qlora__text_asks(source->loader)) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s is plain text, which has no prompts; use .jsonl or .csv",
+                               source->loader->name);
+    }
     if (source->loader->desc->preference != QLORA_TEXT_ANSWERS) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                "%s is plain text, which has no pairs and no labels",
