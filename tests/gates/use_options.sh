@@ -30,8 +30,8 @@ several() { # --data and --eval-data may be repeated
     conversations
 }
 
-# A template that changes earlier turns gives a sample for each turn. They stay together: what counts
-# samples otherwise counts conversations.
+# A template that changes earlier turns gives a sample for each turn. They stay together: what
+# counts samples otherwise counts conversations.
 conversations() {
     local i talk=(--model model --tokens 256 --rank 1 --backend cpu --threads 1
         --chat-template turns.jinja)

@@ -571,7 +571,8 @@ batches() { # batches MODEL
     printf '{"prompt": "\xff"}\n' >prompts.jsonl
     refuses 'prompts.jsonl:1:13: invalid JSON: invalid UTF-8' generate "${run[@]:1}" --out x
     echo '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}' >prompts.jsonl
-    refuses 'content part of the type "image"; only' generate "${run[@]:1}" --out x --template chatml
+    refuses 'content part of the type "image"; only' generate "${run[@]:1}" --out x \
+        --template chatml
     echo '{"prompt": "x"' >prompts.jsonl
     refuses "prompts.jsonl:1:.* expected ',' or '}'" generate "${run[@]:1}" --out x
     echo '{"id": [1, {"prompt": "no"}], "prompt": "He", "n": -1.5e3, "messages": null}' \
