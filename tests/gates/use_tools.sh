@@ -619,6 +619,18 @@ references() { # references MODEL
         >out 2>err
     [[ $(<out) == "exact match: 1 of 5 (20.0%)"$'\n'"score: 2 of 5 (40.0%)" ]]
     note $? "--score"
+    # the second answer has less room, so it ends first; the order cannot be made afterwards
+    printf '{"prompt": "%s"}\n' "Once upon" "$(printf 'x y %.0s' {1..168})" >asked.jsonl
+    rm -rf ended.jsonl*
+    mkdir -p ended.jsonl.new/full
+    "${run[@]}" --data asked.jsonl --out ended.jsonl --max-tokens 12 >out 2>err &&
+        [[ $(grep -o '"line":[0-9]*' ended.jsonl | tr -dc 0-9) == 21 ]] &&
+        grep -q "has all answers, but not in the order of the prompts: " err
+    note $? "--data: an answer is written when it ends"
+    rm -r ended.jsonl.new
+    "${run[@]}" --data asked.jsonl --out ended.jsonl --max-tokens 12 >out 2>err &&
+        [[ $(grep -o '"line":[0-9]*' ended.jsonl | tr -dc 0-9) == 12 ]]
+    note $? "--data: the order is made up for"
     printf 'ask,reply\nLily,yes\n' >asked.csv
     rm -f csv.jsonl
     "${run[@]}" --data asked.csv --columns question=ask,answer=reply --out csv.jsonl \
