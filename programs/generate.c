@@ -86,9 +86,10 @@ static const option option_table[] = {
     {"prompt-file", OPT_TEXT, AT(prompt_file), false, 0, 0, "FILE",
         "read the prompt from a file, exactly as it is"},
     {"data", OPT_TEXT, AT(data), false, 0, 0, "FILE",
-        "answer the prompts of this file. It is read like the --data of finetune: prompts, "
-        "questions, instructions or conversations in .jsonl, .json, .csv, .tsv or .parquet. The "
-        "answers in it are references: they are not shown to the model, and compared with its own"},
+        "answer the prompts of this file (- reads standard input). It is read like the --data of "
+        "finetune: prompts, questions, instructions or conversations in .jsonl, .json, .csv, .tsv "
+        "or .parquet. Answers in it are references: the model does not see them, and its own are "
+        "compared with them"},
     {"out", OPT_TEXT, AT(out), false, 0, 0, "FILE",
         "for --data: the answers, one JSON object per line, appended as they end and at the end "
         "put in the order of the prompts; text i has the random seed --seed + i. A prompt that is "
@@ -116,7 +117,8 @@ static const option option_table[] = {
     {"no-echo", OPT_FLAG, AT(no_echo), false, 0, 0, "", "print only the generated text"},
     {"chat", OPT_FLAG, AT(chat), false, 0, 0, "",
         "chat interactively, one line per message; with --prompt, answer once"},
-    {"system", OPT_ANY_TEXT, AT(system), false, 0, 0, "TEXT", "system message for --chat"},
+    {"system", OPT_ANY_TEXT, AT(system), false, 0, 0, "TEXT",
+        "system message for --chat; with --data, for all conversations, which must not have one"},
     {"template", OPT_TEXT, AT(template_name), false, 0, 0, "NAME",
         "chat format (default: the model's own)"},
     {"chat-template", OPT_TEXT, AT(chat_template), false, 0, 0, "FILE",

@@ -242,8 +242,8 @@ static const option option_table[] = {
     {"sample-message", OPT_TEXTS, AT(sample_messages), false, 0, 0, "TEXT",
         "message to answer at every evaluation, in the chat format; may be repeated"},
     {"sample-file", OPT_TEXT, AT(sample_file), false, 0, 0, "FILE",
-        "more of both: prompts, questions or conversations in a file like --data; the answers in it "
-        "are left out"},
+        "more of both: prompts, questions or conversations in a file like --data; the answers in "
+        "it are left out"},
     {"sample-tokens", OPT_WHOLE, AT(sample_tokens), false, 1, 4096, "N",
         "maximum new tokens per sample (default 64)"},
     {"sample-temperature", OPT_REAL, AT(sample_temperature), false, 0, 100, "X",

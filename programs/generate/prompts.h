@@ -225,8 +225,17 @@ static bool data_open(app* a, qlora_text_data** out) {
     desc.columns = a->o.columns;
     desc.prompts = a->o.chat ? QLORA_TEXT_ASK_CHAT : QLORA_TEXT_ASK;
     desc.system = a->o.system;
-    if (qlora_text_data_open(a->text, &desc, out) != QLORA_OK ||
-        qlora_text_data_query(*out, &info) != QLORA_OK) {
+    blob text;
+    memset(&text, 0, sizeof text);
+    bool piped = strcmp(a->o.data, "-") == 0;
+    int code = piped ? blob_read(&text, stdin) : 0;
+    if (code != 0) {
+        return fail("cannot read standard input: %s", strerror(code));
+    }
+    qlora_result r = piped ? qlora_text_data_load(a->text, &desc, text.data, text.count, out)
+                           : qlora_text_data_open(a->text, &desc, out);
+    blob_free(&text);
+    if (r != QLORA_OK || qlora_text_data_query(*out, &info) != QLORA_OK) {
         return data_fail(a);
     }
     if (info.ignored[0] != '\0') {

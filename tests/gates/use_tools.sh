@@ -638,6 +638,9 @@ references() { # references MODEL
         cmp -s <(grep -o '"prompt_tokens":[0-9]*' csv.jsonl) \
             <(sed -n 1p two.jsonl | grep -o '"prompt_tokens":[0-9]*')
     note $? "--columns"
+    "${run[@]}" --data - --format csv --columns question=ask,answer=reply --out csv.jsonl \
+        --max-tokens 4 <asked.csv >out 2>err && grep -q "nothing to do: 1 answer in" err
+    note $? "--data -"
     refuses "--score: the regular expression .* has, at byte 0, .*not supported" generate \
         "${run[@]:1}" --data asked.csv --out x --score '*'
     refuses "asked.csv: no record has the column \"nope\", which --columns" generate \
