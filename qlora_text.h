@@ -38,6 +38,7 @@
        text/normalize       normalizers
        text/load_model      tokenizer.json: tokens and merges
        text/load            tokenizer.json: the steps around them
+       text/pattern_api     regular expressions as objects
        text/load_scored     vocabularies whose tokens have scores
        text/load_gguf       the tokenizer in a GGUF file
        text/load_bin        tokenizer.bin of llama2.c; opening and asking
@@ -442,8 +443,8 @@ typedef struct qlora_text_desc {
 
 // desc may be NULL: all defaults.
 QLORA_API qlora_result qlora_text_create(const qlora_text_desc* desc, qlora_text** out);
-// Fails with QLORA_ERR_STATE, and frees nothing, while tokenizers, chats, templates or data files
-// are open.
+// Fails with QLORA_ERR_STATE, and frees nothing, while tokenizers, chats, templates, patterns or
+// data files are open.
 // Growing arrays are the caller's and must be freed before.
 QLORA_API qlora_result qlora_text_destroy(qlora_text* text);
 // What went wrong in the last call, on one line; "" after a success. Never NULL.
@@ -470,6 +471,32 @@ QLORA_API qlora_result qlora_text_bytes_add(qlora_text* text, qlora_text_bytes* 
 QLORA_API void qlora_text_bytes_free(qlora_text* text, qlora_text_bytes* bytes);
 QLORA_API qlora_result qlora_text_ids_add(qlora_text* text, qlora_text_ids* ids, int32_t id);
 QLORA_API void qlora_text_ids_free(qlora_text* text, qlora_text_ids* ids);
+
+// ---- regular expressions ------------------------------------------------------------------------
+
+typedef struct qlora_text_span {
+    size_t begin; // bytes of a text
+    size_t end;
+} qlora_text_span;
+
+// Supported: literals, ., [sets], \d \w \s \p{..} and their opposites, \b \B ^ $ \A \z \Z,
+// groups, (?i:..), (?=..), (?!..), (?>..), |, and * + ? {n,m}, also lazy; * + ? also possessive.
+// Anything else is refused by name.
+typedef struct qlora_text_pattern qlora_text_pattern;
+QLORA_API qlora_result qlora_text_pattern_compile(qlora_text* text, const char* source, size_t size,
+                                                  qlora_text_pattern** out);
+QLORA_API qlora_result qlora_text_pattern_close(qlora_text_pattern* pattern); // NULL is fine
+
+typedef struct qlora_text_match {
+    bool found;
+    qlora_text_span whole;
+    qlora_text_span group; // the first (..), if it took part; otherwise the whole match
+} qlora_text_match;
+
+// Finds the first match that begins at byte `from` or later. One without any text is none. Fails
+// with QLORA_ERR_LIMIT if that would take too many steps.
+QLORA_API qlora_result qlora_text_pattern_find(qlora_text_pattern* pattern, const char* text,
+                                               size_t size, size_t from, qlora_text_match* out);
 
 // ---- tokenizers ---------------------------------------------------------------------------------
 
@@ -563,11 +590,6 @@ QLORA_API qlora_result qlora_text_template_compile(qlora_text* text, const char*
                                                    const char* source, size_t size,
                                                    qlora_text_template** out);
 QLORA_API qlora_result qlora_text_template_close(qlora_text_template* source); // NULL is fine
-
-typedef struct qlora_text_span {
-    size_t begin; // bytes of the rendering
-    size_t end;
-} qlora_text_span;
 
 typedef struct qlora_text_spans {
     qlora_text_span* data;
@@ -671,12 +693,19 @@ typedef enum qlora_text_preference {
     QLORA_TEXT_JUDGED = 2   // an answer with a "label", true or false
 } qlora_text_preference;
 
+// What a sample of data is: what to learn, or what to ask.
+typedef enum qlora_text_prompts {
+    QLORA_TEXT_LEARN = 0,
+    QLORA_TEXT_ASK = 1,     // a prompt without its answer; one that is a string is continued
+    QLORA_TEXT_ASK_CHAT = 2 // the same; one that is a string is a message of the user
+} qlora_text_prompts;
+
 typedef struct qlora_text_data_desc {
     uint32_t reserved_must_be_zero0;
     const char* path;      // ends in one of qlora_text_data_formats; .gz may follow
     qlora_text_chat* chat; // required; its tokenizer is used
     size_t chunk_tokens;   // .txt: longest sample, BOS included; 0 = no limit, else at least 2
-    bool train_prompt;     // train on everything
+    bool train_prompt;     // train on everything, each token of a record once
     bool last_turn_only;   // train on the last assistant turn only
     // Keeps an index instead of the samples: qlora_text_sample_read makes a sample from its record
     // in the file, and the chat must stay open. Standard input, memory, compressed and Parquet
@@ -698,6 +727,11 @@ typedef struct qlora_text_data_desc {
     bool (*bad)(void* user, size_t line, const char* what);
     void* bad_user;
     qlora_text_preference preference; // except for ANSWERS, only the last answer is trained
+    // Other than LEARN: each record is one sample, which ends where its answer begins; nothing is
+    // trained. The answer, which a record may lack, is the sample's reference. A conversation that
+    // ends with an answer of the assistant is asked without it. Records are kept in memory.
+    qlora_text_prompts prompts;
+    const char* system; // for prompts: the system message of conversations; NULL = none
     uint32_t reserved_must_be_zero1;
 } qlora_text_data_desc;
 
@@ -728,6 +762,13 @@ typedef struct qlora_text_sample {
     size_t trained;        // labels other than -100, not counting the first position
     size_t line;           // where the record starts in the file
     bool desirable;        // QLORA_TEXT_JUDGED: its "label"; QLORA_TEXT_PAIRS: the chosen one
+    // Made of the same record as the sample before it: the rejected text of a pair, or a later turn
+    // of a conversation whose template changes earlier turns when others follow. Data must be split
+    // between records, never within one. Parts of a .txt document are records of their own.
+    bool continues;
+    bool chat;             // for prompts: the sample is in the chat format
+    const char* reference; // for prompts: the record's answer, valid like ids; NULL if it has none
+    size_t reference_size;
 } qlora_text_sample;
 // Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count, and for a stream
 // with QLORA_ERR_FILE when the file has changed.
@@ -7851,6 +7892,7 @@ struct qlora_text {
     int64_t chats;
     int64_t datas;
     int64_t templates;
+    int64_t patterns;
 };
 
 #define QLORA__TEXT_COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -7933,12 +7975,13 @@ qlora_result qlora_text_destroy(qlora_text* text) {
         return QLORA_OK;
     }
     qlora__text_enter(text, "qlora_text_destroy");
-    if (text->toks + text->chats + text->datas + text->templates > 0) {
+    if (text->toks + text->chats + text->datas + text->templates + text->patterns > 0) {
         return qlora__env_fail(&text->env, QLORA_ERR_STATE,
                                "still open: tokenizers %lld, chats %lld, data files %lld, "
-                               "templates %lld; close them first",
+                               "templates %lld, patterns %lld; close them first",
                                (long long)text->toks, (long long)text->chats,
-                               (long long)text->datas, (long long)text->templates);
+                               (long long)text->datas, (long long)text->templates,
+                               (long long)text->patterns);
     }
     qlora__env env = text->env;
     qlora__env_free(&env, text, sizeof *text);
@@ -10634,6 +10677,7 @@ typedef enum qlora__pattern_op {
     QLORA__PATTERN_JUMP,  // continue at this + a
     QLORA__PATTERN_LOOK,  // look-ahead until LOOK_END at this + a; mode 1: negative
     QLORA__PATTERN_LOOK_END,
+    QLORA__PATTERN_KEEP,   // note the position: the start of the group to keep; mode 1: its end
     QLORA__PATTERN_ATOMIC, // forget the choices between this and its end
     QLORA__PATTERN_ATOMIC_END,
     QLORA__PATTERN_LINE_BEGIN,
@@ -10732,6 +10776,7 @@ enum {
     QLORA__PATTERN_CHOICE,  // continue at step
     QLORA__PATTERN_SHORTER, // a greedy run: give back one character, down to `begin`
     QLORA__PATTERN_LONGER,  // a lazy run: take one more
+    QLORA__PATTERN_KEPT,    // not a choice: what was noted before, at place `begin`
     QLORA__PATTERN_MARK,    // forgotten when it is reached
     QLORA__PATTERN_MARK_NOT // a negative look-ahead: when everything in it failed, it holds
 };
@@ -10745,7 +10790,8 @@ typedef struct qlora__pattern {
     size_t set_capacity;
     qlora__pattern_frame* frames;
     size_t frame_capacity;
-    uint64_t left; // steps that the present text may still take
+    size_t kept[2]; // the group to keep in the last match; SIZE_MAX: it took no part
+    uint64_t left;  // steps that the present text may still take
     bool empty;    // it can match without taking a character
 } qlora__pattern;
 
@@ -10768,6 +10814,7 @@ typedef struct qlora__pattern_group {
     int64_t width;  // least number of characters of the current alternative
     int64_t least;  // and of the shortest one so far; -1: none yet
     bool any_case;
+    bool keep;
 } qlora__pattern_group;
 
 typedef struct qlora__pattern_parser {
@@ -10779,6 +10826,7 @@ typedef struct qlora__pattern_parser {
     size_t at;
     qlora__pattern_group groups[QLORA__PATTERN_GROUPS];
     int depth;
+    bool keeps;             // the next group without (? is to be kept
     qlora__pattern_set set; // being built
 } qlora__pattern_parser;
 
@@ -11228,6 +11276,16 @@ static qlora_result qlora__pattern_begin(qlora__pattern_parser* p) {
     if (!known) {
         return qlora__pattern_refuse(p, "a (?..) group other than (?:, (?i:, (?=, (?! and (?>");
     }
+    g->keep = p->keeps && p->text[p->at - 1] == '(';
+    if (g->keep) {
+        p->keeps = false;
+        for (int depth = 1; depth <= p->depth; depth++) {
+            if (p->groups[depth].kind >= 0) { // going back past it would not undo the note
+                return qlora__pattern_refuse(p, "the group to keep inside (?=, (?! or (?>");
+            }
+        }
+        QLORA__TRY(qlora__pattern_append(p, QLORA__PATTERN_KEEP, 0, 0));
+    }
     g->branch = p->out->count;
     p->depth++;
     return QLORA_OK;
@@ -11255,6 +11313,9 @@ static qlora_result qlora__pattern_end(qlora__pattern_parser* p, int64_t* width)
         jump = before;
     }
     *width = g->least < 0 || g->width < g->least ? g->width : g->least;
+    if (g->keep) {
+        QLORA__TRY(qlora__pattern_append(p, QLORA__PATTERN_KEEP, 0, 1));
+    }
     if (g->kind >= 0) {
         p->out->steps[g->begin].a = p->out->count - g->begin;
         QLORA__TRY(qlora__pattern_append(
@@ -11339,6 +11400,10 @@ static qlora_result qlora__pattern_copy(qlora__pattern_parser* p, int32_t from, 
 static qlora_result qlora__pattern_repeat(qlora__pattern_parser* p, int32_t atom, int32_t least,
                                           int32_t most, int32_t mode) {
     int32_t size = p->out->count - atom;
+    bool kept = p->out->steps[atom].op == QLORA__PATTERN_KEEP;
+    if (kept && mode == QLORA__PATTERN_POSSESSIVE) {
+        return qlora__pattern_refuse(p, "a possessive repetition of the group to keep");
+    }
     qlora__pattern_op choice =
         mode == QLORA__PATTERN_RELUCTANT ? QLORA__PATTERN_LAZY : QLORA__PATTERN_SPLIT;
     for (int32_t i = 1; i < least; i++) {
@@ -11434,11 +11499,13 @@ static qlora_result qlora__pattern_parse(qlora__pattern_parser* p) {
     return qlora__pattern_append(p, QLORA__PATTERN_MATCH, 0, 0);
 }
 
-// Compiles a pattern. `classes` is the table of text/unicode.h.
-static qlora_result qlora__pattern_compile(qlora__env* env, const char* text, size_t size,
-                                           const uint8_t* classes, qlora__pattern** out) {
+// Compiles a pattern. `classes` is the table of text/unicode.h. `keeps`: note where the first group
+// is in a match.
+static qlora_result qlora__pattern_make(qlora__env* env, const char* text, size_t size,
+                                        const uint8_t* classes, bool keeps, qlora__pattern** out) {
     qlora__pattern_parser p;
     memset(&p, 0, sizeof p);
+    p.keeps = keeps;
     p.env = env;
     p.classes = classes;
     p.text = text;
@@ -11457,6 +11524,11 @@ static qlora_result qlora__pattern_compile(qlora__env* env, const char* text, si
     }
     *out = p.out;
     return QLORA_OK;
+}
+
+static qlora_result qlora__pattern_compile(qlora__env* env, const char* text, size_t size,
+                                           const uint8_t* classes, qlora__pattern** out) {
+    return qlora__pattern_make(env, text, size, classes, false, out);
 }
 
 //@@ src/text/pattern_match.h
@@ -11567,6 +11639,10 @@ static bool qlora__pattern_back(qlora__pattern_run* r) {
             continue;
         }
         r->depth--;
+        if (f->kind == QLORA__PATTERN_KEPT) {
+            r->p->kept[f->begin] = f->at;
+            continue;
+        }
         if (f->kind == QLORA__PATTERN_CHOICE) {
             return true;
         }
@@ -11663,6 +11739,12 @@ static qlora_result qlora__pattern_execute(qlora__pattern_run* r, bool* fits) {
     case QLORA__PATTERN_JUMP:
         r->step += s->a;
         return QLORA_OK;
+    case QLORA__PATTERN_KEEP:
+        n = (size_t)s->mode;
+        QLORA__TRY(qlora__pattern_push(r, QLORA__PATTERN_KEPT, r->step, r->p->kept[n], n));
+        r->p->kept[n] = r->at;
+        r->step++;
+        return QLORA_OK;
     case QLORA__PATTERN_LOOK:
         r->step++;
         return qlora__pattern_push(r, s->mode != 0 ? QLORA__PATTERN_MARK_NOT : QLORA__PATTERN_MARK,
@@ -11706,6 +11788,7 @@ static qlora_result qlora__pattern_match(qlora__env* env, qlora__pattern* p,
     r.begin = begin;
     r.at = at;
     r.mark = SIZE_MAX;
+    p->kept[0] = p->kept[1] = SIZE_MAX;
     *end = at;
     while (p->steps[r.step].op != QLORA__PATTERN_MATCH) {
         bool fits = true;
@@ -11715,8 +11798,7 @@ static qlora_result qlora__pattern_match(qlora__env* env, qlora__pattern* p,
         }
         if (p->left == 0) {
             return qlora__env_fail(env, QLORA_ERR_LIMIT,
-                                   "a regular expression of the tokenizer takes too many steps on "
-                                   "this text");
+                                   "a regular expression takes too many steps on this text");
         }
         p->left--;
     }
@@ -14679,6 +14761,103 @@ static qlora_result qlora__text_load_json(qlora__env* env, qlora_text_tok* tok, 
     qlora_result r = qlora__text_load_parts(env, tok, &json);
     qlora__json_free(env, &json);
     return r == QLORA_OK ? r : qlora__env_wrap(env, r, "%s: ", name);
+}
+
+//@@ src/text/pattern_api.h
+
+// Regular expressions as objects.
+
+struct qlora_text_pattern {
+    qlora_text* text;
+    uint8_t* classes;
+    qlora__pattern* program;
+};
+
+static void qlora__text_pattern_free(qlora__env* env, qlora_text_pattern* pattern) {
+    qlora__pattern_free(env, pattern->program);
+    QLORA__TEXT_FREE(env, pattern->classes, QLORA__TEXT_CODES);
+    qlora__env_free(env, pattern, sizeof *pattern);
+}
+
+qlora_result qlora_text_pattern_compile(qlora_text* text, const char* source, size_t size,
+                                        qlora_text_pattern** out) {
+    if (text == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &text->env;
+    qlora__text_enter(text, "qlora_text_pattern_compile");
+    QLORA__TEXT_NEED(env, source);
+    QLORA__TEXT_NEED(env, out);
+    qlora_text_pattern* pattern =
+        (qlora_text_pattern*)qlora__text_zalloc(env, 1, sizeof(qlora_text_pattern));
+    char* copy = NULL; // that messages can print
+    size_t copied = 0;
+    if (pattern == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    pattern->text = text;
+    pattern->classes = qlora__text_classes_make(env);
+    qlora_result r = pattern->classes == NULL ? QLORA_ERR_MEMORY
+                                              : qlora__text_copy(env, source, size, &copy, &copied);
+    r = r == QLORA_OK
+            ? qlora__pattern_make(env, copy, size, pattern->classes, true, &pattern->program)
+            : r;
+    if (copy != NULL) {
+        qlora__env_free(env, copy, copied + 1);
+    }
+    if (r != QLORA_OK) {
+        qlora__text_pattern_free(env, pattern);
+        return r;
+    }
+    text->patterns++;
+    *out = pattern;
+    return QLORA_OK;
+}
+
+qlora_result qlora_text_pattern_close(qlora_text_pattern* pattern) {
+    if (pattern != NULL) {
+        qlora_text* text = pattern->text;
+        qlora__text_enter(text, "qlora_text_pattern_close");
+        text->patterns--;
+        qlora__text_pattern_free(&text->env, pattern);
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_text_pattern_find(qlora_text_pattern* pattern, const char* text, size_t size,
+                                     size_t from, qlora_text_match* out) {
+    if (pattern == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &pattern->text->env;
+    qlora__pattern* p = pattern->program;
+    qlora__text_view view;
+    qlora__text_enter(pattern->text, "qlora_text_pattern_find");
+    QLORA__TEXT_NEED(env, out);
+    memset(out, 0, sizeof *out);
+    if (text == NULL && size > 0) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "text is NULL");
+    }
+    memset(&view, 0, sizeof view);
+    view.s = (const unsigned char*)text;
+    view.end = size;
+    view.classes = pattern->classes;
+    qlora__pattern_allow(p, size);
+    for (size_t at = from, length = 0; at<size; at += length> 0 ? length : 1) {
+        size_t end = at;
+        QLORA__TRY(qlora__pattern_match(env, p, &view, 0, at, &end));
+        if (end > at) {
+            bool kept = p->kept[0] <= p->kept[1] && p->kept[1] <= end;
+            out->found = true;
+            out->whole.begin = at;
+            out->whole.end = end;
+            out->group.begin = kept ? p->kept[0] : at;
+            out->group.end = kept ? p->kept[1] : end;
+            return QLORA_OK;
+        }
+        (void)qlora__text_class_at(&view, at, &length);
+    }
+    return QLORA_OK;
 }
 
 //@@ src/text/load_scored.h
@@ -29279,12 +29458,16 @@ typedef struct qlora__text_record {
         const int32_t* ids; // kept, followed by bits or labels
         uint64_t hash;      // of the record, which is in the file
     } as;
-    uint64_t place; // of the record in the file, in bytes
-    uint32_t size;  // of the record there
+    uint64_t
+        place;     // of the record in the file, in bytes; for prompts, of the reference in the data
+    uint32_t size; // of the record, or of the reference, there
     uint32_t part;  // which sample of the record; of a document, the first id that is in it
     uint32_t count; // tokens
     uint32_t trained;
-    uint64_t line : 59;
+    uint64_t line : 56;
+    uint64_t answered : 1;  // it has a reference
+    uint64_t chat : 1;      // it is in the chat format
+    uint64_t continues : 1; // of the same record as the sample before
     uint64_t desirable : 1;
     uint64_t kept : 1;
     uint64_t labelled : 1; // labels follow the ids, not bits
@@ -29323,6 +29506,11 @@ struct qlora_text_data {
     bool placed; // can be read again: nothing of it is kept
     bool begins; // as in qlora__text_record
     bool ends;
+    // prompts
+    bool chat;             // the record is a conversation
+    const char* reference; // the answer of the record, or NULL
+    size_t reference_size;
+    qlora_text_bytes references; // of all records
     // a stream
     qlora__text_loader* loader; // NULL: everything is kept
     bool again;                 // a record is read again, for the sample number `wanted` of it
@@ -29413,10 +29601,29 @@ static qlora_result qlora__text_sample_again(qlora__env* env, qlora_text_data* d
     return QLORA_OK;
 }
 
-// Adds a sample.
+// Keeps the answer of a prompt.
+static qlora_result qlora__text_sample_answer(qlora__env* env, qlora_text_data* data,
+                                              qlora__text_record* record) {
+    record->chat = data->chat ? 1 : 0;
+    record->answered = data->reference != NULL ? 1 : 0;
+    if (data->reference == NULL) {
+        return QLORA_OK;
+    }
+    if (data->reference_size > UINT32_MAX) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "an answer of %llu bytes; the limit is %llu",
+                               (unsigned long long)data->reference_size,
+                               (unsigned long long)UINT32_MAX);
+    }
+    record->place = data->references.count;
+    record->size = (uint32_t)data->reference_size;
+    QLORA__TRY(qlora__text_bytes_room(env, &data->references, 1)); // an empty one has a place
+    return qlora__text_bytes_add(env, &data->references, data->reference, data->reference_size);
+}
+
+// Adds a sample. `continues`: of the same record as the one before.
 static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* data,
                                              const int32_t* ids, const int32_t* labels,
-                                             size_t count, size_t line) {
+                                             size_t count, size_t line, bool continues) {
     if (data->again) {
         return qlora__text_sample_again(env, data, ids, labels, count);
     }
@@ -29435,7 +29642,8 @@ static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* d
     record->size = data->size;
     record->part = data->part++;
     record->count = (uint32_t)count;
-    record->line = line & (UINT64_MAX >> 5);
+    record->line = line & (UINT64_MAX >> 8);
+    record->continues = continues ? 1 : 0;
     record->desirable = data->desirable ? 1 : 0;
     record->kept = data->placed ? 0 : 1;
     record->begins = data->begins ? 1 : 0;
@@ -29447,6 +29655,7 @@ static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* d
     if (!data->placed) {
         QLORA__TRY(qlora__text_sample_keep(env, data, ids, labels, record));
     }
+    QLORA__TRY(qlora__text_sample_answer(env, data, record));
     data->count++;
     return QLORA_OK;
 }
@@ -29458,7 +29667,8 @@ static qlora_result qlora__text_data_close_record(qlora__env* env, qlora_text_da
     QLORA__TRY(qlora__text_ids_room(env, &data->ids, 1));
     QLORA__TRY(qlora__text_ids_room(env, &data->labels, 1));
     QLORA__TRY(qlora__text_sample_close(env, data, data->ids.data + begin,
-                                        data->labels.data + begin, data->ids.count - begin, line));
+                                        data->labels.data + begin, data->ids.count - begin, line,
+                                        data->part > 0));
     data->ids.count = begin;
     data->labels.count = begin;
     return QLORA_OK;
@@ -29777,6 +29987,44 @@ static qlora_result qlora__text_data_eos(qlora__env* env, const qlora__text_load
     return qlora__text_label_rest(env, data, true);
 }
 
+// ---- prompts
+
+static bool qlora__text_asks(const qlora__text_loader* loader) {
+    return loader->desc->prompts != QLORA_TEXT_LEARN;
+}
+
+// A text to be continued. `answer` is the record's, or NULL.
+static qlora_result qlora__text_ask_plain(qlora__env* env, const qlora__text_loader* loader,
+                                          const char* prompt, size_t size, const char* answer,
+                                          size_t answer_size) {
+    qlora_text_data* data = loader->data;
+    size_t begin = data->ids.count;
+    data->reference = answer;
+    data->reference_size = answer_size;
+    QLORA__TRY(qlora__text_encode(env, loader->tok, prompt, size, 0, &data->ids));
+    QLORA__TRY(qlora__text_data_bos(env, loader, begin));
+    return qlora__text_label_rest(env, data, false);
+}
+
+// A conversation to be continued: without its last message, if that is an answer.
+static qlora_result qlora__text_ask_talk(qlora__env* env, const qlora__text_loader* loader,
+                                         qlora__text_talk* talk) {
+    qlora_text_data* data = loader->data;
+    const qlora__text_turn* last = &talk->turns[talk->count - 1];
+    if (strcmp(last->role, "assistant") == 0) {
+        talk->count--;
+        data->reference = last->content; // NULL: it only calls tools
+        data->reference_size = last->length;
+    }
+    if (talk->count == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the record has an answer, but nothing before it");
+    }
+    data->chat = true;
+    QLORA__TRY(qlora__text_talk_encode(env, talk, true, &data->ids, NULL));
+    return qlora__text_label_rest(env, data, false);
+}
+
 // {"text"} and {"prompt", "completion"}: the first part, which may be empty, is not trained.
 static qlora_result qlora__text_data_plain(qlora__env* env, const qlora__text_loader* loader,
                                            const char* prompt, size_t prompt_size, const char* text,
@@ -30091,23 +30339,99 @@ static void qlora__text_data_train_all(const qlora__text_loader* loader, size_t 
     }
 }
 
+// How many bytes at the end of two texts are the same.
+static size_t qlora__text_common_end(const qlora_text_bytes* a, const qlora_text_bytes* b) {
+    size_t same = 0;
+    while (same < a->count && same < b->count &&
+           a->data[a->count - 1 - same] == b->data[b->count - 1 - same]) {
+        same++;
+    }
+    return same;
+}
+
+// Where the answer of turn `done` ends in talk->after: what follows it stays the same when the
+// answer is another one. Two others are tried, as one may end like it. `limit` if the template
+// refuses them.
+static qlora_result qlora__text_data_done(qlora__env* env, qlora__text_loader* loader,
+                                          qlora__text_talk* talk, size_t done, size_t count,
+                                          size_t limit, size_t* out) {
+    static const char* const others[] = {"a", "b"};
+    qlora__text_turn* turn = &loader->messages[done];
+    qlora__text_marks_seen seen;
+    size_t same = SIZE_MAX;
+    *out = limit;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(others); i++) {
+        qlora__text_turn kept = *turn;
+        turn->content = others[i];
+        turn->length = 1;
+        turn->node = NULL;
+        qlora_result r = qlora__text_talk_render(env, talk, count, false, &talk->next, NULL);
+        *turn = kept;
+        if (r == QLORA_ERR_FORMAT) {
+            env->error[0] = 0;
+            return QLORA_OK;
+        }
+        QLORA__TRY(r);
+        size_t end = qlora__text_common_end(&talk->after, &talk->next);
+        same = end < same ? end : same;
+    }
+    size_t at = talk->after.count - same;
+    if (at < limit) { // its end marker was trained with it
+        QLORA__TRY(
+            qlora__text_see_markers(env, talk->chat, talk->after.data + at, limit - at, &seen));
+        at += seen.first >= 0 ? talk->chat->tok->spans[seen.first].size : 0;
+        *out = at < limit ? at : limit;
+    }
+    return QLORA_OK;
+}
+
+// desc.train_prompt, in a later sample of a record: what the sample before it, up to turn `done`,
+// has not trained yet.
+static qlora_result qlora__text_data_train_rest(qlora__env* env, qlora__text_loader* loader,
+                                                qlora__text_talk* talk, size_t done, size_t count,
+                                                size_t start) {
+    qlora_text_data* data = loader->data;
+    qlora_text_ids* before = &loader->numbers;
+    qlora_text_bytes head = talk->after;
+    size_t same = 0;
+    QLORA__TRY(qlora__text_data_done(env, loader, talk, done, count, talk->spans.data[0].begin,
+                                     &head.count));
+    talk->spans.count = 0;
+    before->count = 0;
+    qlora__text_output o = qlora__text_output_start(before, NULL);
+    QLORA__TRY(qlora__text_output_text(env, &o, talk->chat, &head, &talk->spans));
+    const int32_t* ids = data->ids.data + start;
+    while (same < before->count && same < data->ids.count - start &&
+           before->data[same] == ids[same]) {
+        same++;
+    }
+    for (size_t i = start + same; i < data->ids.count; i++) {
+        data->labels.data[i] = data->ids.data[i];
+    }
+    return QLORA_OK;
+}
+
 // A template that changes earlier turns: one sample for each turn that is trained.
 static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader* loader,
                                              qlora__text_talk* talk) {
     qlora_text_data* data = loader->data;
-    bool first = true;
+    size_t done = SIZE_MAX; // the turn of the sample before
     for (size_t k = 0; k < talk->count; k++) {
         if (!qlora__text_is_trained(&talk->turns[k])) {
             continue;
         }
-        if (!first) {
+        if (done != SIZE_MAX) {
             QLORA__TRY(qlora__text_data_close_record(env, data, loader->begin, loader->line));
             loader->begin = data->ids.count;
         }
-        first = false;
         qlora__text_output o = qlora__text_output_start(&data->ids, &data->labels);
         QLORA__TRY(qlora__text_talk_turn(env, talk, k, &o));
-        qlora__text_data_train_all(loader, o.start);
+        if (done == SIZE_MAX) {
+            qlora__text_data_train_all(loader, o.start);
+        } else if (loader->desc->train_prompt) {
+            QLORA__TRY(qlora__text_data_train_rest(env, loader, talk, done, k + 1, o.start));
+        }
+        done = k;
     }
     return QLORA_OK;
 }
@@ -30127,6 +30451,11 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
     talk.count = loader->message_count;
     talk.json = loader->json;
     talk.record = loader->record;
+    if (qlora__text_asks(loader)) {
+        qlora_result asked = qlora__text_ask_talk(env, loader, &talk);
+        qlora__text_talk_free(env, &talk);
+        return asked;
+    }
     qlora__text_output o = qlora__text_output_start(&data->ids, &data->labels);
     qlora_result r = qlora__text_talk_plan(env, &talk);
     if (r == QLORA_OK && talk.stable) {
@@ -30214,9 +30543,16 @@ static qlora_result qlora__text_record_string(qlora__env* env, const qlora__text
 static qlora_result qlora__text_record_system(qlora__env* env, qlora__text_loader* loader,
                                               const qlora__json_token* record) {
     const qlora__json_token* system = NULL;
+    const char* given = qlora__text_asks(loader) ? loader->desc->system : NULL;
     QLORA__TRY(qlora__text_record_string(env, loader, record, "system", &system));
     if (system == NULL || qlora__text_json_size(system) == 0) {
-        return QLORA_OK;
+        return given == NULL
+                   ? QLORA_OK
+                   : qlora__text_message_add(env, loader, "system", given, strlen(given), false);
+    }
+    if (given != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the record has a \"system\", and desc.system is given");
     }
     return qlora__text_message_add(env, loader, "system",
                                    qlora__text_json_text(loader->json, system),
@@ -30336,9 +30672,52 @@ static qlora_result qlora__text_record_pair(qlora__env* env, qlora__text_loader*
                                            qlora__text_json_text(json, question),
                                            qlora__text_json_size(question), false));
     }
-    QLORA__TRY(qlora__text_message_add(env, loader, "assistant",
-                                       qlora__text_json_text(json, answer),
-                                       qlora__text_json_size(answer), false));
+    if (answer != NULL) { // only a prompt may lack it
+        QLORA__TRY(qlora__text_message_add(env, loader, "assistant",
+                                           qlora__text_json_text(json, answer),
+                                           qlora__text_json_size(answer), false));
+    }
+    return qlora__text_data_chat(env, loader);
+}
+
+static const char qlora__text_system_plain[] =
+    "\"system\" cannot be used with a \"prompt\" that is a string; use messages";
+
+// "prompt" as a string or as messages, and the answer `name`, which may be absent: what to ask.
+static qlora_result qlora__text_record_ask(qlora__env* env, qlora__text_loader* loader,
+                                           const qlora__json_token* record, const char* name) {
+    const qlora__json* json = loader->json;
+    const char* const names[2] = {"prompt", name};
+    static const char* const roles[2] = {"user", "assistant"};
+    const qlora__json_token* parts[2];
+    bool plain = loader->desc->prompts == QLORA_TEXT_ASK;
+    for (int i = 0; i < 2; i++) {
+        parts[i] = qlora__text_json_get(json, record, names[i]);
+        parts[i] = qlora__text_json_absent(parts[i]) ? NULL : parts[i];
+        plain = plain && (i == 1 && parts[i] == NULL ? true : qlora__text_json_string(parts[i]));
+    }
+    QLORA__TRY(qlora__text_record_system(env, loader, record));
+    if (plain) {
+        return loader->message_count > 0
+                   ? qlora__env_fail(env, QLORA_ERR_FORMAT, "%s", qlora__text_system_plain)
+                   : qlora__text_ask_plain(env, loader, qlora__text_json_text(json, parts[0]),
+                                           qlora__text_json_size(parts[0]),
+                                           parts[1] != NULL ? qlora__text_json_text(json, parts[1])
+                                                            : NULL,
+                                           parts[1] != NULL ? qlora__text_json_size(parts[1]) : 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (parts[i] != NULL && parts[i]->kind == QLORA__JSON_ARRAY) {
+            QLORA__TRY(qlora__text_record_messages(env, loader, parts[i], names[i], false));
+        } else if (qlora__text_json_string(parts[i])) {
+            QLORA__TRY(qlora__text_message_add(env, loader, roles[i],
+                                               qlora__text_json_text(json, parts[i]),
+                                               qlora__text_json_size(parts[i]), false));
+        } else if (parts[i] != NULL) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "\"%s\" is neither a string nor a list of messages", names[i]);
+        }
+    }
     return qlora__text_data_chat(env, loader);
 }
 
@@ -30352,9 +30731,7 @@ static qlora_result qlora__text_record_completion(qlora__env* env, qlora__text_l
     QLORA__TRY(qlora__text_record_system(env, loader, record));
     if (prompt->kind == QLORA__JSON_STRING && completion->kind == QLORA__JSON_STRING) {
         if (loader->message_count > 0) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "\"system\" cannot be used with a \"prompt\" that is a string; "
-                                   "use messages");
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s", qlora__text_system_plain);
         }
         return qlora__text_data_plain(
             env, loader, qlora__text_json_text(json, prompt), qlora__text_json_size(prompt),
@@ -30509,9 +30886,7 @@ static qlora_result qlora__text_record_side(qlora__env* env, qlora__text_loader*
     QLORA__TRY(qlora__text_record_system(env, loader, record));
     if (given && prompt->kind == QLORA__JSON_STRING && side->kind == QLORA__JSON_STRING) {
         if (loader->message_count > 0) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "\"system\" cannot be used with a \"prompt\" that is a string; "
-                                   "use messages");
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s", qlora__text_system_plain);
         }
         return qlora__text_data_plain(
             env, loader, qlora__text_json_text(json, prompt), qlora__text_json_size(prompt),
@@ -30561,6 +30936,9 @@ static qlora_result qlora__text_record_judged(qlora__env* env, const qlora__text
         label != NULL && (label->kind == QLORA__JSON_TRUE || label->kind == QLORA__JSON_FALSE);
     qlora_text_preference wanted = loader->desc->preference;
     loader->data->desirable = judged && label->kind == QLORA__JSON_TRUE;
+    if (qlora__text_asks(loader)) {
+        return QLORA_OK;
+    }
     if (wanted == QLORA_TEXT_PAIRS && form->kind != QLORA__TEXT_R_PREFERENCE) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                "the record is not a pair; it needs \"chosen\" and \"rejected\"");
@@ -30604,41 +30982,52 @@ static qlora_result qlora__text_record_unknown(qlora__env* env, const qlora__tex
                                "the record does not have the format \"%s\"; found %s", loader->form,
                                names[0] != 0 ? names : "no keys");
     }
-    return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                           "unrecognised record: expected text, prompt and completion, messages, "
-                           "conversations, instruction and output, question and answer, or "
-                           "input_ids; found %s",
+    return qlora__env_fail(env, QLORA_ERR_FORMAT, "unrecognised record: expected %s; found %s",
+                           qlora__text_asks(loader)
+                               ? "prompt, messages, conversations, instruction or question"
+                               : "text, prompt and completion, messages, conversations, "
+                                 "instruction and output, question and answer, or input_ids",
                            names[0] != 0 ? names : "no keys");
+}
+
+// `half`: a prompt that lacks its answer.
+static bool qlora__text_form_has(const qlora__text_loader* loader, const qlora__json_token* record,
+                                 const qlora__text_form* form, bool half) {
+    const qlora__json* json = loader->json;
+    const int mute = QLORA__TEXT_R_IDS | QLORA__TEXT_R_TEXT; // what asks nothing
+    bool whole = form->second == NULL ||
+                 !qlora__text_json_absent(qlora__text_json_get(json, record, form->second));
+    return (loader->form == NULL || strcmp(loader->form, form->name) == 0) &&
+           !(qlora__text_asks(loader) && ((int)form->kind & mute) != 0) &&
+           !qlora__text_json_absent(qlora__text_json_get(json, record, form->first)) &&
+           (whole || (half && form->kind != QLORA__TEXT_R_PREFERENCE));
 }
 
 static bool qlora__text_form_fits(const qlora__text_loader* loader, const qlora__json_token* record,
                                   const qlora__text_form* form) {
-    const qlora__json* json = loader->json;
-    return (loader->form == NULL || strcmp(loader->form, form->name) == 0) &&
-           !qlora__text_json_absent(qlora__text_json_get(json, record, form->first)) &&
-           (form->second == NULL ||
-            !qlora__text_json_absent(qlora__text_json_get(json, record, form->second)));
+    return qlora__text_form_has(loader, record, form, false);
 }
 
-// The one form that a record has; *out = NULL if it has none.
+// The one form that a record has; *out = NULL if it has none. A prompt may have half of one.
 static qlora_result qlora__text_form_find(qlora__env* env, const qlora__text_loader* loader,
-                                          const qlora__json_token* record,
+                                          const qlora__json_token* record, bool half,
                                           const qlora__text_form** out) {
     *out = NULL;
     for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
         const qlora__text_form* form = &qlora__text_forms[i];
-        if (!qlora__text_form_fits(loader, record, form) ||
+        bool again = half && *out != NULL && strcmp((*out)->first, form->first) == 0;
+        if (!qlora__text_form_has(loader, record, form, half) || again ||
             (i == QLORA__TEXT_INPUT_FORM && *out != NULL && (*out)->kind == form->kind)) {
             continue;
         }
         if (*out != NULL) {
-            const char* one = (*out)->second != NULL ? (*out)->second : (*out)->first;
+            const char* one = (*out)->second != NULL && !half ? (*out)->second : (*out)->first;
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                    strcmp((*out)->name, form->name) == 0
                                        ? "the record has both \"%s\" and \"%s\""
                                        : "the record has both \"%s\" and \"%s\"; set the format "
                                          "to say which one is used",
-                                   one, form->second != NULL ? form->second : form->first);
+                                   one, form->second != NULL && !half ? form->second : form->first);
         }
         *out = form;
     }
@@ -30660,8 +31049,8 @@ static qlora_result qlora__text_record_names(qlora__env* env, qlora__text_loader
             used = used || ((qlora__text_extras[k].kinds & (int)form->kind) != 0 &&
                             strcmp(name, qlora__text_extras[k].name) == 0);
         }
-        used =
-            used || (loader->desc->preference == QLORA_TEXT_JUDGED && strcmp(name, "label") == 0);
+        bool judged = loader->desc->preference == QLORA_TEXT_JUDGED || qlora__text_asks(loader);
+        used = used || (judged && strcmp(name, "label") == 0);
         if (!used) {
             QLORA__TRY(qlora__text_ignore(env, loader->data, "", name));
         }
@@ -30675,6 +31064,8 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
     const qlora__json* json = loader->json;
     const qlora__text_form* form = NULL;
     const qlora__json_token* text = NULL;
+    loader->data->reference = NULL;
+    loader->data->chat = false;
     if (record->kind != QLORA__JSON_OBJECT) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "a record must be an object {...}");
     }
@@ -30685,7 +31076,10 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
                                "\"tools\" are not supported by the chat format %s",
                                loader->desc->chat->name);
     }
-    QLORA__TRY(qlora__text_form_find(env, loader, record, &form));
+    QLORA__TRY(qlora__text_form_find(env, loader, record, false, &form));
+    if (form == NULL && qlora__text_asks(loader)) {
+        QLORA__TRY(qlora__text_form_find(env, loader, record, true, &form));
+    }
     if (form == NULL) {
         return qlora__text_record_unknown(env, loader, record);
     }
@@ -30699,11 +31093,13 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
     case QLORA__TEXT_R_CHAT:
         return qlora__text_record_chat(env, loader, record, form->first);
     case QLORA__TEXT_R_COMPLETION:
-        return qlora__text_record_completion(env, loader, record, form);
+        return qlora__text_asks(loader) ? qlora__text_record_ask(env, loader, record, form->second)
+                                        : qlora__text_record_completion(env, loader, record, form);
     case QLORA__TEXT_R_PAIR:
         return qlora__text_record_pair(env, loader, record, form);
     case QLORA__TEXT_R_PREFERENCE:
-        return qlora__text_record_preference(env, loader, record);
+        return qlora__text_asks(loader) ? qlora__text_record_ask(env, loader, record, "chosen")
+                                        : qlora__text_record_preference(env, loader, record);
     default:
         QLORA__TRY(qlora__text_record_string(env, loader, record, form->first, &text));
         return qlora__text_data_plain(env, loader, NULL, 0, qlora__text_json_text(json, text),
@@ -30720,6 +31116,10 @@ static qlora_result qlora__text_record_take(qlora__env* env, qlora__text_loader*
     qlora_result r = qlora__text_record_read(env, loader, record);
     if (r != QLORA_OK) {
         return qlora__env_wrap(env, r, "%s:%lu: ", loader->name, (unsigned long)line);
+    }
+    const qlora__json_token* label = qlora__text_json_get(loader->json, record, "label");
+    if (label != NULL && label->kind == QLORA__JSON_FALSE) {
+        loader->data->reference = NULL; // a bad answer is nothing to compare with
     }
     return qlora__text_data_close_record(env, loader->data, loader->begin, line);
 }
@@ -31860,6 +32260,11 @@ static qlora_result qlora__text_plain_again(qlora__env* env, qlora__text_source*
 }
 
 static qlora_result qlora__text_txt_open(qlora__env* env, qlora__text_source* source) {
+    if (qlora__text_asks(source->loader)) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s is plain text, which has no prompts; use .jsonl or .csv",
+                               source->loader->name);
+    }
     if (source->loader->desc->preference != QLORA_TEXT_ANSWERS) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                "%s is plain text, which has no pairs and no labels",
@@ -31939,8 +32344,8 @@ static qlora_result qlora__text_document_emit(qlora__env* env, qlora__text_loade
     memcpy(ids + head, data->ids.data + from, count * sizeof(int32_t));
     memcpy(labels + head, ids + head, count * sizeof(int32_t));
     qlora__text_document_place(loader, from, count, ends);
-    qlora_result r =
-        qlora__text_sample_close(env, data, ids, labels, head + count, loader->document_line);
+    qlora_result r = qlora__text_sample_close(env, data, ids, labels, head + count,
+                                              loader->document_line, false);
     data->begins = data->ends = false;
     return r;
 }
@@ -32575,6 +32980,7 @@ static void qlora__text_data_free(qlora__env* env, qlora_text_data* data) {
     qlora__text_ids_free(env, &data->shown[1]);
     qlora__text_bytes_free(env, &data->ignored);
     qlora__text_bytes_free(env, &data->lacking);
+    qlora__text_bytes_free(env, &data->references);
     for (size_t i = 0; i < data->block_count; i++) {
         qlora__env_free(env, data->blocks[i].data, data->blocks[i].capacity * sizeof(int32_t));
     }
@@ -32685,8 +33091,8 @@ static qlora_result qlora__text_data_read(qlora__env* env, qlora__text_loader* l
     QLORA__TRY(qlora__text_bytes_add(env, &data->lacking, "", 1));
     QLORA__TRY(opener->open(env, source));
     // only bytes that are in the file as they are can be found again
-    bool stream = loader->desc->stream && source->again != NULL && source->input.path != NULL &&
-                  source->input.read == qlora__text_input_file &&
+    bool stream = loader->desc->stream && !qlora__text_asks(loader) && source->again != NULL &&
+                  source->input.path != NULL && source->input.read == qlora__text_input_file &&
                   qlora__text_stream_seeks(env, &source->input);
     data->loader = stream ? loader : NULL;
     qlora_result r = qlora__text_data_take_all(env, source);
@@ -32718,6 +33124,14 @@ static qlora_result qlora__text_data_need(qlora_text* text, const qlora_text_dat
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                "desc->preference is %d; it must be 0, 1 or 2",
                                (int)desc->preference);
+    }
+    if ((int)desc->prompts < 0 || desc->prompts > QLORA_TEXT_ASK_CHAT) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "desc->prompts is %d; it must be 0, 1 or 2",
+                               (int)desc->prompts);
+    }
+    if (desc->prompts != QLORA_TEXT_LEARN && desc->preference != QLORA_TEXT_ANSWERS) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "desc->prompts and desc->preference cannot be used together");
     }
     if (desc->chat->text != text) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
@@ -32876,6 +33290,10 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     out->trained = record->trained;
     out->line = (size_t)record->line;
     out->desirable = record->desirable != 0;
+    out->continues = record->continues != 0;
+    out->chat = record->chat != 0;
+    out->reference = record->answered != 0 ? data->references.data + record->place : NULL;
+    out->reference_size = record->answered != 0 ? record->size : 0;
     return QLORA_OK;
 }
 
@@ -32892,4 +33310,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 6f1ec48e846f81b0
+//@@ end 0edb64ce64a85623

@@ -25,7 +25,6 @@
 
 #include "folders.h"
 #include "json_array.h"
-#include "prompt_lines.h"
 #include "options.h"
 
 #ifdef _WIN32

@@ -14,7 +14,6 @@
 #define PROGRAM "generate"
 #include "folders.h"
 #include "json_array.h"
-#include "prompt_lines.h"
 #include "tool.h"
 
 #include <signal.h>
@@ -36,6 +35,9 @@ typedef struct options {
     const char* prompt;
     const char* prompt_file;
     const char* data;
+    const char* format;
+    const char* columns;
+    const char* score;
     const char* out;
     int64_t batch;
     int64_t positions;
@@ -89,11 +91,22 @@ static const option option_table[] = {
         "read the prompt from a file, exactly as it is"},
     {"With --data", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"data", OPT_TEXT, AT(data), false, 0, 0, "FILE",
-        "answer the prompts of this file, one JSON object per line: {\"prompt\": TEXT}, or a "
-        "conversation with \"messages\""},
+        "answer the prompts of this file (- reads standard input). It is read like the --data of "
+        "finetune: prompts, questions, instructions or conversations in .jsonl, .json, .csv, .tsv "
+        "or .parquet. Answers in it are references: the model does not see them, and its own are "
+        "compared with them"},
     {"out", OPT_TEXT, AT(out), false, 0, 0, "FILE",
-        "for --data: the answers, one JSON object per line in the order of the prompts; text i "
-        "has the random seed --seed + i. Run the same command again to resume"},
+        "for --data: the answers, one JSON object per line, appended as they end and at the end "
+        "put in the order of the prompts; text i has the random seed --seed + i. A prompt that is "
+        "too long gets a line with \"error\". Run the same command again to resume"},
+    {"format", OPT_TEXT, AT(format), false, 0, 0, "NAME",
+        "for --data: what the file is, or which form its records have, as for finetune"},
+    {"columns", OPT_TEXT, AT(columns), false, 0, 0, "A=B,...",
+        "for --data: names in the file, as for finetune: question=ask,answer=reply"},
+    {"score", OPT_TEXT, AT(score), false, 0, 0, "REGEX",
+        "for --data: print how many answers are right, besides exact matches: those whose last "
+        "match of REGEX, or of its first group, is that of the reference; a reference without a "
+        "match counts as a whole. Answers that are there already are scored again"},
     {"batch", OPT_WHOLE, AT(batch), false, 1, 64, "N",
         "for --data: texts to generate at the same time (default 16)"},
     {"positions", OPT_WHOLE, AT(positions), false, 1, 1e9, "N",
@@ -106,7 +119,8 @@ static const option option_table[] = {
     {"With --chat", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"chat", OPT_FLAG, AT(chat), false, 0, 0, "",
         "chat interactively, one line per message; with --prompt, answer once"},
-    {"system", OPT_ANY_TEXT, AT(system), false, 0, 0, "TEXT", "system message for --chat"},
+    {"system", OPT_ANY_TEXT, AT(system), false, 0, 0, "TEXT",
+        "system message for --chat; with --data, for all conversations, which must not have one"},
     {"template", OPT_TEXT, AT(template_name), false, 0, 0, "NAME",
         "chat format (default: the model's own)"},
     {"chat-template", OPT_TEXT, AT(chat_template), false, 0, 0, "FILE",
@@ -185,6 +199,7 @@ typedef struct app {
     int64_t limit;     // tokens that the model can have in a text
     int64_t sequences; // texts at the same time; 0 = 1
     uint64_t identity; // for --data: of the model and the adapter
+    bool talks;        // for --data: some prompts are conversations
     int32_t stops[MAX_STOPS];
     int32_t stop_count;
     int64_t made;     // tokens in the last text
@@ -421,7 +436,8 @@ static void stops_collect(app* a, const qlora_model_config* config) {
     for (int32_t i = 0; i < config->stop_count; i++) {
         a->stops[a->stop_count++] = config->stop_ids[i];
     }
-    if (a->chat != NULL && qlora_text_chat_query(a->chat, &chat) != QLORA_OK) {
+    bool talks = a->chat != NULL && (a->talks || a->o.data == NULL);
+    if (talks && qlora_text_chat_query(a->chat, &chat) != QLORA_OK) {
         chat.stop_count = 0;
     }
     for (size_t i = 0; i < chat.stop_count && a->stop_count < MAX_STOPS; i++) {
@@ -853,14 +869,18 @@ static bool batch_check(options* o) {
                         : o->context != 0        ? "context"
                                                  : NULL;
     if (o->data == NULL) {
-        const char* only = o->out != NULL      ? "out"
-                           : o->batch != 0     ? "batch"
-                           : o->positions != 0 ? "positions"
-                           : o->samples != 0   ? "samples"
-                                               : NULL;
+        const char* only = o->out != NULL       ? "out"
+                           : o->batch != 0      ? "batch"
+                           : o->positions != 0  ? "positions"
+                           : o->samples != 0    ? "samples"
+                           : o->format != NULL  ? "format"
+                           : o->columns != NULL ? "columns"
+                           : o->score != NULL   ? "score"
+                                                : NULL;
         return only == NULL || fail("--%s can only be used with --data", only);
     }
     o->batch = o->batch > 0 ? o->batch : 16;
+    o->samples = o->samples > 0 ? o->samples : 1;
     if (o->out == NULL) {
         return fail("--data needs --out FILE for the answers");
     }
@@ -895,7 +915,7 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
         return fail("--context can only be used with --chat; see --max-tokens");
     }
     bool formed = o->template_name != NULL || o->chat_template != NULL;
-    if (!o->chat && (o->system != NULL || (formed && o->data == NULL))) {
+    if (!o->chat && o->data == NULL && (o->system != NULL || formed)) {
         return fail("--%s can only be used with --chat", o->system != NULL ? "system" : "template");
     }
     if (o->template_name != NULL && o->chat_template != NULL) {

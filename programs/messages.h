@@ -98,6 +98,7 @@ static inline bool message_options(char* text) {
                  {"use F32 or AUTO", "use f32 or auto"},
                  {"use BF16 or AUTO", "use bf16 or auto"},
                  {"desc.columns", "--columns"},
+                 {"desc.system", "--system"},
                  {"desc.preference PAIRS", "--method dpo"},
                  {"set the format", "use --format"}};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {

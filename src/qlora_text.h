@@ -78,6 +78,7 @@ extern "C" {
 QLORA__ONCE_BEGIN
 #include "text/load_model.h"
 #include "text/load.h"
+#include "text/pattern_api.h"
 #include "text/load_scored.h"
 #include "text/load_gguf.h"
 #include "text/load_bin.h"

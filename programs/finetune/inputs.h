@@ -172,11 +172,11 @@ static bool weights_used(const app* a) {
     return false;
 }
 
-// How many samples of a file an epoch has.
+// How many records of a file an epoch has.
 static size_t input_takes(const input* one) {
     double whole = floor(one->weight);
     double part = one->weight - whole;
-    double count = (double)one->samples;
+    double count = (double)one->records;
     return (size_t)(whole * count + ceil(part * count - 1e-9));
 }
 

@@ -212,7 +212,18 @@ static bool job_scalar(job_list* l, job* j, json_reader* r, const char* key, boo
     return copy != NULL && job_value(l, j, key, copy, word, again, error);
 }
 
-static bool job_member(job_list* l, job* j, json_reader* r, char error[1024]) {
+// Notes the name of a member, which `keys` has behind all names before it. Only one of two values
+// would count, and the other one would be lost without a word.
+static bool job_key(blob* keys, const char* key, char error[1024]) {
+    for (size_t at = 0; at < keys->count; at += strlen(keys->data + at) + 1) {
+        if (strcmp(keys->data + at, key) == 0) {
+            return error_set(error, "%.60s is given twice", key);
+        }
+    }
+    return blob_add(keys, key, strlen(key) + 1) || error_set(error, "out of memory");
+}
+
+static bool job_member(job_list* l, job* j, json_reader* r, blob* keys, char error[1024]) {
     blob key;
     memset(&key, 0, sizeof key);
     json_space(r);
@@ -220,6 +231,7 @@ static bool job_member(job_list* l, job* j, json_reader* r, char error[1024]) {
                blob_add(&key, "", 1)) ||
               error_set(error, "the name of an option was expected");
     ok = ok && (json_take(r, ':') || error_set(error, "%.60s: ':' was expected", key.data));
+    ok = ok && job_key(keys, key.data, error);
     json_space(r);
     if (ok && r->at < r->end && *r->at == '[') {
         bool more = true;
@@ -236,18 +248,21 @@ static bool job_member(job_list* l, job* j, json_reader* r, char error[1024]) {
 }
 
 static bool job_object(job_list* l, job* j, json_reader* r, char error[1024]) {
+    blob keys;
+    memset(&keys, 0, sizeof keys);
     if (!json_take(r, '{')) {
         return error_set(error, "an object was expected");
     }
+    bool ok = true;
     bool first = true;
-    while (!json_take(r, '}')) {
-        if (!first && !json_take(r, ',')) {
-            return error_set(error, "',' or '}' was expected");
-        }
+    while (ok && !json_take(r, '}')) {
+        ok = first || json_take(r, ',') || error_set(error, "',' or '}' was expected");
+        ok = ok && job_member(l, j, r, &keys, error);
         first = false;
-        if (!job_member(l, j, r, error)) {
-            return false;
-        }
+    }
+    blob_free(&keys);
+    if (!ok) {
+        return false;
     }
     if (j->a.o.length == OPTION_MAX) {
         return error_set(error, "length: a number was expected");

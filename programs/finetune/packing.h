@@ -82,30 +82,35 @@ static bool packs_plain(app* a, const samples* s, packs* out) {
     return packs_make(a, s, order_make(a, s->count), s->count, out);
 }
 
-// The samples of a file that an epoch has, with the weight w: each sample floor(w) times, and a
-// part of them once more. The parts of successive epochs are successive stretches of one shuffled
-// list, so that over time every sample has its turn.
+// The samples of a file that an epoch has, with the weight w: those of each record floor(w) times,
+// and those of a part of the records once more. The parts of successive epochs are successive
+// stretches of one shuffled list, so that over time every record has its turn. `mine` has room for
+// the first sample of each record.
 static size_t input_order(app* a, size_t number, int64_t epoch, uint32_t* mine, uint32_t* out) {
     const input* one = &a->inputs.data[number];
     size_t wanted = input_takes(one);
-    size_t taken = 0;
+    size_t records = 0; // of those wanted
+    size_t taken = 0;   // samples
     size_t count = 0;
-    for (size_t i = 0; i < a->train.count; i++) {
+    for (size_t i = 0; i < a->train.count; i = record_end(&a->train, i)) {
         if (a->train.data[i].input == number) {
             mine[count++] = (uint32_t)i;
         }
     }
-    for (; count > 0 && wanted - taken >= count; taken += count) {
-        memcpy(out + taken, mine, count * sizeof *out);
+    size_t whole = count > 0 ? wanted / count * count : 0;
+    size_t part = wanted - whole;
+    for (; records < wanted; records++) {
+        if (records == whole) {
+            shuffle(mine, count, mix(mix((uint64_t)a->o.seed ^ 0x6d697875u) + number));
+        }
+        size_t at = records < whole
+                        ? records % count
+                        : (size_t)((uint64_t)epoch % count * part + records - whole) % count;
+        for (size_t i = mine[at]; i < record_end(&a->train, mine[at]); i++) {
+            out[taken++] = (uint32_t)i;
+        }
     }
-    size_t part = wanted - taken;
-    if (part > 0) {
-        shuffle(mine, count, mix(mix((uint64_t)a->o.seed ^ 0x6d697875u) + number));
-    }
-    for (size_t i = 0; i < part; i++) {
-        out[taken + i] = mine[(size_t)((uint64_t)epoch % count * part + i) % count];
-    }
-    return wanted;
+    return taken;
 }
 
 // The samples of an epoch, before they are shuffled.
@@ -114,13 +119,13 @@ static uint32_t* epoch_order(app* a, int64_t epoch, size_t* count) {
     if (!weights_used(a)) {
         return order_make(a, *count);
     }
-    size_t total = 0;
+    size_t total = 0; // at most
     for (size_t i = 0; i < a->inputs.count; i++) {
-        total += input_takes(&a->inputs.data[i]);
+        total += (size_t)ceil(a->inputs.data[i].weight) * a->inputs.data[i].samples;
     }
     if (total > UINT32_MAX) {
-        error_set(a->error, "the weights make an epoch of %zu samples; the limit is %llu", total,
-                  (unsigned long long)UINT32_MAX);
+        error_set(a->error, "the weights make an epoch of up to %zu samples; the limit is %llu",
+                  total, (unsigned long long)UINT32_MAX);
         return NULL;
     }
     uint32_t* order = (uint32_t*)take(a, total, sizeof *order);

@@ -97,55 +97,52 @@ static bool prompt_message(app* a, const char* what, const char* text) {
            prompt_fits(a, p, what);
 }
 
-// A conversation as JSON. It is shown as the model sees it.
-static bool prompt_chat(app* a, const char* what, const char* json, size_t size) {
-    char place[FOLDER_PATH];
+// A prompt of a file: a conversation is shown as the model sees it, a text without BOS.
+static bool prompt_sample(app* a, const char* what, const qlora_text_sample* s) {
+    qlora_text_tok_info info;
     qlora_text_bytes text;
     memset(&text, 0, sizeof text);
     sample_prompt* p = prompt_new(a, what);
     if (p == NULL) {
         return false;
     }
-    snprintf(place, sizeof place, "%.900s: ", what);
-    bool ok =
-        qlora_text_chat_encode_json(a->chat, json, size, true, &text, &p->ids, NULL) == QLORA_OK ||
-        text_fail(a, place);
-    ok = ok && (blob_add(&p->text, text.data, text.count) || error_set(a->error, "out of memory"));
+    bool ok = qlora_text_tok_query(a->tok, &info) == QLORA_OK;
+    for (size_t i = 0; i < s->count && ok; i++) {
+        ok = qlora_text_ids_add(a->text, &p->ids, s->ids[i]) == QLORA_OK;
+    }
+    size_t from = !s->chat && s->count > 0 && s->ids[0] == info.bos ? 1 : 0;
+    ok = (ok && qlora_text_decode(a->tok, s->ids + from, s->count - from, QLORA_TEXT_REPLACE,
+                                  &text) == QLORA_OK) ||
+         text_fail(a, "a prompt for samples: ");
+    ok = ok && (blob_add(&p->text, text.data != NULL ? text.data : "", text.count) ||
+                error_set(a->error, "out of memory"));
     qlora_text_bytes_free(a->text, &text);
     return ok && prompt_fits(a, p, what);
 }
 
-static bool prompt_line(app* a, const char* what, const char* line, size_t size) {
-    char why[1024];
-    blob text;
-    memset(&text, 0, sizeof text);
-    prompt_kind kind = prompt_line_read(line, size, &text, why);
-    bool ok = kind != PROMPT_WRONG || error_set(a->error, "%s: %.200s", what, why);
-    if (kind == PROMPT_TEXT) {
-        ok = prompt_plain(a, what, text.data != NULL ? text.data : "", text.count);
-    } else if (kind == PROMPT_CHAT) {
-        ok = prompt_chat(a, what, line, size);
-    }
-    blob_free(&text);
-    return ok;
-}
-
+// The prompts of --sample-file, which is read like data, without the answers in it.
 static bool prompts_file(app* a, const char* path) {
     char what[FOLDER_PATH + 32];
-    blob text;
-    memset(&text, 0, sizeof text);
-    int code = blob_read_path(&text, path);
-    bool ok = code == 0 || error_set(a->error, "--sample-file %.800s: %s", path, strerror(code));
-    const char* end = text.data != NULL ? text.data + text.count : NULL;
-    size_t number = 1;
-    for (const char* line = text.data; ok && line < end; number++) {
-        const char* stop = (const char*)memchr(line, '\n', (size_t)(end - line));
-        stop = stop != NULL ? stop : end;
-        snprintf(what, sizeof what, "%.800s:%zu", path, number);
-        ok = prompt_line(a, what, line, (size_t)(stop - line));
-        line = stop + 1;
+    qlora_text_data_desc desc;
+    qlora_text_data* data = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.path = path;
+    desc.format = qlora_text_data_known(path) ? NULL : "jsonl";
+    desc.chat = a->chat;
+    desc.prompts = QLORA_TEXT_ASK;
+    if (!path_exists(path)) {
+        return error_set(a->error, "--sample-file %.800s: %s", path, strerror(errno));
     }
-    blob_free(&text);
+    bool ok = qlora_text_data_open(a->text, &desc, &data) == QLORA_OK || text_fail(a, "");
+    for (size_t i = 0; ok && i < qlora_text_data_count(data); i++) {
+        qlora_text_sample s;
+        ok = qlora_text_sample_read(data, i, &s) == QLORA_OK || text_fail(a, "");
+        if (ok) {
+            snprintf(what, sizeof what, "%.800s:%zu", path, s.line);
+            ok = prompt_sample(a, what, &s);
+        }
+    }
+    qlora_text_data_close(data);
     return ok;
 }
 

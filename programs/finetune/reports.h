@@ -126,8 +126,8 @@ static void json_text(blob* out, const char* text) {
 
 // What a file adds to an epoch.
 typedef struct share {
-    size_t samples;
-    double part;       // of the samples of the epoch
+    size_t records;
+    double part;       // of the records of the epoch
     double token_part; // of its tokens
 } share;
 
@@ -140,7 +140,7 @@ static share share_of(const app* a, const input* one) {
         taken += (double)input_takes(other);
         tokens += (double)other->tokens * other->weight;
     }
-    s.part = taken > 0.0 ? (double)s.samples / taken : 0.0;
+    s.part = taken > 0.0 ? (double)s.records / taken : 0.0;
     s.token_part = tokens > 0.0 ? (double)one->tokens * one->weight / tokens : 0.0;
     return s;
 }
@@ -153,9 +153,10 @@ static void doctor_shares(const app* a) {
     for (size_t i = 0; i < a->inputs.count; i++) {
         const input* one = &a->inputs.data[i];
         share s = share_of(a, one);
-        printf("  %s: weight %g, %zu of %zu samples, %.1f%% of the samples, %.1f%% of the tokens\n",
-               data_name(one->path), one->weight, s.samples, one->samples, 100.0 * s.part,
-               100.0 * s.token_part);
+        const char* what = one->records != one->samples ? "records" : "samples";
+        printf("  %s: weight %g, %zu of %zu %s, %.1f%% of the %s, %.1f%% of the tokens\n",
+               data_name(one->path), one->weight, s.records, one->records, what, 100.0 * s.part,
+               what, 100.0 * s.token_part);
     }
 }
 
@@ -181,9 +182,9 @@ static void doctor_json(const app* a, const doctor_row* rows) {
         put(&out, "%s{\"file\": ", i > 0 ? ", " : "");
         json_text(&out, data_name(one->path));
         put(&out,
-            ", \"weight\": %g, \"samples\": %zu, \"per_epoch\": %zu, \"share\": %.6g, "
-            "\"token_share\": %.6g}",
-            one->weight, one->samples, part.samples, part.part, part.token_part);
+            ", \"weight\": %g, \"samples\": %zu, \"per_epoch\": %zu, \"records\": %zu, "
+            "\"share\": %.6g, \"token_share\": %.6g}",
+            one->weight, one->samples, part.records, one->records, part.part, part.token_part);
     }
     put(&out, "]}\n");
     fwrite(out.data, 1, out.count, stdout);

@@ -241,6 +241,28 @@ static bool text_take(app* a, const qlora_text_sample* s, int32_t bos, counts* c
     return true;
 }
 
+// Of a record's first sample, up to the end of its first answer.
+static uint64_t opening_key(const qlora_text_sample* s) {
+    size_t end = (size_t)prompt_length(s);
+    while (end < s->count && s->labels[end] != -100) {
+        end++;
+    }
+    return sample_key(s->ids, end);
+}
+
+// Counts the record that a sample is made of. A conversation gives a sample for each turn if its
+// template changes earlier turns when others follow.
+static void record_count(app* a, const qlora_text_sample* s, counts* c, sample* t) {
+    if (!s->continues) {
+        c->records++;
+        c->opening = opening_key(s);
+    } else { // a run that held out single turns is not resumed
+        a->data_hash = hash_more(a->data_hash, "record", 6);
+    }
+    t->record = (uint32_t)(c->records - 1);
+    t->opening = c->opening;
+}
+
 // Reads sample number i of a file; *usable = whether it can be trained.
 static bool sample_take(app* a, const input_list* list, size_t number, size_t i, int32_t bos,
                         counts* c, sample* t, bool* usable) {
@@ -254,6 +276,9 @@ static bool sample_take(app* a, const input_list* list, size_t number, size_t i,
         qlora_text_sample s;
         if (qlora_text_sample_read(list->data[number].data, i + k, &s) != QLORA_OK) {
             return text_fail(a, "");
+        }
+        if (k == 0) {
+            record_count(a, &s, c, t);
         }
         if (!ids_check(a, &s, path)) {
             if (!a->o.doctor) {
@@ -276,31 +301,69 @@ static bool sample_take(app* a, const input_list* list, size_t number, size_t i,
     return true;
 }
 
+// Whether sample number i of a file belongs to a record beyond --max-samples.
+static bool sample_over(app* a, qlora_text_data* data, size_t i, const counts* c, bool* over) {
+    qlora_text_sample s;
+    *over = a->o.max_samples > 0 && c->records == (size_t)a->o.max_samples;
+    if (*over) {
+        if (qlora_text_sample_read(data, i, &s) != QLORA_OK) {
+            return text_fail(a, "");
+        }
+        *over = !s.continues;
+    }
+    return true;
+}
+
 // Collects the samples of a file that can be used for training and counts the others.
 static bool samples_take(app* a, const input_list* list, size_t number, samples* out, counts* c) {
     qlora_text_tok_info info;
-    size_t count = qlora_text_data_count(list->data[number].data);
+    qlora_text_data* data = list->data[number].data;
+    size_t count = qlora_text_data_count(data);
     if (!samples_room(a, out, count)) {
         return false;
     }
     if (qlora_text_tok_query(a->tok, &info) != QLORA_OK) {
         return text_fail(a, "");
     }
-    size_t most = (size_t)a->o.max_samples * sample_texts(a);
-    for (size_t i = 0; i < count && (most == 0 || c->all < most); i += sample_texts(a)) {
+    for (size_t i = 0; i < count; i += sample_texts(a)) {
         bool usable = true;
+        bool over = false;
         sample* t = &out->data[out->count];
+        if (!sample_over(a, data, i, c, &over)) {
+            return false;
+        }
+        if (over) {
+            break;
+        }
         if (!sample_take(a, list, number, i, info.bos, c, t, &usable)) {
             return false;
         }
         if (usable) {
             c->tokens += (uint64_t)t->length;
             c->trained += (uint64_t)t->trained;
+            c->used_records += out->count == 0 || t->record != t[-1].record ? 1 : 0;
             out->count++;
         }
     }
     c->used = out->count;
     return true;
+}
+
+// The end of the samples that are made of the same record as sample i.
+static size_t record_end(const samples* s, size_t i) {
+    size_t end = i + 1;
+    while (end < s->count && s->data[end].record == s->data[i].record) {
+        end++;
+    }
+    return end;
+}
+
+static size_t records_count(const samples* s) {
+    size_t count = 0;
+    for (size_t i = 0; i < s->count; i = record_end(s, i)) {
+        count++;
+    }
+    return count;
 }
 
 static void shuffle(uint32_t* order, size_t count, uint64_t key) {
@@ -321,46 +384,53 @@ static bool sample_among(const samples* s, const sample* one) {
     return false;
 }
 
-// Moves the held-out samples from a->train to a->eval. The demo's text has few sentences, so their
-// other copies are dropped.
-static bool samples_split(app* a) {
-    size_t all = a->train.count;
+// How many records are held out; 0 if none.
+static size_t records_held(const app* a, size_t all) {
     double wish = a->o.eval < 1.0 ? fmin(200.0, ceil(a->o.eval * (double)all)) : a->o.eval;
     size_t held = (size_t)wish;
     if (held == 1 && a->o.eval < 1.0 && a->o.method == QLORA_METHOD_KTO) {
         held = 2; // one text cannot be mismatched
     }
-    if (a->o.eval_data.count > 0 || held == 0 || all < 2) {
+    return a->o.eval_data.count > 0 || all < 2 ? 0 : held;
+}
+
+// Moves the held-out records from a->train to a->eval: all samples of a record are on one side. The
+// demo's text has few sentences, so their other copies are dropped.
+static bool samples_split(app* a) {
+    size_t all = records_count(&a->train);
+    size_t held = records_held(a, all);
+    if (held == 0) {
         return true;
     }
     if (held >= all) {
-        return error_set(a->error,
-                         "--eval %g would hold out all %zu samples, leaving none to train on",
-                         a->o.eval, all);
+        return error_set(a->error, "--eval %g would hold out all %zu %ss, leaving none to train on",
+                         a->o.eval, all, all != a->train.count ? "record" : "sample");
     }
     uint32_t* order = (uint32_t*)take(a, all, sizeof *order);
-    sample* kept = (sample*)take(a, all, sizeof *kept);
-    a->eval.data = (sample*)take(a, held, sizeof *kept);
+    sample* kept = (sample*)take(a, a->train.count, sizeof *kept);
+    a->eval.data = (sample*)take(a, a->train.count, sizeof *kept);
     if (order == NULL || kept == NULL || a->eval.data == NULL) {
         free(order);
         free(kept);
         return false;
     }
-    for (size_t i = 0; i < all; i++) {
-        order[i] = (uint32_t)i;
+    for (size_t i = 0, at = 0; i < all; i++, at = record_end(&a->train, at)) {
+        order[i] = (uint32_t)at;
     }
     shuffle(order, all, mix((uint64_t)a->o.seed ^ 0x6576616cu));
     size_t count = 0;
+    size_t records = 0; // held out
     for (size_t i = 0; i < all; i++) {
         const sample* s = &a->train.data[order[i]];
+        size_t size = record_end(&a->train, order[i]) - order[i];
         if (a->o.demo && sample_among(&a->eval, s)) {
             continue;
         }
-        if (a->eval.count < held) {
-            a->eval.data[a->eval.count++] = *s;
-        } else {
-            kept[count++] = *s;
-        }
+        samples to = {records < held ? a->eval.data + a->eval.count : kept + count, size};
+        memcpy(to.data, s, size * sizeof *s);
+        a->eval.count += records < held ? size : 0;
+        count += records < held ? 0 : size;
+        records += records < held ? 1 : 0;
     }
     free(order);
     free(a->train.data);
@@ -376,19 +446,27 @@ static int key_compare(const void* a, const void* b) {
     return x < y ? -1 : x > y ? 1 : 0;
 }
 
-// Counts the held-out samples that also occur in the training data: their loss says little.
+// Counts the held-out samples that also occur in the training data, and those whose conversation
+// starts like one there: their loss says little.
 static bool shared_count(app* a) {
-    uint64_t* keys = (uint64_t*)take(a, a->train.count, sizeof *keys);
+    size_t count = a->train.count;
+    uint64_t* keys = (uint64_t*)take(a, 2 * count, sizeof *keys);
     if (keys == NULL) {
         return false;
     }
-    for (size_t i = 0; i < a->train.count; i++) {
+    uint64_t* openings = keys + count;
+    for (size_t i = 0; i < count; i++) {
         keys[i] = a->train.data[i].key;
+        openings[i] = a->train.data[i].opening;
     }
-    qsort(keys, a->train.count, sizeof *keys, key_compare);
+    qsort(keys, count, sizeof *keys, key_compare);
+    qsort(openings, count, sizeof *keys, key_compare);
     for (size_t i = 0; i < a->eval.count; i++) {
-        uint64_t key = a->eval.data[i].key;
-        a->shared += bsearch(&key, keys, a->train.count, sizeof *keys, key_compare) != NULL ? 1 : 0;
+        const sample* s = &a->eval.data[i];
+        bool whole = bsearch(&s->key, keys, count, sizeof *keys, key_compare) != NULL;
+        bool start = bsearch(&s->opening, openings, count, sizeof *keys, key_compare) != NULL;
+        a->shared += whole ? 1 : 0;
+        a->shared_start += !whole && start ? 1 : 0;
     }
     free(keys);
     return true;
@@ -426,8 +504,13 @@ static void samples_print(app* a, const char* name, const samples* s) {
         tokens += (unsigned long long)s->data[i].length;
         trained += (unsigned long long)s->data[i].trained;
     }
-    say(a, "%s: %zu %s%s, %llu tokens, %llu of them %s\n", name, s->count,
-        a->o.method == QLORA_METHOD_DPO ? "pair" : "sample", s->count == 1 ? "" : "s", tokens,
+    char of[64] = "";
+    size_t records = records_count(s);
+    if (records != s->count) {
+        snprintf(of, sizeof of, " from %zu record%s", records, records == 1 ? "" : "s");
+    }
+    say(a, "%s: %zu %s%s%s, %llu tokens, %llu of them %s\n", name, s->count,
+        a->o.method == QLORA_METHOD_DPO ? "pair" : "sample", s->count == 1 ? "" : "s", of, tokens,
         trained, s == &a->eval ? "evaluated" : "trained");
 }
 
@@ -445,10 +528,17 @@ static void counts_print(app* a) {
         say(a, "note: %lld of %zu evaluation samples also found in the training data\n",
             (long long)a->shared, a->eval.count);
     }
-    double wish = ceil(a->o.eval * (double)a->counted.used);
+    if (a->shared_start > 0) {
+        say(a,
+            "note: %lld of %zu evaluation samples are from conversations that start like some in "
+            "the training data\n",
+            (long long)a->shared_start, a->eval.count);
+    }
+    size_t records = a->counted.used_records;
+    double wish = ceil(a->o.eval * (double)records);
     if (a->o.eval_data.count == 0 && a->o.eval < 1.0 && wish > 200.0) {
-        say(a, "note: --eval %g would be %.0f samples; 200 are held out, the most for a fraction\n",
-            a->o.eval, wish);
+        say(a, "note: --eval %g would be %.0f %ss; 200 are held out, the most for a fraction\n",
+            a->o.eval, wish, records != a->counted.used ? "record" : "sample");
     }
 }
 
@@ -488,7 +578,9 @@ static bool files_take(app* a, const option_texts* texts, bool weighted, input_l
 static void weights_count(app* a) {
     for (size_t i = 0; i < a->train.count; i++) {
         input* one = &a->inputs.data[a->train.data[i].input];
+        bool first = i == 0 || a->train.data[i].record != a->train.data[i - 1].record;
         one->samples++;
+        one->records += first ? 1 : 0;
         one->tokens += (uint64_t)a->train.data[i].length;
     }
     for (size_t i = 0; i < a->inputs.count && weights_used(a); i++) {

@@ -3,9 +3,11 @@
 #define FINETUNE_STATE_H
 
 typedef struct sample {
-    uint64_t key;   // a hash of the ids
+    uint64_t key;     // a hash of the ids
+    uint64_t opening; // of the record, up to the end of its first answer
     uint32_t input; // which file
     uint32_t index; // in the file
+    uint32_t record; // samples of one record have the same number, and follow each other
     int32_t length; // as trained: truncated with --truncate
     int32_t trained;
     int32_t number; // index in the data
@@ -23,9 +25,10 @@ typedef struct samples {
 
 typedef struct input { // a data file
     char* path;
-    double weight; // how often an epoch has each of its samples
+    double weight; // how often an epoch has each of its records
     qlora_text_data* data;
     size_t samples; // that are trained
+    size_t records; // that they are made of
     uint64_t tokens;
 } input;
 
@@ -37,6 +40,9 @@ typedef struct input_list {
 typedef struct counts { // statistics of the data, taken before training
     size_t all;
     size_t used;
+    size_t records; // that all of them are made of
+    size_t used_records;
+    uint64_t opening; // of the last one
     size_t too_long;
     size_t no_room;       // pairs with more than --tokens
     size_t other_prompts; // pairs whose texts differ before the answers
@@ -235,6 +241,7 @@ typedef struct app {
     uint64_t settings_hash;
     identity identity;
     int64_t shared;        // held-out samples that also occur in the training data
+    int64_t shared_start;  // others of conversations that start like one there
     bool norms_found;      // in the folder of --adapter, and not asked for
     bool steps_and_epochs; // both were given
     bool resuming;

@@ -129,7 +129,7 @@ static const option option_table[] = {
     {"columns", OPT_TEXT, AT(columns), true, 0, 0, "LIST",
         "names that the data uses instead of those below, e.g. prompt=question,completion=answer"},
     {"max-samples", OPT_WHOLE, AT(max_samples), true, 1, 1e9, "N",
-        "use only the first N samples of the data (default: all)"},
+        "use only the first N records of the data (default: all)"},
     {"stream", OPT_CHOICE, AT(stream), false, 0, 0, "auto|on|off",
         "keep an index of the data in memory instead of its tokens; auto does so for files above "
         "1 GiB (default auto)"},
@@ -224,7 +224,7 @@ static const option option_table[] = {
         "train only on the last answer of each conversation"},
     {"Evaluation and checkpoints", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"eval", OPT_REAL, AT(eval), true, 0, 1e6, "X",
-        "held-out samples: a count, or a fraction below 1, capped at 200 samples (default 0.05)"},
+        "held-out records: a count, or a fraction below 1, capped at 200 records (default 0.05)"},
     {"eval-data", OPT_TEXTS, AT(eval_data), true, 0, 0, "FILE",
         "evaluate on this file instead of held-out samples; may be repeated"},
     {"eval-every", OPT_WHOLE, AT(eval_every), false, 1, 1e9, "N",
@@ -243,7 +243,8 @@ static const option option_table[] = {
     {"sample-message", OPT_TEXTS, AT(sample_messages), false, 0, 0, "TEXT",
         "message to answer at every evaluation, in the chat format; may be repeated"},
     {"sample-file", OPT_TEXT, AT(sample_file), false, 0, 0, "FILE",
-        "more of both: a .jsonl file with {\"prompt\"} or {\"messages\"} on each line"},
+        "more of both: prompts, questions or conversations in a file like --data; the answers in "
+        "it are left out"},
     {"sample-tokens", OPT_WHOLE, AT(sample_tokens), false, 1, 4096, "N",
         "maximum new tokens per sample (default 64)"},
     {"sample-temperature", OPT_REAL, AT(sample_temperature), false, 0, 100, "X",
@@ -413,9 +414,9 @@ static void help_print(const option_set* set) {
         "New tokens: a .jsonl file has a string or {\"token\", \"special\", \"init\"} on each\n"
         "line, a .json file a list of them. A row starts as the mean of all rows, or of\n"
         "the tokens of the text in \"init\"; special tokens are not part of ordinary text.\n"
-        "Weights: --data a.jsonl:0.3 --data b.jsonl uses 30%% of the samples of a.jsonl\n"
+        "Weights: --data a.jsonl:0.3 --data b.jsonl uses 30%% of the records of a.jsonl\n"
         "in each epoch, different ones until all have been used, and all of b.jsonl; 2.5\n"
-        "uses each sample twice and half of them a third time (default 1). A path that\n"
+        "uses each record twice and half of them a third time (default 1). A path that\n"
         "exists as it is given has no weight.\n"
         "Exit status: 0 on success, 1 on error (reported on standard error), 130 after\n"
         "Ctrl-C.\n");

@@ -1,300 +1,10 @@
-// batch.h - answers to the prompts of a file, many at a time, written in their order.
+// batch.h - answers to the prompts of a file, many at a time.
 #ifndef GENERATE_BATCH_H
 #define GENERATE_BATCH_H
 
-#define BATCH_ID_SIZE 17
+#include "prompts.h"
 
-typedef enum answer_end { END_STOP, END_LENGTH, END_TEXT } answer_end;
-
-// A prompt of the file, and its answer until that is written; with --samples, one of its answers.
-typedef struct asked {
-    size_t line;
-    int64_t sample;
-    qlora_text_ids ids;
-    char id[BATCH_ID_SIZE]; // of the prompt and the options, to recognise its answer
-    char* answer;           // a line of JSON; NULL = not there yet
-    size_t answer_size;
-} asked;
-
-// A text in the making.
-typedef struct spoken {
-    qlora_generation* generation; // NULL = free
-    size_t index;
-    int64_t made;
-    qlora_text_stream stream;
-    qlora_text_bytes text;
-} spoken;
-
-typedef struct batch {
-    asked* prompts;
-    size_t count;
-    size_t room;
-    size_t next;    // prompt to begin
-    size_t written; // answers in the file
-    size_t before;  // those of an earlier start
-    spoken* texts;
-    size_t width;
-    FILE* out;
-    int64_t tokens; // made by this start
-    double start;
-    double shown; // when progress was printed last
-} batch;
-
-static void batch_free(app* a, batch* b) {
-    for (size_t i = 0; i < b->count; i++) {
-        qlora_text_ids_free(a->text, &b->prompts[i].ids);
-        free(b->prompts[i].answer);
-    }
-    for (size_t i = 0; b->texts != NULL && i < b->width; i++) {
-        (void)qlora_generate_end(b->texts[i].generation);
-        qlora_text_bytes_free(a->text, &b->texts[i].text);
-    }
-    free(b->prompts);
-    free(b->texts);
-    if (b->out != NULL) {
-        fclose(b->out);
-    }
-}
-
-// ---- the prompts ----
-
-static uint64_t id_add(uint64_t hash, const void* data, size_t size) { // FNV-1a
-    const unsigned char* bytes = (const unsigned char*)data;
-    for (size_t i = 0; i < size; i++) {
-        hash = (hash ^ bytes[i]) * 1099511628211u;
-    }
-    return hash;
-}
-
-// Distinguishes models and adapters: their config, the bytes of the adapter, the size of the model.
-static uint64_t files_identity(const app* a) {
-    const struct {
-        const char* folder;
-        const char* name;
-        bool whole;
-    } rows[] = {{a->o.model, "config.json", true},
-                {a->o.model, "model.safetensors", false},
-                {a->o.model, "model.safetensors.index.json", true},
-                {a->o.adapter, "adapter_config.json", true},
-                {a->o.adapter, "adapter_model.safetensors", true},
-                {a->o.adapter, "trained_norms.safetensors", true}};
-    double size = path_size(a->o.model);
-    uint64_t hash = id_add(14695981039346656037u, &size, sizeof size);
-    if (a->o.rope_scale != NULL) {
-        hash = id_add(hash, a->o.rope_scale, strlen(a->o.rope_scale));
-    }
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        char path[FOLDER_PATH];
-        blob text;
-        memset(&text, 0, sizeof text);
-        snprintf(path, sizeof path, "%s/%s", rows[i].folder != NULL ? rows[i].folder : "",
-                 rows[i].name);
-        size = rows[i].folder != NULL ? path_size(path) : 0.0;
-        hash = id_add(hash, &size, sizeof size);
-        if (size > 0.0 && rows[i].whole && blob_read_path(&text, path) == 0) {
-            hash = id_add(hash, text.data, text.count);
-        }
-        blob_free(&text);
-    }
-    return hash;
-}
-
-// What an answer depends on: the prompt's tokens, the options of sampling and where it stops.
-static void asked_name(const app* a, asked* p) {
-    const options* o = &a->o;
-    const double numbers[] = {o->temperature, o->top_p, o->min_p, o->penalty};
-    const int64_t whole[] = {o->max_tokens, o->top_k, o->seed, (int64_t)p->line, o->base, o->mode};
-    uint64_t hash = a->identity;
-    hash = id_add(hash, p->ids.data, p->ids.count * sizeof *p->ids.data);
-    hash = id_add(hash, numbers, sizeof numbers);
-    hash = id_add(hash, whole, sizeof whole);
-    if (o->samples > 1) { // so that answers of earlier versions are recognised
-        const int64_t sample[] = {o->samples, p->sample};
-        hash = id_add(hash, sample, sizeof sample);
-    }
-    for (int64_t i = 0; i < o->stops.count; i++) {
-        hash = id_add(hash, o->stops.items[i], strlen(o->stops.items[i]) + 1);
-    }
-    snprintf(p->id, sizeof p->id, "%016llx", (unsigned long long)hash);
-}
-
-static bool asked_encode(app* a, asked* p, prompt_kind kind, const char* text, size_t size) {
-    qlora_text_tok_info info;
-    qlora_text_message messages[2];
-    size_t count = 0;
-    memset(messages, 0, sizeof messages);
-    if (kind == PROMPT_CHAT) {
-        return qlora_text_chat_encode_json(a->chat, text, size, true, NULL, &p->ids, NULL) ==
-               QLORA_OK;
-    }
-    if (!a->o.chat) { // continued as it is, after BOS
-        return qlora_text_tok_query(a->tok, &info) == QLORA_OK &&
-               (info.bos < 0 || qlora_text_ids_add(a->text, &p->ids, info.bos) == QLORA_OK) &&
-               qlora_text_encode(a->tok, text, size, 0, &p->ids) == QLORA_OK;
-    }
-    if (a->o.system != NULL) {
-        messages[count].role = "system";
-        messages[count].content = a->o.system;
-        messages[count++].length = strlen(a->o.system);
-    }
-    messages[count].role = "user";
-    messages[count].content = text;
-    messages[count++].length = size;
-    return qlora_text_chat_encode(a->chat, messages, count, true, &p->ids, NULL) == QLORA_OK;
-}
-
-// Room for one more; NULL if there is no memory.
-static asked* asked_next(batch* b, size_t line) {
-    if (b->count == b->room) {
-        size_t room = b->room > 0 ? 2 * b->room : 64;
-        asked* more = (asked*)realloc(b->prompts, room * sizeof *more);
-        if (more == NULL) {
-            return NULL;
-        }
-        b->prompts = more;
-        b->room = room;
-    }
-    asked* p = &b->prompts[b->count++];
-    memset(p, 0, sizeof *p);
-    p->line = line;
-    return p;
-}
-
-// The other samples of the prompt that was added last.
-static bool asked_repeat(app* a, batch* b) {
-    size_t first = b->count - 1;
-    for (int64_t sample = 1; sample < a->o.samples; sample++) {
-        asked* p = asked_next(b, b->prompts[first].line);
-        bool ok = p != NULL;
-        for (size_t i = 0; ok && i < b->prompts[first].ids.count; i++) {
-            ok = qlora_text_ids_add(a->text, &p->ids, b->prompts[first].ids.data[i]) == QLORA_OK;
-        }
-        if (!ok) {
-            return fail("out of memory");
-        }
-        p->sample = sample;
-        asked_name(a, p);
-    }
-    return true;
-}
-
-static bool asked_add(app* a, batch* b, size_t line, prompt_kind kind, const char* text,
-                      size_t size) {
-    char place[FOLDER_PATH + 32];
-    asked* p = asked_next(b, line);
-    if (p == NULL) {
-        return fail("out of memory");
-    }
-    snprintf(place, sizeof place, "%.900s:%zu: ", a->o.data, line);
-    if (kind == PROMPT_CHAT && a->o.system != NULL) {
-        return fail("%s--system cannot be used for a conversation; add it to its messages", place);
-    }
-    if (kind == PROMPT_CHAT && a->chat == NULL && !chat_format_open(a)) {
-        return false;
-    }
-    if (!asked_encode(a, p, kind, text, size)) {
-        return text_fail(a, place);
-    }
-    if (p->ids.count == 0) {
-        return fail("%sthe prompt has no tokens", place);
-    }
-    if ((int64_t)p->ids.count >= a->limit) {
-        return fail("%sthe prompt has %zu tokens; the model's limit is %lld, and the text needs at "
-                    "least one more",
-                    place, p->ids.count, (long long)a->limit);
-    }
-    asked_name(a, p);
-    return tokenizer_check(a, &p->ids) && asked_repeat(a, b);
-}
-
-static bool batch_read(app* a, batch* b) {
-    char error[1024];
-    blob file;
-    blob text;
-    memset(&file, 0, sizeof file);
-    memset(&text, 0, sizeof text);
-    int code = blob_read_path(&file, a->o.data);
-    bool ok = code == 0 || fail("--data %s: %s", a->o.data, strerror(code));
-    const char* end = file.data != NULL ? file.data + file.count : NULL;
-    size_t number = 1;
-    for (const char* line = file.data; ok && line < end; number++) {
-        const char* stop = (const char*)memchr(line, '\n', (size_t)(end - line));
-        stop = stop != NULL ? stop : end;
-        size_t size = (size_t)(stop - line);
-        text.count = 0;
-        prompt_kind kind = prompt_line_read(line, size, &text, error);
-        if (kind == PROMPT_WRONG) {
-            ok = fail("%s:%zu: %s", a->o.data, number, error);
-        } else if (kind == PROMPT_TEXT) {
-            ok = asked_add(a, b, number, kind, text.data != NULL ? text.data : "", text.count);
-        } else if (kind == PROMPT_CHAT) {
-            ok = asked_add(a, b, number, kind, line, size);
-        }
-        line = stop + 1;
-    }
-    ok = ok && (b->count > 0 || fail("--data %s: there is no prompt", a->o.data));
-    blob_free(&file);
-    blob_free(&text);
-    return ok;
-}
-
-// ---- the answers ----
-
-// The length of the answer that a file has at `line`: with its newline, or 0 if it was cut short.
-// False if it is something else.
-static bool answer_known(const batch* b, const char* line, size_t left, size_t* length) {
-    char begin[32];
-    const char* stop = (const char*)memchr(line, '\n', left);
-    *length = stop != NULL ? (size_t)(stop + 1 - line) : 0;
-    if (b->written == b->count) {
-        return false;
-    }
-    snprintf(begin, sizeof begin, "{\"id\":\"%s\",", b->prompts[b->written].id);
-    size_t compared = stop == NULL && left < strlen(begin) ? left : strlen(begin);
-    return left >= compared && memcmp(line, begin, compared) == 0;
-}
-
-// Takes over the answers that an earlier start has written. One that was cut short is removed.
-static bool batch_resume(const app* a, batch* b) {
-    blob file;
-    memset(&file, 0, sizeof file);
-    size_t kept = 0;
-    size_t length = 1;
-    if (path_exists(a->o.out) && !path_is_file(a->o.out)) {
-        return fail("--out %s is not a file", a->o.out);
-    }
-    int code = path_exists(a->o.out) ? blob_read_path(&file, a->o.out) : 0;
-    bool ok = code == 0 || fail("--out %s: %s", a->o.out, strerror(code));
-    while (ok && kept < file.count && length > 0) {
-        ok = answer_known(b, file.data + kept, file.count - kept, &length) ||
-             fail("--out %s has something else in line %zu: answers to other prompts, with other "
-                  "options or of another model; use another file",
-                  a->o.out, b->written + 1);
-        b->written += ok && length > 0 ? 1 : 0;
-        kept += ok ? length : 0;
-    }
-    if (ok && kept < file.count && file_cut(a->o.out, (long)kept) != 0) {
-        ok = fail("--out %s: %s", a->o.out, strerror(errno));
-    }
-    blob_free(&file);
-    b->next = b->written;
-    b->before = b->written;
-    return ok;
-}
-
-// Writes the answers that are there, in the order of their prompts.
-static bool batch_write(const app* a, batch* b) {
-    while (b->written < b->count && b->prompts[b->written].answer != NULL) {
-        asked* p = &b->prompts[b->written];
-        if (fwrite(p->answer, 1, p->answer_size, b->out) != p->answer_size || fflush(b->out) != 0) {
-            return fail("--out %s: %s", a->o.out, strerror(errno));
-        }
-        free(p->answer);
-        p->answer = NULL;
-        b->written++;
-    }
-    return true;
-}
+#include "answers.h"
 
 // A text in the making that has the same prompt; NULL if there is none.
 static qlora_generation* spoken_alike(const batch* b, const asked* p) {
@@ -340,26 +50,14 @@ static bool spoken_begin(app* a, batch* b, spoken* s, bool* full) {
 
 static bool spoken_end(app* a, batch* b, spoken* s, answer_end end) {
     static const char* const ends[] = {"stop", "length", "text"};
-    asked* p = &b->prompts[s->index];
-    char head[192];
-    char sample[32] = "";
-    blob line;
-    memset(&line, 0, sizeof line);
-    if (a->o.samples > 1) {
-        snprintf(sample, sizeof sample, "\"sample\":%lld,", (long long)p->sample);
-    }
-    snprintf(head, sizeof head,
-             "{\"id\":\"%s\",\"line\":%zu,%s\"prompt_tokens\":%zu,\"new_tokens\":%lld,"
-             "\"end\":\"%s\",\"text\":",
-             p->id, p->line, sample, p->ids.count, (long long)s->made, ends[end]);
-    bool ok = blob_add(&line, head, strlen(head)) &&
-              json_quote(s->text.data != NULL ? s->text.data : "", s->text.count, &line) &&
-              blob_add(&line, "}\n", 2);
-    p->answer = line.data;
-    p->answer_size = line.count;
+    char head[96];
+    snprintf(head, sizeof head, "\"new_tokens\":%lld,\"end\":\"%s\",\"text\":", (long long)s->made,
+             ends[end]);
     qlora_generation* done = s->generation;
     s->generation = NULL;
-    return (ok || fail("out of memory")) && lib(a, qlora_generate_end(done));
+    return answer_write(a, b, s->index, head, s->text.data != NULL ? s->text.data : "",
+                        s->text.count) &&
+           lib(a, qlora_generate_end(done));
 }
 
 // The first --stop text in an answer from `from` on; the end if there is none.
@@ -413,24 +111,49 @@ static bool spoken_take(app* a, batch* b, spoken* s, int32_t token, bool stopped
 
 // ---- the run ----
 
-static void batch_progress(batch* b, bool end) {
+// How far it is: on a terminal in one line that changes, otherwise in a line after every tenth of
+// the answers, and after half a minute without one.
+static void batch_progress(batch* b) {
+    bool live = terminal_live();
     double now = seconds_now();
     double seconds = now - b->start;
     size_t done = b->written - b->before;
-    if (end) {
-        fprintf(stderr, "%s[%zu answer%s, %lld new tokens, %.1f s, %.1f tokens/s]\n",
-                terminal_live() ? "\r\033[K" : "", b->written, b->written == 1 ? "" : "s",
-                (long long)b->tokens, seconds, per_second(b->tokens, seconds));
-    } else if (terminal_live() && now - b->shown >= 0.5) {
-        double left = done > 0 ? seconds * (double)(b->count - b->written) / (double)done : 0.0;
-        b->shown = now;
-        fprintf(stderr, "\r\033[K%zu of %zu, %.1f tokens/s", b->written, b->count,
-                per_second(b->tokens, seconds));
-        if (done > 0) {
-            fprintf(stderr, ", %.0f s left", left);
-        }
-        fflush(stderr);
+    size_t tenths = 10 * done / (b->count - b->before);
+    bool due = live ? now - b->shown >= 0.5 : tenths > b->told || now - b->shown >= 30.0;
+    if (!due || b->written == b->count) {
+        return;
     }
+    b->told = tenths;
+    b->shown = now;
+    fprintf(stderr, "%s%zu of %zu, %.1f tokens/s", live ? "\r\033[K" : "[", b->written, b->count,
+            per_second(b->tokens, seconds));
+    if (done > 0) {
+        fprintf(stderr, ", %.0f s left", seconds * (double)(b->count - b->written) / (double)done);
+    }
+    fprintf(stderr, "%s", live ? "" : "]\n");
+    fflush(stderr);
+}
+
+// How many answers are there, and how many prompts have none.
+static const char* batch_counts(const batch* b, char out[128]) {
+    size_t answers = b->written;
+    for (size_t i = 0; i < b->count; i++) {
+        answers -= b->prompts[i].too_long && b->prompts[i].done ? 1 : 0;
+    }
+    int used = snprintf(out, 128, "%zu answer%s", answers, answers == 1 ? "" : "s");
+    if (b->too_long > 0 && used > 0) {
+        snprintf(out + used, 128 - (size_t)used, ", %zu prompt%s too long", b->too_long,
+                 b->too_long == 1 ? "" : "s");
+    }
+    return out;
+}
+
+static void batch_tell(const batch* b) {
+    char counts[128];
+    double seconds = seconds_now() - b->start;
+    fprintf(stderr, "%s[%s, %lld new tokens, %.1f s, %.1f tokens/s]\n",
+            terminal_live() ? "\r\033[K" : "", batch_counts(b, counts), (long long)b->tokens,
+            seconds, per_second(b->tokens, seconds));
 }
 
 // One token for every text, after free places were given to the next prompts.
@@ -440,6 +163,9 @@ static bool batch_step(app* a, batch* b, qlora_generation** generations, int32_t
     bool full = false; // texts begin in the order of their prompts, so the others wait as well
     for (size_t i = 0; i < b->width; i++) {
         spoken* s = &b->texts[i];
+        while (b->next < b->count && b->prompts[b->next].done) {
+            b->next++;
+        }
         if (s->generation == NULL && b->next < b->count && !full && !spoken_begin(a, b, s, &full)) {
             return false;
         }
@@ -456,7 +182,7 @@ static bool batch_step(app* a, batch* b, qlora_generation** generations, int32_t
             return false;
         }
     }
-    return batch_write(a, b);
+    return true;
 }
 
 static bool batch_run(app* a, batch* b) {
@@ -468,16 +194,17 @@ static bool batch_run(app* a, batch* b) {
     bool room = generations != NULL && tokens != NULL && stopped != NULL && active != NULL;
     bool ok = room || fail("out of memory");
     b->start = seconds_now();
+    b->shown = b->start;
     interrupted = 0;
     void (*before)(int) = signal(SIGINT, on_interrupt);
     while (ok && b->written < b->count && !interrupted) {
         ok = batch_step(a, b, generations, tokens, stopped, active);
-        batch_progress(b, false);
+        batch_progress(b);
     }
     signal(SIGINT, before == SIG_ERR ? SIG_DFL : before);
     a->interrupted = interrupted != 0;
     if (ok) {
-        batch_progress(b, true);
+        batch_tell(b);
     }
     if (ok && a->interrupted) {
         fprintf(stderr, "[stopped; run the same command to go on]\n");
@@ -491,11 +218,14 @@ static bool batch_run(app* a, batch* b) {
 
 static bool batch_open(app* a, batch* b) {
     size_t longest = 0;
+    size_t count = 0;
     for (size_t i = 0; i < b->count; i++) {
-        longest = b->prompts[i].ids.count > longest ? b->prompts[i].ids.count : longest;
+        const asked* p = &b->prompts[i];
+        longest = !p->too_long && p->ids.count > longest ? p->ids.count : longest;
+        count += p->too_long ? 0 : 1;
     }
     // As many as without an interruption: on a GPU, the bits depend on this number.
-    b->width = b->count < (size_t)a->o.batch ? b->count : (size_t)a->o.batch;
+    b->width = count < (size_t)a->o.batch ? count : (size_t)a->o.batch;
     if (a->o.verbose) {
         fprintf(stderr, "[up to %zu texts at the same time]\n", b->width);
     }
@@ -514,18 +244,23 @@ static bool batch_open(app* a, batch* b) {
 
 static bool answer_all(app* a) {
     static batch b;
+    qlora_text_pattern* pattern = NULL;
     memset(&b, 0, sizeof b);
     a->identity = files_identity(a);
-    bool ok = (!a->o.chat || chat_format_open(a)) && batch_read(a, &b) && batch_resume(a, &b);
+    bool ok = score_open(a, &pattern); // before hours of work
+    qlora_text_pattern_close(pattern);
+    ok = ok && chat_format_open(a) && batch_read(a, &b) && batch_resume(a, &b);
     if (ok && b.written == b.count) {
-        fprintf(stderr, "[all %zu answers are there already]\n", b.count);
+        char counts[128];
+        fprintf(stderr, "[nothing to do: %s in --out already]\n", batch_counts(&b, counts));
     } else {
-        ok = ok && batch_open(a, &b) && batch_run(a, &b);
+        ok = ok && batch_open(a, &b) && errors_write(a, &b) && batch_run(a, &b);
     }
     if (b.out != NULL && fclose(b.out) != 0 && ok) {
         ok = fail("--out %s: %s", a->o.out, strerror(errno));
     }
     b.out = NULL;
+    ok = ok && (b.written < b.count || answers_finish(a, &b));
     batch_free(a, &b);
     return ok;
 }

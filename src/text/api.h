@@ -17,8 +17,8 @@ typedef struct qlora_text_desc {
 
 // desc may be NULL: all defaults.
 QLORA_API qlora_result qlora_text_create(const qlora_text_desc* desc, qlora_text** out);
-// Fails with QLORA_ERR_STATE, and frees nothing, while tokenizers, chats, templates or data files
-// are open.
+// Fails with QLORA_ERR_STATE, and frees nothing, while tokenizers, chats, templates, patterns or
+// data files are open.
 // Growing arrays are the caller's and must be freed before.
 QLORA_API qlora_result qlora_text_destroy(qlora_text* text);
 // What went wrong in the last call, on one line; "" after a success. Never NULL.
@@ -45,6 +45,32 @@ QLORA_API qlora_result qlora_text_bytes_add(qlora_text* text, qlora_text_bytes* 
 QLORA_API void qlora_text_bytes_free(qlora_text* text, qlora_text_bytes* bytes);
 QLORA_API qlora_result qlora_text_ids_add(qlora_text* text, qlora_text_ids* ids, int32_t id);
 QLORA_API void qlora_text_ids_free(qlora_text* text, qlora_text_ids* ids);
+
+// ---- regular expressions ------------------------------------------------------------------------
+
+typedef struct qlora_text_span {
+    size_t begin; // bytes of a text
+    size_t end;
+} qlora_text_span;
+
+// Supported: literals, ., [sets], \d \w \s \p{..} and their opposites, \b \B ^ $ \A \z \Z,
+// groups, (?i:..), (?=..), (?!..), (?>..), |, and * + ? {n,m}, also lazy; * + ? also possessive.
+// Anything else is refused by name.
+typedef struct qlora_text_pattern qlora_text_pattern;
+QLORA_API qlora_result qlora_text_pattern_compile(qlora_text* text, const char* source, size_t size,
+                                                  qlora_text_pattern** out);
+QLORA_API qlora_result qlora_text_pattern_close(qlora_text_pattern* pattern); // NULL is fine
+
+typedef struct qlora_text_match {
+    bool found;
+    qlora_text_span whole;
+    qlora_text_span group; // the first (..), if it took part; otherwise the whole match
+} qlora_text_match;
+
+// Finds the first match that begins at byte `from` or later. One without any text is none. Fails
+// with QLORA_ERR_LIMIT if that would take too many steps.
+QLORA_API qlora_result qlora_text_pattern_find(qlora_text_pattern* pattern, const char* text,
+                                               size_t size, size_t from, qlora_text_match* out);
 
 // ---- tokenizers ---------------------------------------------------------------------------------
 
@@ -138,11 +164,6 @@ QLORA_API qlora_result qlora_text_template_compile(qlora_text* text, const char*
                                                    const char* source, size_t size,
                                                    qlora_text_template** out);
 QLORA_API qlora_result qlora_text_template_close(qlora_text_template* source); // NULL is fine
-
-typedef struct qlora_text_span {
-    size_t begin; // bytes of the rendering
-    size_t end;
-} qlora_text_span;
 
 typedef struct qlora_text_spans {
     qlora_text_span* data;
@@ -246,12 +267,19 @@ typedef enum qlora_text_preference {
     QLORA_TEXT_JUDGED = 2   // an answer with a "label", true or false
 } qlora_text_preference;
 
+// What a sample of data is: what to learn, or what to ask.
+typedef enum qlora_text_prompts {
+    QLORA_TEXT_LEARN = 0,
+    QLORA_TEXT_ASK = 1,     // a prompt without its answer; one that is a string is continued
+    QLORA_TEXT_ASK_CHAT = 2 // the same; one that is a string is a message of the user
+} qlora_text_prompts;
+
 typedef struct qlora_text_data_desc {
     uint32_t reserved_must_be_zero0;
     const char* path;      // ends in one of qlora_text_data_formats; .gz may follow
     qlora_text_chat* chat; // required; its tokenizer is used
     size_t chunk_tokens;   // .txt: longest sample, BOS included; 0 = no limit, else at least 2
-    bool train_prompt;     // train on everything
+    bool train_prompt;     // train on everything, each token of a record once
     bool last_turn_only;   // train on the last assistant turn only
     // Keeps an index instead of the samples: qlora_text_sample_read makes a sample from its record
     // in the file, and the chat must stay open. Standard input, memory, compressed and Parquet
@@ -273,6 +301,11 @@ typedef struct qlora_text_data_desc {
     bool (*bad)(void* user, size_t line, const char* what);
     void* bad_user;
     qlora_text_preference preference; // except for ANSWERS, only the last answer is trained
+    // Other than LEARN: each record is one sample, which ends where its answer begins; nothing is
+    // trained. The answer, which a record may lack, is the sample's reference. A conversation that
+    // ends with an answer of the assistant is asked without it. Records are kept in memory.
+    qlora_text_prompts prompts;
+    const char* system; // for prompts: the system message of conversations; NULL = none
     uint32_t reserved_must_be_zero1;
 } qlora_text_data_desc;
 
@@ -303,6 +336,13 @@ typedef struct qlora_text_sample {
     size_t trained;        // labels other than -100, not counting the first position
     size_t line;           // where the record starts in the file
     bool desirable;        // QLORA_TEXT_JUDGED: its "label"; QLORA_TEXT_PAIRS: the chosen one
+    // Made of the same record as the sample before it: the rejected text of a pair, or a later turn
+    // of a conversation whose template changes earlier turns when others follow. Data must be split
+    // between records, never within one. Parts of a .txt document are records of their own.
+    bool continues;
+    bool chat;             // for prompts: the sample is in the chat format
+    const char* reference; // for prompts: the record's answer, valid like ids; NULL if it has none
+    size_t reference_size;
 } qlora_text_sample;
 // Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count, and for a stream
 // with QLORA_ERR_FILE when the file has changed.

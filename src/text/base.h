@@ -4,6 +4,7 @@ struct qlora_text {
     int64_t chats;
     int64_t datas;
     int64_t templates;
+    int64_t patterns;
 };
 
 #define QLORA__TEXT_COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -86,12 +87,13 @@ qlora_result qlora_text_destroy(qlora_text* text) {
         return QLORA_OK;
     }
     qlora__text_enter(text, "qlora_text_destroy");
-    if (text->toks + text->chats + text->datas + text->templates > 0) {
+    if (text->toks + text->chats + text->datas + text->templates + text->patterns > 0) {
         return qlora__env_fail(&text->env, QLORA_ERR_STATE,
                                "still open: tokenizers %lld, chats %lld, data files %lld, "
-                               "templates %lld; close them first",
+                               "templates %lld, patterns %lld; close them first",
                                (long long)text->toks, (long long)text->chats,
-                               (long long)text->datas, (long long)text->templates);
+                               (long long)text->datas, (long long)text->templates,
+                               (long long)text->patterns);
     }
     qlora__env env = text->env;
     qlora__env_free(&env, text, sizeof *text);

@@ -78,6 +78,44 @@ static qlora_result qlora__text_data_eos(qlora__env* env, const qlora__text_load
     return qlora__text_label_rest(env, data, true);
 }
 
+// ---- prompts
+
+static bool qlora__text_asks(const qlora__text_loader* loader) {
+    return loader->desc->prompts != QLORA_TEXT_LEARN;
+}
+
+// A text to be continued. `answer` is the record's, or NULL.
+static qlora_result qlora__text_ask_plain(qlora__env* env, const qlora__text_loader* loader,
+                                          const char* prompt, size_t size, const char* answer,
+                                          size_t answer_size) {
+    qlora_text_data* data = loader->data;
+    size_t begin = data->ids.count;
+    data->reference = answer;
+    data->reference_size = answer_size;
+    QLORA__TRY(qlora__text_encode(env, loader->tok, prompt, size, 0, &data->ids));
+    QLORA__TRY(qlora__text_data_bos(env, loader, begin));
+    return qlora__text_label_rest(env, data, false);
+}
+
+// A conversation to be continued: without its last message, if that is an answer.
+static qlora_result qlora__text_ask_talk(qlora__env* env, const qlora__text_loader* loader,
+                                         qlora__text_talk* talk) {
+    qlora_text_data* data = loader->data;
+    const qlora__text_turn* last = &talk->turns[talk->count - 1];
+    if (strcmp(last->role, "assistant") == 0) {
+        talk->count--;
+        data->reference = last->content; // NULL: it only calls tools
+        data->reference_size = last->length;
+    }
+    if (talk->count == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the record has an answer, but nothing before it");
+    }
+    data->chat = true;
+    QLORA__TRY(qlora__text_talk_encode(env, talk, true, &data->ids, NULL));
+    return qlora__text_label_rest(env, data, false);
+}
+
 // {"text"} and {"prompt", "completion"}: the first part, which may be empty, is not trained.
 static qlora_result qlora__text_data_plain(qlora__env* env, const qlora__text_loader* loader,
                                            const char* prompt, size_t prompt_size, const char* text,
@@ -392,23 +430,99 @@ static void qlora__text_data_train_all(const qlora__text_loader* loader, size_t 
     }
 }
 
+// How many bytes at the end of two texts are the same.
+static size_t qlora__text_common_end(const qlora_text_bytes* a, const qlora_text_bytes* b) {
+    size_t same = 0;
+    while (same < a->count && same < b->count &&
+           a->data[a->count - 1 - same] == b->data[b->count - 1 - same]) {
+        same++;
+    }
+    return same;
+}
+
+// Where the answer of turn `done` ends in talk->after: what follows it stays the same when the
+// answer is another one. Two others are tried, as one may end like it. `limit` if the template
+// refuses them.
+static qlora_result qlora__text_data_done(qlora__env* env, qlora__text_loader* loader,
+                                          qlora__text_talk* talk, size_t done, size_t count,
+                                          size_t limit, size_t* out) {
+    static const char* const others[] = {"a", "b"};
+    qlora__text_turn* turn = &loader->messages[done];
+    qlora__text_marks_seen seen;
+    size_t same = SIZE_MAX;
+    *out = limit;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(others); i++) {
+        qlora__text_turn kept = *turn;
+        turn->content = others[i];
+        turn->length = 1;
+        turn->node = NULL;
+        qlora_result r = qlora__text_talk_render(env, talk, count, false, &talk->next, NULL);
+        *turn = kept;
+        if (r == QLORA_ERR_FORMAT) {
+            env->error[0] = 0;
+            return QLORA_OK;
+        }
+        QLORA__TRY(r);
+        size_t end = qlora__text_common_end(&talk->after, &talk->next);
+        same = end < same ? end : same;
+    }
+    size_t at = talk->after.count - same;
+    if (at < limit) { // its end marker was trained with it
+        QLORA__TRY(
+            qlora__text_see_markers(env, talk->chat, talk->after.data + at, limit - at, &seen));
+        at += seen.first >= 0 ? talk->chat->tok->spans[seen.first].size : 0;
+        *out = at < limit ? at : limit;
+    }
+    return QLORA_OK;
+}
+
+// desc.train_prompt, in a later sample of a record: what the sample before it, up to turn `done`,
+// has not trained yet.
+static qlora_result qlora__text_data_train_rest(qlora__env* env, qlora__text_loader* loader,
+                                                qlora__text_talk* talk, size_t done, size_t count,
+                                                size_t start) {
+    qlora_text_data* data = loader->data;
+    qlora_text_ids* before = &loader->numbers;
+    qlora_text_bytes head = talk->after;
+    size_t same = 0;
+    QLORA__TRY(qlora__text_data_done(env, loader, talk, done, count, talk->spans.data[0].begin,
+                                     &head.count));
+    talk->spans.count = 0;
+    before->count = 0;
+    qlora__text_output o = qlora__text_output_start(before, NULL);
+    QLORA__TRY(qlora__text_output_text(env, &o, talk->chat, &head, &talk->spans));
+    const int32_t* ids = data->ids.data + start;
+    while (same < before->count && same < data->ids.count - start &&
+           before->data[same] == ids[same]) {
+        same++;
+    }
+    for (size_t i = start + same; i < data->ids.count; i++) {
+        data->labels.data[i] = data->ids.data[i];
+    }
+    return QLORA_OK;
+}
+
 // A template that changes earlier turns: one sample for each turn that is trained.
 static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader* loader,
                                              qlora__text_talk* talk) {
     qlora_text_data* data = loader->data;
-    bool first = true;
+    size_t done = SIZE_MAX; // the turn of the sample before
     for (size_t k = 0; k < talk->count; k++) {
         if (!qlora__text_is_trained(&talk->turns[k])) {
             continue;
         }
-        if (!first) {
+        if (done != SIZE_MAX) {
             QLORA__TRY(qlora__text_data_close_record(env, data, loader->begin, loader->line));
             loader->begin = data->ids.count;
         }
-        first = false;
         qlora__text_output o = qlora__text_output_start(&data->ids, &data->labels);
         QLORA__TRY(qlora__text_talk_turn(env, talk, k, &o));
-        qlora__text_data_train_all(loader, o.start);
+        if (done == SIZE_MAX) {
+            qlora__text_data_train_all(loader, o.start);
+        } else if (loader->desc->train_prompt) {
+            QLORA__TRY(qlora__text_data_train_rest(env, loader, talk, done, k + 1, o.start));
+        }
+        done = k;
     }
     return QLORA_OK;
 }
@@ -428,6 +542,11 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
     talk.count = loader->message_count;
     talk.json = loader->json;
     talk.record = loader->record;
+    if (qlora__text_asks(loader)) {
+        qlora_result asked = qlora__text_ask_talk(env, loader, &talk);
+        qlora__text_talk_free(env, &talk);
+        return asked;
+    }
     qlora__text_output o = qlora__text_output_start(&data->ids, &data->labels);
     qlora_result r = qlora__text_talk_plan(env, &talk);
     if (r == QLORA_OK && talk.stable) {

@@ -386,6 +386,7 @@ static void qlora__text_data_free(qlora__env* env, qlora_text_data* data) {
     qlora__text_ids_free(env, &data->shown[1]);
     qlora__text_bytes_free(env, &data->ignored);
     qlora__text_bytes_free(env, &data->lacking);
+    qlora__text_bytes_free(env, &data->references);
     for (size_t i = 0; i < data->block_count; i++) {
         qlora__env_free(env, data->blocks[i].data, data->blocks[i].capacity * sizeof(int32_t));
     }
@@ -496,8 +497,8 @@ static qlora_result qlora__text_data_read(qlora__env* env, qlora__text_loader* l
     QLORA__TRY(qlora__text_bytes_add(env, &data->lacking, "", 1));
     QLORA__TRY(opener->open(env, source));
     // only bytes that are in the file as they are can be found again
-    bool stream = loader->desc->stream && source->again != NULL && source->input.path != NULL &&
-                  source->input.read == qlora__text_input_file &&
+    bool stream = loader->desc->stream && !qlora__text_asks(loader) && source->again != NULL &&
+                  source->input.path != NULL && source->input.read == qlora__text_input_file &&
                   qlora__text_stream_seeks(env, &source->input);
     data->loader = stream ? loader : NULL;
     qlora_result r = qlora__text_data_take_all(env, source);
@@ -529,6 +530,14 @@ static qlora_result qlora__text_data_need(qlora_text* text, const qlora_text_dat
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                "desc->preference is %d; it must be 0, 1 or 2",
                                (int)desc->preference);
+    }
+    if ((int)desc->prompts < 0 || desc->prompts > QLORA_TEXT_ASK_CHAT) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "desc->prompts is %d; it must be 0, 1 or 2",
+                               (int)desc->prompts);
+    }
+    if (desc->prompts != QLORA_TEXT_LEARN && desc->preference != QLORA_TEXT_ANSWERS) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "desc->prompts and desc->preference cannot be used together");
     }
     if (desc->chat->text != text) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
@@ -687,5 +696,9 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     out->trained = record->trained;
     out->line = (size_t)record->line;
     out->desirable = record->desirable != 0;
+    out->continues = record->continues != 0;
+    out->chat = record->chat != 0;
+    out->reference = record->answered != 0 ? data->references.data + record->place : NULL;
+    out->reference_size = record->answered != 0 ? record->size : 0;
     return QLORA_OK;
 }

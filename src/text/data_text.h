@@ -170,6 +170,11 @@ static qlora_result qlora__text_plain_again(qlora__env* env, qlora__text_source*
 }
 
 static qlora_result qlora__text_txt_open(qlora__env* env, qlora__text_source* source) {
+    if (qlora__text_asks(source->loader)) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s is plain text, which has no prompts; use .jsonl or .csv",
+                               source->loader->name);
+    }
     if (source->loader->desc->preference != QLORA_TEXT_ANSWERS) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                "%s is plain text, which has no pairs and no labels",
@@ -249,8 +254,8 @@ static qlora_result qlora__text_document_emit(qlora__env* env, qlora__text_loade
     memcpy(ids + head, data->ids.data + from, count * sizeof(int32_t));
     memcpy(labels + head, ids + head, count * sizeof(int32_t));
     qlora__text_document_place(loader, from, count, ends);
-    qlora_result r =
-        qlora__text_sample_close(env, data, ids, labels, head + count, loader->document_line);
+    qlora_result r = qlora__text_sample_close(env, data, ids, labels, head + count,
+                                              loader->document_line, false);
     data->begins = data->ends = false;
     return r;
 }

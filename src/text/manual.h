@@ -38,6 +38,7 @@
        text/normalize       normalizers
        text/load_model      tokenizer.json: tokens and merges
        text/load            tokenizer.json: the steps around them
+       text/pattern_api     regular expressions as objects
        text/load_scored     vocabularies whose tokens have scores
        text/load_gguf       the tokenizer in a GGUF file
        text/load_bin        tokenizer.bin of llama2.c; opening and asking

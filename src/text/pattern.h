@@ -21,6 +21,7 @@ typedef enum qlora__pattern_op {
     QLORA__PATTERN_JUMP,  // continue at this + a
     QLORA__PATTERN_LOOK,  // look-ahead until LOOK_END at this + a; mode 1: negative
     QLORA__PATTERN_LOOK_END,
+    QLORA__PATTERN_KEEP,   // note the position: the start of the group to keep; mode 1: its end
     QLORA__PATTERN_ATOMIC, // forget the choices between this and its end
     QLORA__PATTERN_ATOMIC_END,
     QLORA__PATTERN_LINE_BEGIN,
@@ -119,6 +120,7 @@ enum {
     QLORA__PATTERN_CHOICE,  // continue at step
     QLORA__PATTERN_SHORTER, // a greedy run: give back one character, down to `begin`
     QLORA__PATTERN_LONGER,  // a lazy run: take one more
+    QLORA__PATTERN_KEPT,    // not a choice: what was noted before, at place `begin`
     QLORA__PATTERN_MARK,    // forgotten when it is reached
     QLORA__PATTERN_MARK_NOT // a negative look-ahead: when everything in it failed, it holds
 };
@@ -132,7 +134,8 @@ typedef struct qlora__pattern {
     size_t set_capacity;
     qlora__pattern_frame* frames;
     size_t frame_capacity;
-    uint64_t left; // steps that the present text may still take
+    size_t kept[2]; // the group to keep in the last match; SIZE_MAX: it took no part
+    uint64_t left;  // steps that the present text may still take
     bool empty;    // it can match without taking a character
 } qlora__pattern;
 
@@ -155,6 +158,7 @@ typedef struct qlora__pattern_group {
     int64_t width;  // least number of characters of the current alternative
     int64_t least;  // and of the shortest one so far; -1: none yet
     bool any_case;
+    bool keep;
 } qlora__pattern_group;
 
 typedef struct qlora__pattern_parser {
@@ -166,6 +170,7 @@ typedef struct qlora__pattern_parser {
     size_t at;
     qlora__pattern_group groups[QLORA__PATTERN_GROUPS];
     int depth;
+    bool keeps;             // the next group without (? is to be kept
     qlora__pattern_set set; // being built
 } qlora__pattern_parser;
 
@@ -615,6 +620,16 @@ static qlora_result qlora__pattern_begin(qlora__pattern_parser* p) {
     if (!known) {
         return qlora__pattern_refuse(p, "a (?..) group other than (?:, (?i:, (?=, (?! and (?>");
     }
+    g->keep = p->keeps && p->text[p->at - 1] == '(';
+    if (g->keep) {
+        p->keeps = false;
+        for (int depth = 1; depth <= p->depth; depth++) {
+            if (p->groups[depth].kind >= 0) { // going back past it would not undo the note
+                return qlora__pattern_refuse(p, "the group to keep inside (?=, (?! or (?>");
+            }
+        }
+        QLORA__TRY(qlora__pattern_append(p, QLORA__PATTERN_KEEP, 0, 0));
+    }
     g->branch = p->out->count;
     p->depth++;
     return QLORA_OK;
@@ -642,6 +657,9 @@ static qlora_result qlora__pattern_end(qlora__pattern_parser* p, int64_t* width)
         jump = before;
     }
     *width = g->least < 0 || g->width < g->least ? g->width : g->least;
+    if (g->keep) {
+        QLORA__TRY(qlora__pattern_append(p, QLORA__PATTERN_KEEP, 0, 1));
+    }
     if (g->kind >= 0) {
         p->out->steps[g->begin].a = p->out->count - g->begin;
         QLORA__TRY(qlora__pattern_append(
@@ -726,6 +744,10 @@ static qlora_result qlora__pattern_copy(qlora__pattern_parser* p, int32_t from, 
 static qlora_result qlora__pattern_repeat(qlora__pattern_parser* p, int32_t atom, int32_t least,
                                           int32_t most, int32_t mode) {
     int32_t size = p->out->count - atom;
+    bool kept = p->out->steps[atom].op == QLORA__PATTERN_KEEP;
+    if (kept && mode == QLORA__PATTERN_POSSESSIVE) {
+        return qlora__pattern_refuse(p, "a possessive repetition of the group to keep");
+    }
     qlora__pattern_op choice =
         mode == QLORA__PATTERN_RELUCTANT ? QLORA__PATTERN_LAZY : QLORA__PATTERN_SPLIT;
     for (int32_t i = 1; i < least; i++) {
@@ -821,11 +843,13 @@ static qlora_result qlora__pattern_parse(qlora__pattern_parser* p) {
     return qlora__pattern_append(p, QLORA__PATTERN_MATCH, 0, 0);
 }
 
-// Compiles a pattern. `classes` is the table of text/unicode.h.
-static qlora_result qlora__pattern_compile(qlora__env* env, const char* text, size_t size,
-                                           const uint8_t* classes, qlora__pattern** out) {
+// Compiles a pattern. `classes` is the table of text/unicode.h. `keeps`: note where the first group
+// is in a match.
+static qlora_result qlora__pattern_make(qlora__env* env, const char* text, size_t size,
+                                        const uint8_t* classes, bool keeps, qlora__pattern** out) {
     qlora__pattern_parser p;
     memset(&p, 0, sizeof p);
+    p.keeps = keeps;
     p.env = env;
     p.classes = classes;
     p.text = text;
@@ -844,4 +868,9 @@ static qlora_result qlora__pattern_compile(qlora__env* env, const char* text, si
     }
     *out = p.out;
     return QLORA_OK;
+}
+
+static qlora_result qlora__pattern_compile(qlora__env* env, const char* text, size_t size,
+                                           const uint8_t* classes, qlora__pattern** out) {
+    return qlora__pattern_make(env, text, size, classes, false, out);
 }

@@ -104,6 +104,10 @@ static bool qlora__pattern_back(qlora__pattern_run* r) {
             continue;
         }
         r->depth--;
+        if (f->kind == QLORA__PATTERN_KEPT) {
+            r->p->kept[f->begin] = f->at;
+            continue;
+        }
         if (f->kind == QLORA__PATTERN_CHOICE) {
             return true;
         }
@@ -200,6 +204,12 @@ static qlora_result qlora__pattern_execute(qlora__pattern_run* r, bool* fits) {
     case QLORA__PATTERN_JUMP:
         r->step += s->a;
         return QLORA_OK;
+    case QLORA__PATTERN_KEEP:
+        n = (size_t)s->mode;
+        QLORA__TRY(qlora__pattern_push(r, QLORA__PATTERN_KEPT, r->step, r->p->kept[n], n));
+        r->p->kept[n] = r->at;
+        r->step++;
+        return QLORA_OK;
     case QLORA__PATTERN_LOOK:
         r->step++;
         return qlora__pattern_push(r, s->mode != 0 ? QLORA__PATTERN_MARK_NOT : QLORA__PATTERN_MARK,
@@ -243,6 +253,7 @@ static qlora_result qlora__pattern_match(qlora__env* env, qlora__pattern* p,
     r.begin = begin;
     r.at = at;
     r.mark = SIZE_MAX;
+    p->kept[0] = p->kept[1] = SIZE_MAX;
     *end = at;
     while (p->steps[r.step].op != QLORA__PATTERN_MATCH) {
         bool fits = true;
@@ -252,8 +263,7 @@ static qlora_result qlora__pattern_match(qlora__env* env, qlora__pattern* p,
         }
         if (p->left == 0) {
             return qlora__env_fail(env, QLORA_ERR_LIMIT,
-                                   "a regular expression of the tokenizer takes too many steps on "
-                                   "this text");
+                                   "a regular expression takes too many steps on this text");
         }
         p->left--;
     }

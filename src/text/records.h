@@ -71,9 +71,16 @@ static qlora_result qlora__text_record_string(qlora__env* env, const qlora__text
 static qlora_result qlora__text_record_system(qlora__env* env, qlora__text_loader* loader,
                                               const qlora__json_token* record) {
     const qlora__json_token* system = NULL;
+    const char* given = qlora__text_asks(loader) ? loader->desc->system : NULL;
     QLORA__TRY(qlora__text_record_string(env, loader, record, "system", &system));
     if (system == NULL || qlora__text_json_size(system) == 0) {
-        return QLORA_OK;
+        return given == NULL
+                   ? QLORA_OK
+                   : qlora__text_message_add(env, loader, "system", given, strlen(given), false);
+    }
+    if (given != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the record has a \"system\", and desc.system is given");
     }
     return qlora__text_message_add(env, loader, "system",
                                    qlora__text_json_text(loader->json, system),
@@ -193,9 +200,52 @@ static qlora_result qlora__text_record_pair(qlora__env* env, qlora__text_loader*
                                            qlora__text_json_text(json, question),
                                            qlora__text_json_size(question), false));
     }
-    QLORA__TRY(qlora__text_message_add(env, loader, "assistant",
-                                       qlora__text_json_text(json, answer),
-                                       qlora__text_json_size(answer), false));
+    if (answer != NULL) { // only a prompt may lack it
+        QLORA__TRY(qlora__text_message_add(env, loader, "assistant",
+                                           qlora__text_json_text(json, answer),
+                                           qlora__text_json_size(answer), false));
+    }
+    return qlora__text_data_chat(env, loader);
+}
+
+static const char qlora__text_system_plain[] =
+    "\"system\" cannot be used with a \"prompt\" that is a string; use messages";
+
+// "prompt" as a string or as messages, and the answer `name`, which may be absent: what to ask.
+static qlora_result qlora__text_record_ask(qlora__env* env, qlora__text_loader* loader,
+                                           const qlora__json_token* record, const char* name) {
+    const qlora__json* json = loader->json;
+    const char* const names[2] = {"prompt", name};
+    static const char* const roles[2] = {"user", "assistant"};
+    const qlora__json_token* parts[2];
+    bool plain = loader->desc->prompts == QLORA_TEXT_ASK;
+    for (int i = 0; i < 2; i++) {
+        parts[i] = qlora__text_json_get(json, record, names[i]);
+        parts[i] = qlora__text_json_absent(parts[i]) ? NULL : parts[i];
+        plain = plain && (i == 1 && parts[i] == NULL ? true : qlora__text_json_string(parts[i]));
+    }
+    QLORA__TRY(qlora__text_record_system(env, loader, record));
+    if (plain) {
+        return loader->message_count > 0
+                   ? qlora__env_fail(env, QLORA_ERR_FORMAT, "%s", qlora__text_system_plain)
+                   : qlora__text_ask_plain(env, loader, qlora__text_json_text(json, parts[0]),
+                                           qlora__text_json_size(parts[0]),
+                                           parts[1] != NULL ? qlora__text_json_text(json, parts[1])
+                                                            : NULL,
+                                           parts[1] != NULL ? qlora__text_json_size(parts[1]) : 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (parts[i] != NULL && parts[i]->kind == QLORA__JSON_ARRAY) {
+            QLORA__TRY(qlora__text_record_messages(env, loader, parts[i], names[i], false));
+        } else if (qlora__text_json_string(parts[i])) {
+            QLORA__TRY(qlora__text_message_add(env, loader, roles[i],
+                                               qlora__text_json_text(json, parts[i]),
+                                               qlora__text_json_size(parts[i]), false));
+        } else if (parts[i] != NULL) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "\"%s\" is neither a string nor a list of messages", names[i]);
+        }
+    }
     return qlora__text_data_chat(env, loader);
 }
 
@@ -209,9 +259,7 @@ static qlora_result qlora__text_record_completion(qlora__env* env, qlora__text_l
     QLORA__TRY(qlora__text_record_system(env, loader, record));
     if (prompt->kind == QLORA__JSON_STRING && completion->kind == QLORA__JSON_STRING) {
         if (loader->message_count > 0) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "\"system\" cannot be used with a \"prompt\" that is a string; "
-                                   "use messages");
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s", qlora__text_system_plain);
         }
         return qlora__text_data_plain(
             env, loader, qlora__text_json_text(json, prompt), qlora__text_json_size(prompt),
@@ -366,9 +414,7 @@ static qlora_result qlora__text_record_side(qlora__env* env, qlora__text_loader*
     QLORA__TRY(qlora__text_record_system(env, loader, record));
     if (given && prompt->kind == QLORA__JSON_STRING && side->kind == QLORA__JSON_STRING) {
         if (loader->message_count > 0) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "\"system\" cannot be used with a \"prompt\" that is a string; "
-                                   "use messages");
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s", qlora__text_system_plain);
         }
         return qlora__text_data_plain(
             env, loader, qlora__text_json_text(json, prompt), qlora__text_json_size(prompt),
@@ -418,6 +464,9 @@ static qlora_result qlora__text_record_judged(qlora__env* env, const qlora__text
         label != NULL && (label->kind == QLORA__JSON_TRUE || label->kind == QLORA__JSON_FALSE);
     qlora_text_preference wanted = loader->desc->preference;
     loader->data->desirable = judged && label->kind == QLORA__JSON_TRUE;
+    if (qlora__text_asks(loader)) {
+        return QLORA_OK;
+    }
     if (wanted == QLORA_TEXT_PAIRS && form->kind != QLORA__TEXT_R_PREFERENCE) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                "the record is not a pair; it needs \"chosen\" and \"rejected\"");
@@ -461,41 +510,52 @@ static qlora_result qlora__text_record_unknown(qlora__env* env, const qlora__tex
                                "the record does not have the format \"%s\"; found %s", loader->form,
                                names[0] != 0 ? names : "no keys");
     }
-    return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                           "unrecognised record: expected text, prompt and completion, messages, "
-                           "conversations, instruction and output, question and answer, or "
-                           "input_ids; found %s",
+    return qlora__env_fail(env, QLORA_ERR_FORMAT, "unrecognised record: expected %s; found %s",
+                           qlora__text_asks(loader)
+                               ? "prompt, messages, conversations, instruction or question"
+                               : "text, prompt and completion, messages, conversations, "
+                                 "instruction and output, question and answer, or input_ids",
                            names[0] != 0 ? names : "no keys");
+}
+
+// `half`: a prompt that lacks its answer.
+static bool qlora__text_form_has(const qlora__text_loader* loader, const qlora__json_token* record,
+                                 const qlora__text_form* form, bool half) {
+    const qlora__json* json = loader->json;
+    const int mute = QLORA__TEXT_R_IDS | QLORA__TEXT_R_TEXT; // what asks nothing
+    bool whole = form->second == NULL ||
+                 !qlora__text_json_absent(qlora__text_json_get(json, record, form->second));
+    return (loader->form == NULL || strcmp(loader->form, form->name) == 0) &&
+           !(qlora__text_asks(loader) && ((int)form->kind & mute) != 0) &&
+           !qlora__text_json_absent(qlora__text_json_get(json, record, form->first)) &&
+           (whole || (half && form->kind != QLORA__TEXT_R_PREFERENCE));
 }
 
 static bool qlora__text_form_fits(const qlora__text_loader* loader, const qlora__json_token* record,
                                   const qlora__text_form* form) {
-    const qlora__json* json = loader->json;
-    return (loader->form == NULL || strcmp(loader->form, form->name) == 0) &&
-           !qlora__text_json_absent(qlora__text_json_get(json, record, form->first)) &&
-           (form->second == NULL ||
-            !qlora__text_json_absent(qlora__text_json_get(json, record, form->second)));
+    return qlora__text_form_has(loader, record, form, false);
 }
 
-// The one form that a record has; *out = NULL if it has none.
+// The one form that a record has; *out = NULL if it has none. A prompt may have half of one.
 static qlora_result qlora__text_form_find(qlora__env* env, const qlora__text_loader* loader,
-                                          const qlora__json_token* record,
+                                          const qlora__json_token* record, bool half,
                                           const qlora__text_form** out) {
     *out = NULL;
     for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
         const qlora__text_form* form = &qlora__text_forms[i];
-        if (!qlora__text_form_fits(loader, record, form) ||
+        bool again = half && *out != NULL && strcmp((*out)->first, form->first) == 0;
+        if (!qlora__text_form_has(loader, record, form, half) || again ||
             (i == QLORA__TEXT_INPUT_FORM && *out != NULL && (*out)->kind == form->kind)) {
             continue;
         }
         if (*out != NULL) {
-            const char* one = (*out)->second != NULL ? (*out)->second : (*out)->first;
+            const char* one = (*out)->second != NULL && !half ? (*out)->second : (*out)->first;
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                    strcmp((*out)->name, form->name) == 0
                                        ? "the record has both \"%s\" and \"%s\""
                                        : "the record has both \"%s\" and \"%s\"; set the format "
                                          "to say which one is used",
-                                   one, form->second != NULL ? form->second : form->first);
+                                   one, form->second != NULL && !half ? form->second : form->first);
         }
         *out = form;
     }
@@ -517,8 +577,8 @@ static qlora_result qlora__text_record_names(qlora__env* env, qlora__text_loader
             used = used || ((qlora__text_extras[k].kinds & (int)form->kind) != 0 &&
                             strcmp(name, qlora__text_extras[k].name) == 0);
         }
-        used =
-            used || (loader->desc->preference == QLORA_TEXT_JUDGED && strcmp(name, "label") == 0);
+        bool judged = loader->desc->preference == QLORA_TEXT_JUDGED || qlora__text_asks(loader);
+        used = used || (judged && strcmp(name, "label") == 0);
         if (!used) {
             QLORA__TRY(qlora__text_ignore(env, loader->data, "", name));
         }
@@ -532,6 +592,8 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
     const qlora__json* json = loader->json;
     const qlora__text_form* form = NULL;
     const qlora__json_token* text = NULL;
+    loader->data->reference = NULL;
+    loader->data->chat = false;
     if (record->kind != QLORA__JSON_OBJECT) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "a record must be an object {...}");
     }
@@ -542,7 +604,10 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
                                "\"tools\" are not supported by the chat format %s",
                                loader->desc->chat->name);
     }
-    QLORA__TRY(qlora__text_form_find(env, loader, record, &form));
+    QLORA__TRY(qlora__text_form_find(env, loader, record, false, &form));
+    if (form == NULL && qlora__text_asks(loader)) {
+        QLORA__TRY(qlora__text_form_find(env, loader, record, true, &form));
+    }
     if (form == NULL) {
         return qlora__text_record_unknown(env, loader, record);
     }
@@ -556,11 +621,13 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
     case QLORA__TEXT_R_CHAT:
         return qlora__text_record_chat(env, loader, record, form->first);
     case QLORA__TEXT_R_COMPLETION:
-        return qlora__text_record_completion(env, loader, record, form);
+        return qlora__text_asks(loader) ? qlora__text_record_ask(env, loader, record, form->second)
+                                        : qlora__text_record_completion(env, loader, record, form);
     case QLORA__TEXT_R_PAIR:
         return qlora__text_record_pair(env, loader, record, form);
     case QLORA__TEXT_R_PREFERENCE:
-        return qlora__text_record_preference(env, loader, record);
+        return qlora__text_asks(loader) ? qlora__text_record_ask(env, loader, record, "chosen")
+                                        : qlora__text_record_preference(env, loader, record);
     default:
         QLORA__TRY(qlora__text_record_string(env, loader, record, form->first, &text));
         return qlora__text_data_plain(env, loader, NULL, 0, qlora__text_json_text(json, text),
@@ -577,6 +644,10 @@ static qlora_result qlora__text_record_take(qlora__env* env, qlora__text_loader*
     qlora_result r = qlora__text_record_read(env, loader, record);
     if (r != QLORA_OK) {
         return qlora__env_wrap(env, r, "%s:%lu: ", loader->name, (unsigned long)line);
+    }
+    const qlora__json_token* label = qlora__text_json_get(loader->json, record, "label");
+    if (label != NULL && label->kind == QLORA__JSON_FALSE) {
+        loader->data->reference = NULL; // a bad answer is nothing to compare with
     }
     return qlora__text_data_close_record(env, loader->data, loader->begin, line);
 }

@@ -8,12 +8,16 @@ typedef struct qlora__text_record {
         const int32_t* ids; // kept, followed by bits or labels
         uint64_t hash;      // of the record, which is in the file
     } as;
-    uint64_t place; // of the record in the file, in bytes
-    uint32_t size;  // of the record there
+    uint64_t
+        place;     // of the record in the file, in bytes; for prompts, of the reference in the data
+    uint32_t size; // of the record, or of the reference, there
     uint32_t part;  // which sample of the record; of a document, the first id that is in it
     uint32_t count; // tokens
     uint32_t trained;
-    uint64_t line : 59;
+    uint64_t line : 56;
+    uint64_t answered : 1;  // it has a reference
+    uint64_t chat : 1;      // it is in the chat format
+    uint64_t continues : 1; // of the same record as the sample before
     uint64_t desirable : 1;
     uint64_t kept : 1;
     uint64_t labelled : 1; // labels follow the ids, not bits
@@ -52,6 +56,11 @@ struct qlora_text_data {
     bool placed; // can be read again: nothing of it is kept
     bool begins; // as in qlora__text_record
     bool ends;
+    // prompts
+    bool chat;             // the record is a conversation
+    const char* reference; // the answer of the record, or NULL
+    size_t reference_size;
+    qlora_text_bytes references; // of all records
     // a stream
     qlora__text_loader* loader; // NULL: everything is kept
     bool again;                 // a record is read again, for the sample number `wanted` of it
@@ -142,10 +151,29 @@ static qlora_result qlora__text_sample_again(qlora__env* env, qlora_text_data* d
     return QLORA_OK;
 }
 
-// Adds a sample.
+// Keeps the answer of a prompt.
+static qlora_result qlora__text_sample_answer(qlora__env* env, qlora_text_data* data,
+                                              qlora__text_record* record) {
+    record->chat = data->chat ? 1 : 0;
+    record->answered = data->reference != NULL ? 1 : 0;
+    if (data->reference == NULL) {
+        return QLORA_OK;
+    }
+    if (data->reference_size > UINT32_MAX) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "an answer of %llu bytes; the limit is %llu",
+                               (unsigned long long)data->reference_size,
+                               (unsigned long long)UINT32_MAX);
+    }
+    record->place = data->references.count;
+    record->size = (uint32_t)data->reference_size;
+    QLORA__TRY(qlora__text_bytes_room(env, &data->references, 1)); // an empty one has a place
+    return qlora__text_bytes_add(env, &data->references, data->reference, data->reference_size);
+}
+
+// Adds a sample. `continues`: of the same record as the one before.
 static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* data,
                                              const int32_t* ids, const int32_t* labels,
-                                             size_t count, size_t line) {
+                                             size_t count, size_t line, bool continues) {
     if (data->again) {
         return qlora__text_sample_again(env, data, ids, labels, count);
     }
@@ -164,7 +192,8 @@ static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* d
     record->size = data->size;
     record->part = data->part++;
     record->count = (uint32_t)count;
-    record->line = line & (UINT64_MAX >> 5);
+    record->line = line & (UINT64_MAX >> 8);
+    record->continues = continues ? 1 : 0;
     record->desirable = data->desirable ? 1 : 0;
     record->kept = data->placed ? 0 : 1;
     record->begins = data->begins ? 1 : 0;
@@ -176,6 +205,7 @@ static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* d
     if (!data->placed) {
         QLORA__TRY(qlora__text_sample_keep(env, data, ids, labels, record));
     }
+    QLORA__TRY(qlora__text_sample_answer(env, data, record));
     data->count++;
     return QLORA_OK;
 }
@@ -187,7 +217,8 @@ static qlora_result qlora__text_data_close_record(qlora__env* env, qlora_text_da
     QLORA__TRY(qlora__text_ids_room(env, &data->ids, 1));
     QLORA__TRY(qlora__text_ids_room(env, &data->labels, 1));
     QLORA__TRY(qlora__text_sample_close(env, data, data->ids.data + begin,
-                                        data->labels.data + begin, data->ids.count - begin, line));
+                                        data->labels.data + begin, data->ids.count - begin, line,
+                                        data->part > 0));
     data->ids.count = begin;
     data->labels.count = begin;
     return QLORA_OK;

@@ -24,7 +24,7 @@ static void must(qlora_result result) {
 }
 
 // Everything that a sample promises.
-static void check(qlora_text_data* data) {
+static void check(qlora_text_data* data, bool asks) {
     for (size_t i = 0; i < qlora_text_data_count(data); i++) {
         qlora_text_sample sample;
         size_t trained = 0;
@@ -35,9 +35,16 @@ static void check(qlora_text_data* data) {
             }
             trained += k > 0 && sample.labels[k] != -100 ? 1 : 0;
         }
-        if (trained != sample.trained || sample.line == 0) {
+        if (trained != sample.trained || sample.line == 0 || (i == 0 && sample.continues)) {
             abort();
         }
+        if (asks ? trained > 0 || sample.continues : sample.reference != NULL) {
+            abort();
+        }
+        qlora_text_bytes copy; // all of the reference can be read
+        memset(&copy, 0, sizeof copy);
+        must(qlora_text_bytes_add(lib(), &copy, sample.reference, sample.reference_size));
+        qlora_text_bytes_free(lib(), &copy);
     }
 }
 
@@ -82,9 +89,11 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     desc.train_prompt = (data[1] & 64) != 0;
     desc.last_turn_only = (data[1] & 128) != 0;
     desc.columns = data[1] & 16 ? "text=question" : NULL;
+    desc.prompts = (qlora_text_prompts)(data[0] / 64 % 3);
+    desc.system = desc.prompts != QLORA_TEXT_LEARN && (data[0] & 32) ? "S" : NULL;
     desc.bad = data[1] & 8 ? bad : NULL;
     if (qlora_text_data_load(lib(), &desc, text, size, &out) == QLORA_OK) {
-        check(out);
+        check(out, desc.prompts != QLORA_TEXT_LEARN);
     } else if (out != NULL || qlora_text_last_error(lib())[0] == 0) {
         abort();
     }

@@ -27,6 +27,37 @@ several() { # --data and --eval-data may be repeated
     check "are counted" grep -q "1 too long for --length 128" out
     refuses "only long samples for evaluation" "long.jsonl: the only sample cannot be used" \
         "${one[@]}" --data sums.jsonl --eval-data long.jsonl --steps 1 --out o
+    conversations
+}
+
+# A template that changes earlier turns gives a sample for each turn. They stay together: what
+# counts samples otherwise counts conversations.
+conversations() {
+    local i talk=(--model model --tokens 256 --rank 1 --backend cpu --threads 1
+        --chat-template turns.jinja)
+    printf '%s' "{% for m in messages %}[{{ m.role }}]{{ '<think>' if loop.last and m.role == " \
+        "'assistant' }}{{ m.content }}<|endoftext|>{% endfor %}" \
+        "{{ '[assistant]' if add_generation_prompt }}" >turns.jinja
+    for i in {1..8}; do
+        printf '{"messages": [{"role": "user", "content": "q%d"}, {"role": "assistant", ' $i
+        printf '"content": "a%d"}, {"role": "user", "content": "r"}, {"role": "assistant", ' $i
+        printf '"content": "b%d"}]}\n' $i
+    done >talks.jsonl
+    works "a sample for each turn" "${talk[@]}" --data talks.jsonl:0.5 --eval 2 --max-samples 6 \
+        --doctor --samples 0
+    check "--max-samples counts conversations" grep -q "^  used  *12$" out
+    check "--eval counts conversations" grep -q "^  of these held out  *4$" out
+    check "weights count conversations" once "weight 0.5, 2 of 4 records, 100.0% of the records"
+    works "whole conversations" "${talk[@]}" --data talks.jsonl --eval 3 --steps 1 --out both \
+        --resume never
+    check "are trained" once "^data: 10 samples from 5 records"
+    check "are held out" once "^held out: 6 samples from 3 records"
+    sed 's/"b/"c/' talks.jsonl | head -2 >branches.jsonl
+    works "conversations that go on differently" "${talk[@]}" --data talks.jsonl --eval-data \
+        branches.jsonl --steps 1 --out both --resume never
+    check "their first turns are found" \
+        once "2 of 4 evaluation samples also found in the training data"
+    check "and what follows them" once "2 of 4 evaluation samples are from conversations that start"
 }
 
 modes() { # --mode bf16 on the CPU: another arithmetic, the same run
@@ -933,10 +964,13 @@ END
 [{"name": "a", "data": "sums.jsonl", "lr": []}]|lr: one value was expected
 [{"name": "a", "lrr": []}]|did you mean lr
 [{"name": "a", "data": []}]|data FILE is required
+[{"name": "a", "lr": 1, "data": "sums.jsonl", "lr": 2}]|lr is given twice
+[{"name": "a", "data": "sums.jsonl", "name": "b"}]|name is given twice
+[{"name": "a", "data": "sums.jsonl", "data": []}]|data is given twice
 [{"name": "a", "data": "-"}, {"name": "b", "data": "-"}]|jobs a and b both read standard input
 [{"name": "a", "data": "sums.jsonl"}] 1|goes on after the list
 END
-    check "all of them were tried" [ $i -eq 23 ]
+    check "all of them were tried" [ $i -eq 26 ]
     echo '[{"name": "a", "data": "sums.jsonl"}, {"name": "b", "data": "nowhere.jsonl"}]' >wrong.json
     refuses "data of one job that is missing" "job b: .*nowhere.jsonl" "${common[@]}" \
         --jobs wrong.json --out o

@@ -38,15 +38,17 @@ sampling() { # samples of fixed prompts
 
 sample_forms() { # messages, files, temperatures
     local first
-    printf '%s\n' '{"prompt": "one\ntwo"}' '' \
-        '{"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Hi"}]}' \
-        >prompts.jsonl
+    printf '%s\n' '{"prompt": "one\ntwo"}' '' '{"question": "Why", "answer": "secret"}' \
+        '{"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Hi"},'\
+' {"role": "assistant", "content": "secret"}]}' >prompts.jsonl
     works "all kinds of prompts" "${one[@]}" --data sums.jsonl --template chatml --steps 1 \
         --eval 0 --sample-message "Hello" --sample-file prompts.jsonl --sample-temperature 0.9 \
         --sample-tokens 9 --out forms --resume never
     check "a message, a text and a conversation" grep -q \
         '{"prompt":"Hello",.*{"prompt":"one\\u000atwo",.*<|im_start|>user\\u000aHi<|im_end|>' \
         forms/log.jsonl
+    check "which do not have the answers of the file" [ "$(grep -c secret forms/log.jsonl)" = 0 ]
+    check "but the questions" grep -q '<|im_start|>user\\u000aWhy<|im_end|>' forms/log.jsonl
     first=$(grep '"samples"' forms/log.jsonl)
     works "the same again" "${one[@]}" --data sums.jsonl --template chatml --steps 1 --eval 0 \
         --sample-message "Hello" --sample-file prompts.jsonl --sample-temperature 0.9 \
@@ -63,14 +65,13 @@ sample_faults() {
         "${all[@]}" --sample-prompt $'a\xff'
     refuses "a missing file" "--sample-file nowhere: No such file" "${all[@]}" --sample-file nowhere
     printf '{"prompt": "a"}\n{"prompt": 3}\n' >bad.jsonl
-    refuses "a prompt that is no text" 'bad.jsonl:2: "prompt": a string was expected' \
+    refuses "a prompt that is no text" 'bad.jsonl:2: "prompt" is neither a string nor a list' \
         "${all[@]}" --sample-file bad.jsonl
     echo '{"prompt": "a"} {}' >bad.jsonl
-    refuses "two samples in a line" \
-        'bad.jsonl:1: invalid JSON at column 17: something follows the object' \
+    refuses "two samples in a line" 'bad.jsonl:1:17: .*unexpected text after the value' \
         "${all[@]}" --sample-file bad.jsonl
     echo '{"text": "a"}' >bad.jsonl
-    refuses "a sample of another form" 'bad.jsonl:1: .*"messages"' "${all[@]}" \
+    refuses "a sample of another form" 'bad.jsonl:1: .*expected prompt, messages' "${all[@]}" \
         --sample-file bad.jsonl
     for ((i = 0; i < 65; i++)); do echo '{"prompt": "a"}'; done >bad.jsonl
     refuses "too many" "bad.jsonl:65: there are more than 64 prompts" "${all[@]}" \

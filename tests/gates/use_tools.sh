@@ -575,7 +575,7 @@ batches() { # batches MODEL
     "${run[@]}" --out deep/er/x.jsonl 2>err && cmp -s one.jsonl deep/er/x.jsonl
     note $? "--data: folders above --out are created"
     refuses "--out mine.json/x: Not a directory" generate "${run[@]:1}" --out mine.json/x
-    "${run[@]}" --out part.jsonl 2>err && grep -q "all 5 answers are there already" err
+    "${run[@]}" --out part.jsonl 2>err && grep -q "nothing to do: 5 answers in --out already" err
     note $? "--data: nothing is left"
     refuses "has something else in line 1" generate "${run[@]:1}" --out part.jsonl --stop x
     refuses "has something else in line 1" generate "${run[@]:1}" --out mine.json
@@ -588,21 +588,23 @@ batches() { # batches MODEL
     refuses "--samples can only be used with --data" generate --model "$1" --prompt x --samples 2
     samples "$1"
     echo '{"prompt": 3}' >prompts.jsonl
-    refuses 'prompts.jsonl:1: "prompt": a string was expected' generate "${run[@]:1}" --out x
+    refuses 'prompts.jsonl:1: "prompt" is neither a string nor a list' generate "${run[@]:1}" \
+        --out x
     echo '[1]' >prompts.jsonl
-    refuses 'prompts.jsonl:1: an object was expected' generate "${run[@]:1}" --out x
+    refuses 'prompts.jsonl:1: a record must be an object' generate "${run[@]:1}" --out x
     echo '{"id": 1, "text": "x"}' >prompts.jsonl
-    refuses 'neither "prompt" nor "messages"' generate "${run[@]:1}" --out x
+    refuses 'expected prompt, messages, .* found id, text' generate "${run[@]:1}" --out x
     echo '{"prompt": "\ud800\udc00 is one character"}' >prompts.jsonl # the first beyond 16 bits
     rm -f first.jsonl
     "${run[@]}" --out first.jsonl 2>err
     note $? "--data: a pair of escapes is a character"
     printf '{"prompt": "\xff"}\n' >prompts.jsonl
-    refuses 'prompts.jsonl:1: "prompt" is not UTF-8' generate "${run[@]:1}" --out x
+    refuses 'prompts.jsonl:1:13: invalid JSON: invalid UTF-8' generate "${run[@]:1}" --out x
     echo '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}' >prompts.jsonl
-    refuses 'a content that is not a string' generate "${run[@]:1}" --out x --template chatml
+    refuses 'content part of the type "image"; only' generate "${run[@]:1}" --out x \
+        --template chatml
     echo '{"prompt": "x"' >prompts.jsonl
-    refuses "prompts.jsonl:1: .*'}' was expected" generate "${run[@]:1}" --out x
+    refuses "prompts.jsonl:1:.* expected ',' or '}'" generate "${run[@]:1}" --out x
     echo '{"id": [1, {"prompt": "no"}], "prompt": "He", "n": -1.5e3, "messages": null}' \
         >prompts.jsonl
     rm -f field.jsonl
@@ -610,7 +612,76 @@ batches() { # batches MODEL
         [[ $(cut -d, -f5- field.jsonl) == "$(tail -n 1 one.jsonl | cut -d, -f5-)" ]]
     note $? "--data: other fields are left alone"
     : >prompts.jsonl
-    refuses 'there is no prompt' generate "${run[@]:1}" --out x
+    refuses 'the file contains no records' generate "${run[@]:1}" --out x
+    references "$1"
+}
+
+# --data with answers: they are references, which the model does not see. A prompt that is too long
+# has a line that says so, and costs the others nothing.
+references() { # references MODEL
+    local run=("$root/$B/generate" --model "$1" --temperature 0 --template chatml) all i
+    printf '{"question": "%s", "answer": "%s"}\n' Lily "one 1, two 22" Tom "33" >asked.jsonl
+    printf '{"messages": [{"role": "user", "content": "Lily"}%s]}\n' "" \
+        ', {"role": "assistant", "content": "The dog ran."}' >>asked.jsonl
+    printf '{"prompt": "%s", "completion": "no"}\n' "$(printf 'x y %.0s' {1..400})" >>asked.jsonl
+    for i in 1 2; do printf '{"prompt": "%s", "completion": ""}\n' "Once upon" >>asked.jsonl; done
+    rm -f two.jsonl short.jsonl
+    "${run[@]}" --data asked.jsonl --out two.jsonl --batch 3 --max-tokens 20 --stop "," >out 2>err
+    note $? "--data: the records of finetune"
+    [[ $(grep -o '"prompt_tokens":[0-9]*' two.jsonl | sed -n '1p;3p;4p' | sort -u | wc -l) -eq 1 ]]
+    note $? "--data: the model does not see the answer"
+    sed -n 1p two.jsonl | grep -qF ',"reference":"one 1, two 22"}' &&
+        sed -n 4p two.jsonl | grep -qF ',"reference":"The dog ran."}' &&
+        ! sed -n 3p two.jsonl | grep -q reference
+    note $? "--data: it is in the output"
+    sed -n 5p two.jsonl | grep -qE '"error":"the prompt has 12[0-9]* tokens; the .* limit is 512' &&
+        grep -qE "^\[6 answers, 1 prompt too long, " err && grep -qE "^\[[1-6] of 7, .* left" err
+    note $? "--data: a prompt that is too long, and progress without a terminal"
+    all=$(sed -n 's/^{"id":"\([0-9a-f]*\)",.*/\1/p' two.jsonl | sort -u | wc -l)
+    [[ $all -eq 7 && $(<out) == "exact match: 0 of 5 (0.0%)" ]]
+    note $? "--data: exact matches"
+    { sed -n 6p two.jsonl; sed -n 2p two.jsonl; sed -n 4p two.jsonl | head -c 20; } >short.jsonl
+    "${run[@]}" --data asked.jsonl --out short.jsonl --batch 3 --max-tokens 20 --stop "," >out \
+        2>err && cmp -s two.jsonl short.jsonl
+    note $? "--data: goes on after any answers, in the order of the prompts"
+    sed -i 's/"text":"[^"]*"/"text":"a 7, then 22."/; 2s/"a 7[^"]*"/" 33 "/' two.jsonl
+    "${run[@]}" --data asked.jsonl --out two.jsonl --max-tokens 20 --stop "," --score '(\d+)\W*$' \
+        >out 2>err
+    [[ $(<out) == "exact match: 1 of 5 (20.0%)"$'\n'"score: 2 of 5 (40.0%)" ]]
+    note $? "--score"
+    # the second answer has less room, so it ends first; the order cannot be made afterwards
+    printf '{"prompt": "%s"}\n' "Once upon" "$(printf 'x y %.0s' {1..168})" >asked.jsonl
+    rm -rf ended.jsonl*
+    mkdir -p ended.jsonl.new/full
+    "${run[@]}" --data asked.jsonl --out ended.jsonl --max-tokens 12 >out 2>err &&
+        [[ $(grep -o '"line":[0-9]*' ended.jsonl | tr -dc 0-9) == 21 ]] &&
+        grep -q "has all answers, but not in the order of the prompts: " err
+    note $? "--data: an answer is written when it ends"
+    rm -r ended.jsonl.new
+    "${run[@]}" --data asked.jsonl --out ended.jsonl --max-tokens 12 >out 2>err &&
+        [[ $(grep -o '"line":[0-9]*' ended.jsonl | tr -dc 0-9) == 12 ]]
+    note $? "--data: the order is made up for"
+    printf 'ask,reply\nLily,yes\n' >asked.csv
+    rm -f csv.jsonl
+    "${run[@]}" --data asked.csv --columns question=ask,answer=reply --out csv.jsonl \
+        --max-tokens 4 >out 2>err &&
+        cmp -s <(grep -o '"prompt_tokens":[0-9]*' csv.jsonl) \
+            <(sed -n 1p two.jsonl | grep -o '"prompt_tokens":[0-9]*')
+    note $? "--columns"
+    "${run[@]}" --data - --format csv --columns question=ask,answer=reply --out csv.jsonl \
+        --max-tokens 4 <asked.csv >out 2>err && grep -q "nothing to do: 1 answer in" err
+    note $? "--data -"
+    refuses "--score: the regular expression .* has, at byte 0, .*not supported" generate \
+        "${run[@]:1}" --data asked.csv --out x --score '*'
+    refuses "asked.csv: no record has the column \"nope\", which --columns" generate \
+        "${run[@]:1}" --data asked.csv --columns question=nope --out x
+    echo '{"question": "x"}' >asked.jsonl
+    refuses "--score needs answers to compare with" generate "${run[@]:1}" --data asked.jsonl \
+        --out x --score x
+    refuses "--score can only be used with --data" generate --model "$1" --prompt x --score x
+    printf '{"prompt": "%s"}\n' "$(printf 'x y %.0s' {1..400})" >asked.jsonl
+    refuses "asked.jsonl:1: the prompt has 12[0-9]* tokens; the model's limit is 512" generate \
+        "${run[@]:1}" --data asked.jsonl --out x
 }
 
 # Limits of the model, stop texts, prompts from files, one answer, Ctrl-C.

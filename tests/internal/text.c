@@ -1959,7 +1959,7 @@ TEST children_first(void) {
     ASSERT(world_load(&w, "x.txt", "text"));
     ASSERT_EQ(QLORA_ERR_STATE, qlora_text_destroy(lib));
     ASSERT_STR_EQ("qlora_text_destroy: still open: tokenizers 1, chats 1, data files 1, "
-                  "templates 0; close them first",
+                  "templates 0, patterns 0; close them first",
                   WHY);
     ASSERT_EQ(QLORA_ERR_STATE, qlora_text_tok_close(w.tok));
     ASSERT_STR_EQ(

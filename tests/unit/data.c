@@ -246,6 +246,145 @@ TEST forms(void) {
     PASS();
 }
 
+#define TALK(more)                                                                                 \
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"u\"},{\"role\":\"assistant\",\"content\":"    \
+    "\"a\"},{\"role\":\"user\",\"content\":\"v\"}" more "]}"
+
+// Prompts: a record without its answer, which is the reference. Columns: how a prompt that is a
+// string is meant, the record, the prompt, the reference ("-" if there is none).
+TEST asked(void) {
+    static const struct {
+        qlora_text_prompts how;
+        const char* record;
+        const char* want;
+        const char* reference;
+    } rows[] = {
+        {QLORA_TEXT_ASK, "{\"prompt\":\"p\"}", "<s>p", "-"},
+        {QLORA_TEXT_ASK, "{\"prompt\":\"p\",\"completion\":\"c\"}", "<s>p", "c"},
+        {QLORA_TEXT_ASK, "{\"prompt\":\"\",\"response\":\"\"}", "<s>", ""},
+        {QLORA_TEXT_ASK_CHAT, "{\"prompt\":\"p\",\"completion\":\"c\"}", "<s>p\n", "c"},
+        {QLORA_TEXT_ASK_CHAT, "{\"prompt\":\"p\"}", "<s>p\n", "-"},
+        {QLORA_TEXT_ASK, "{\"question\":\"q\",\"answer\":\"a\"}", "<s>q\n", "a"},
+        {QLORA_TEXT_ASK, "{\"question\":\"q\",\"context\":\"c\"}", "<s>q\nc\n", "-"},
+        {QLORA_TEXT_ASK, "{\"instruction\":\"i\",\"input\":\"n\",\"output\":\"o\"}", "<s>i\nn\n",
+         "o"},
+        {QLORA_TEXT_ASK, "{\"instruction\":\"i\",\"input\":\"n\"}", "<s>i\nn\n", "-"},
+        {QLORA_TEXT_ASK, "{\"prompt\":\"p\",\"chosen\":\"c\",\"rejected\":\"r\"}", "<s>p", "c"},
+        {QLORA_TEXT_ASK, "{\"prompt\":\"p\",\"completion\":\"c\",\"label\":false}", "<s>p", "-"},
+        {QLORA_TEXT_ASK, "{\"prompt\":\"p\",\"completion\":\"c\",\"label\":true}", "<s>p", "c"},
+        {QLORA_TEXT_ASK, "{\"prompt\":[{\"role\":\"user\",\"content\":\"u\"}]}", "<s>u\n", "-"},
+        {QLORA_TEXT_ASK, TALK(",{\"role\":\"assistant\",\"content\":\"secret\"}"),
+         "<s>u\na</s>\nv\n", "secret"},
+        {QLORA_TEXT_ASK, TALK(""), "<s>u\na</s>\nv\n", "-"},
+        {QLORA_TEXT_ASK,
+         "{\"conversations\":[{\"from\":\"human\",\"value\":\"u\"},{\"from\":\"gpt\",\"value\":[{"
+         "\"type\":\"text\",\"text\":\"two \"},{\"type\":\"text\",\"text\":\"parts\"}]}]}",
+         "<s>u\n", "two parts"},
+        {QLORA_TEXT_ASK, "!{\"text\":\"t\"}", "expected prompt, messages,", ""},
+        {QLORA_TEXT_ASK, "!{\"input_ids\":[1]}", "found input_ids", ""},
+        {QLORA_TEXT_ASK, "!{\"prompt\":\"p\",\"question\":\"q\"}",
+         "both \"prompt\" and \"question\"", ""},
+        {QLORA_TEXT_ASK, "!" ANSWER("\"n\":1"), "has an answer, but nothing before it", ""},
+        {QLORA_TEXT_ASK, "!{\"prompt\":3}", "\"prompt\" is neither a string nor a list", ""}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        rig r;
+        bool wrong = rows[i].record[0] == '!';
+        ASSERT(rig_open(&r, "plain"));
+        r.desc.prompts = rows[i].how;
+        r.desc.stream = true; // has no effect
+        bool loaded = rig_load(&r, "x.jsonl", rows[i].record + (wrong ? 1 : 0));
+        if (wrong) {
+            ASSERTm(rows[i].record, !loaded && strstr(SAID(r), rows[i].want) != NULL);
+        } else {
+            qlora_text_sample s;
+            ASSERTm(SAID(r), loaded);
+            ASSERT_STR_EQm(rows[i].record, rows[i].want, rig_sample(&r, 0));
+            ASSERT_EQ(QLORA_OK, qlora_text_sample_read(r.data, 0, &s));
+            const char* want = rows[i].reference;
+            size_t size = strlen(want);
+            bool none = strcmp(want, "-") == 0;
+            ASSERT_EQm(rows[i].record, none, s.reference == NULL);
+            ASSERTm(rows[i].record,
+                    none || (s.reference_size == size && memcmp(s.reference, want, size) == 0));
+            size_t length = strlen(rows[i].want);
+            ASSERT_EQm(rows[i].record, rows[i].want[length - 1] == '\n', s.chat);
+        }
+        rig_close(&r);
+    }
+    PASS();
+}
+
+// A system message for conversations that have none.
+TEST asked_system(void) {
+    rig r;
+    ASSERT(rig_open(&r, "plain"));
+    r.desc.prompts = QLORA_TEXT_ASK;
+    r.desc.system = "S";
+    ASSERTm(SAID(r), rig_load(&r, "x.jsonl", "{\"question\":\"q\"}\n" TALK("")));
+    ASSERT_STR_EQ("<s>S\nq\n", rig_sample(&r, 0));
+    ASSERT_STR_EQ("<s>S\nu\na</s>\nv\n", rig_sample(&r, 1));
+    ASSERT(!rig_load(&r, "x.jsonl", "{\"question\":\"q\",\"system\":\"T\"}"));
+    ASSERTm(SAID(r), strstr(SAID(r), "the record has a \"system\", and desc.system") != NULL);
+    ASSERT(!rig_load(&r, "x.jsonl", "{\"prompt\":\"p\"}"));
+    ASSERT(!rig_load(&r, "x.txt", "p"));
+    ASSERTm(SAID(r), strstr(SAID(r), "plain text, which has no prompts") != NULL);
+    r.desc.preference = QLORA_TEXT_PAIRS;
+    ASSERT(!rig_load(&r, "x.jsonl", "{\"question\":\"q\"}"));
+    ASSERTm(SAID(r), strstr(SAID(r), "cannot be used together") != NULL);
+    rig_close(&r);
+    PASS();
+}
+
+// Regular expressions: the first match from a place on, and the group to keep in it.
+TEST patterns(void) {
+    static const struct {
+        const char* pattern;
+        const char* text;
+        const char* want; // whole|group; "-": none; "!": part of the error
+    } rows[] = {{"\\d+", "a 12 b", "12|12"},
+                {"#### (-?[\\d,.]+)", "x #### -1,000", "#### -1,000|-1,000"},
+                {"(a)|b", "xb", "b|b"},
+                {"(?:(a)x|ab)", "ab", "ab|ab"},
+                {"(a+)(b)", "caab", "aab|aa"},
+                {"(?:(\\w),?)+", "a,b", "a,b|b"},
+                {"x(y)?z", "xz", "xz|xz"},
+                {"x*", "aa", "-"},
+                {"\xC3\xA9(.)", "a\xC3\xA9\xE2\x82\xAC", "\xC3\xA9\xE2\x82\xAC|\xE2\x82\xAC"},
+                {"(", "", "!an unmatched '('"},
+                {"(?>(a))", "", "!the group to keep inside"},
+                {"(a)++", "", "!a possessive repetition of the group to keep"}};
+    rig r;
+    ASSERT(rig_open(&r, "plain"));
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        qlora_text_pattern* p = NULL;
+        qlora_text_match m;
+        char got[64] = "-";
+        const char* text = rows[i].text;
+        qlora_result result =
+            qlora_text_pattern_compile(r.text, rows[i].pattern, strlen(rows[i].pattern), &p);
+        if (rows[i].want[0] == '!') {
+            ASSERTm(SAID(r), result != QLORA_OK && strstr(SAID(r), rows[i].want + 1) != NULL);
+            continue;
+        }
+        ASSERT_EQm(SAID(r), QLORA_OK, result);
+        ASSERT_EQ(QLORA_OK, qlora_text_pattern_find(p, text, strlen(text), 0, &m));
+        if (m.found) {
+            snprintf(got, sizeof got, "%.*s|%.*s", (int)(m.whole.end - m.whole.begin),
+                     text + m.whole.begin, (int)(m.group.end - m.group.begin),
+                     text + m.group.begin);
+        }
+        ASSERT_STR_EQm(rows[i].pattern, rows[i].want, got);
+        if (m.found) {
+            ASSERT_EQ(QLORA_OK, qlora_text_pattern_find(p, text, strlen(text), m.whole.end, &m));
+            ASSERTm(rows[i].pattern, !m.found);
+        }
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_text_destroy(r.text));
+        qlora_text_pattern_close(p);
+    }
+    rig_close(&r);
+    PASS();
+}
+
 // What would be trained wrongly is refused, with its line and its name.
 TEST refused(void) {
     static const char* const rows[][2] = {
@@ -1054,6 +1193,9 @@ SUITE(data_suite) {
     RUN_TEST(bad_records);
     RUN_TEST(streams);
     RUN_TEST(forms);
+    RUN_TEST(asked);
+    RUN_TEST(asked_system);
+    RUN_TEST(patterns);
     RUN_TEST(refused);
     RUN_TEST(preferences);
     RUN_TEST(padding);

@@ -829,6 +829,62 @@ TEST tokens_of_a_text(size_t index) {
     PASS();
 }
 
+// A template that changes earlier turns when others follow gives a sample for each turn. They are
+// marked as one record, and training on everything trains each token of the record once: in later
+// samples only what follows the answer of the sample before.
+TEST turns_of_a_record(void) {
+    static const char source[] =
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ '<think>' if loop.last and m.role == "
+        "'assistant' }}{{ m.content }}{{ '<tool_call>' if m.tool_calls }}<|im_end|>\n{% endfor %}"
+        "{{ '<|im_start|>assistant\n' if add_generation_prompt }}";
+    static const char records[] =
+        TURNS "\n{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\","
+              "\"content\":\"ba\",\"tool_calls\":[{\"name\":\"f\"}]},{\"role\":\"user\","
+              "\"content\":\"q\"},"
+              "{\"role\":\"assistant\",\"content\":\"c\"}]}";
+    static const char* const want[] = {
+        "<s>[[<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>yo<|im_end|>]]",
+        "<s><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>"
+        "[[\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n<think>bye<|im_end|>]]",
+        "<s>[[<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>ba<tool_call><|im_end|>]"
+        "]",
+        "<s><|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nba<tool_call><|im_end|>"
+        "[[\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n<think>c<|im_end|>]]"};
+    char got[1024];
+    const char* path = test_path("turns.jinja");
+    qlora_text_chat_desc chat_desc;
+    qlora_text_data_desc desc;
+    qlora_text_chat* chat = NULL;
+    qlora_text_data* data = NULL;
+    qlora_text_tok* tok = marked_tok();
+    memset(&chat_desc, 0, sizeof chat_desc);
+    memset(&desc, 0, sizeof desc);
+    FILE* file = fopen(path, "wb");
+    ASSERT(file != NULL && tok != NULL);
+    ASSERT(fputs(source, file) >= 0 && fclose(file) == 0);
+    chat_desc.tok = tok;
+    chat_desc.template_file = path;
+    ASSERT_EQm(qlora_text_last_error(lib), QLORA_OK, qlora_text_chat_open(lib, &chat_desc, &chat));
+    remove(path);
+    desc.chat = chat;
+    desc.path = "x.jsonl";
+    desc.train_prompt = true;
+    ASSERT_EQm(qlora_text_last_error(lib), QLORA_OK,
+               qlora_text_data_load(lib, &desc, records, sizeof records - 1, &data));
+    ASSERT_EQ((size_t)4, qlora_text_data_count(data));
+    for (size_t i = 0; i < 4; i++) {
+        qlora_text_sample sample;
+        ASSERT_EQ(QLORA_OK, qlora_text_sample_read(data, i, &sample));
+        ASSERT_EQ(i % 2 == 1, sample.continues);
+        sample_show(tok, &sample, got, sizeof got);
+        ASSERT_STR_EQ(want[i], got);
+    }
+    qlora_text_data_close(data);
+    qlora_text_chat_close(chat);
+    qlora_text_tok_close(tok);
+    PASS();
+}
+
 // A chain of elif is long, not deep: it must not exhaust the stack.
 TEST long_chains(void) {
     const char* path = test_path("chains.jinja");
@@ -875,6 +931,7 @@ SUITE(templates_suite) {
     RUN_TEST(generation_spans);
     RUN_TEST(golden_templates);
     RUN_TEST(long_chains);
+    RUN_TEST(turns_of_a_record);
     for (size_t i = 0; i < sizeof mask_rows / sizeof mask_rows[0]; i++) {
         RUN_TESTp(masks, i);
     }
