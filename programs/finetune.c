@@ -56,6 +56,7 @@ __declspec(dllimport) int __stdcall QueryPerformanceFrequency(void*);
 #include "finetune/options.h"
 #include "finetune/settings.h"
 #include "finetune/state.h"
+#include "finetune/parts.h"
 #include "finetune/history.h"
 #include "finetune/screen.h"
 #include "finetune/ranks.h"
@@ -96,6 +97,9 @@ static void app_close(app* a) {
     free(a->step_batches);
     references_free(&a->references);
     blob_free(&a->config_text);
+    blob_free(&a->part_text);
+    blob_free(&a->past);
+    blob_free(&a->before);
     if (a->trainer != NULL) {
         qlora_trainer_destroy(a->trainer);
     }
@@ -139,7 +143,12 @@ static bool options_open(app* a, int argc, char** argv) {
     }
     a->screen.quiet = o->json || a->rank > 0;
     if (o->jobs != NULL) { // each job has options of its own
-        return true;
+        return o->parts == NULL ||
+               error_set(a->error, "--config %s: --jobs cannot repeat the parts of a run (until N)",
+                         o->config);
+    }
+    if (!parts_choose(a, argc, argv)) {
+        return false;
     }
     bool norms = o->train_norms;
     if (!options_check(o, a->adapter, a->error)) {
@@ -263,6 +272,12 @@ int main(int argc, char** argv) {
     signals_set();
     utf8_arguments(&argc, &argv);
     bool ok = run(&a, argc, argv);
+    while (ok && part_done(&a)) { // --config of a run whose options changed on the way
+        app_close(&a);
+        memset(&a, 0, sizeof a);
+        a.next_part = true;
+        ok = run(&a, argc, argv);
+    }
     screen_clear(&a.screen);
     char error[1024];
     if (!output_flush(error) && ok && !a.screen.closed) {

@@ -55,7 +55,7 @@ static void history_eval(history* h, int64_t step, double loss) {
         return;
     }
     bool lower = h->best_step == 0 || loss < h->best_eval_loss;
-    h->evals_since = lower ? 0 : h->evals_since + 1;
+    h->evals_since = lower ? 0 : h->evals_since + (step > h->patience_from ? 1 : 0);
     h->best_step = lower ? step : h->best_step;
     h->best_eval_loss = lower ? loss : h->best_eval_loss;
 }

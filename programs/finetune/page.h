@@ -155,7 +155,7 @@ static void page_settings(const app* a, blob* out) {
     blob text;
     memset(&text, 0, sizeof text);
     put(out, "<h2>settings</h2>\n<table id=\"settings\">\n");
-    bool ok = settings_write(&a->set, false, &text);
+    bool ok = settings_write(&a->set, SETTINGS_ALL, &text) && parts_write(a, &text);
     const char* end = text.data != NULL ? text.data + text.count : NULL;
     for (const char* line = text.data; ok && line < end;) {
         const char* stop = (const char*)memchr(line, '\n', (size_t)(end - line));

@@ -366,10 +366,12 @@ static void summary_print(app* a) {
     }
     char saved[PATH_SIZE];
     out_path(a, "best/adapter_config.json", saved);
-    if (a->o.keep_best && a->history.best_step > 0 && !a->best_lost && path_exists(saved)) {
+    const history* h = &a->history;
+    if (a->o.keep_best && h->kept_step > 0 && !a->best_lost && path_exists(saved)) {
         say(a,
-            "  %s/best           the adapter of step %lld, with the lowest held-out loss, %.4f\n",
-            a->o.out, (long long)a->history.best_step, a->history.best_eval_loss);
+            "  %s/best           the adapter of step %lld, with the lowest held-out loss%s, %.4f\n",
+            a->o.out, (long long)h->kept_step,
+            h->kept_step == h->best_step ? "" : " since --keep-best", h->kept_loss);
     }
     say(a,
         "  %s/training.html  page with plots, samples and settings\n"

@@ -193,8 +193,7 @@ static qlora_result length_try(app* a, int64_t length, int64_t tokens) {
     o->length = length;
     o->tokens = tokens;
     train_describe(a);
-    bool answers = o->sample_prompts.count + o->sample_messages.count > 0 || o->sample_file != NULL;
-    if (answers && a->model_desc.generate_tokens < length) {
+    if (samples_wanted(o) && a->model_desc.generate_tokens < length) {
         a->model_desc.generate_tokens = length;
     }
     return qlora_plan_make(a->ctx, &a->model_desc, &budget, &plan);
@@ -363,6 +362,12 @@ static void notes_print(app* a) {
     if (a->steps_and_epochs) {
         say(a, "note: --steps %lld overrides --epochs %g\n", (long long)o->steps, o->epochs);
     }
+    if (a->replaced != NULL) {
+        say(a,
+            "note: the options of the run in --config changed on the way; --%s is used from the "
+            "first step\n",
+            a->replaced);
+    }
     if (o->max_norm == 0.0) {
         say(a, "note: --max-norm 0: gradients are not clipped\n");
     }
@@ -523,6 +528,11 @@ static bool train(app* a) {
     }
     if (!ok) {
         return false;
+    }
+    if (part_done(a)) {
+        say(a, "\nafter step %lld, the options change as those of the run in --config did\n\n",
+            (long long)a->step);
+        return true;
     }
     if (a->step < a->total_steps && !a->eval_cut && patience_over(a)) {
         say(a, "\nstopped early: the held-out loss has not fallen for %lld evaluations\n",

@@ -95,6 +95,7 @@ typedef struct options {
     bool verbose;
     bool help;
     bool version;
+    const char* parts; // of a file of options: its text from the first line "until N" on
 } options;
 
 #define MAX_TOKEN_ROWS 1024

@@ -507,8 +507,7 @@ static bool results_save(app* a) {
 }
 
 static bool evaluation_due(const app* a) {
-    return a->step == 0 || a->step == a->total_steps ||
-           a->step % interval(a, a->o.eval_every) == 0;
+    return a->step == 0 || a->step == a->total_steps || a->step % interval(a, a->o.eval_every) == 0;
 }
 
 // Evaluates the model and answers the prompts, if this step is one for that. What was interrupted,
@@ -530,13 +529,28 @@ static bool evaluate_due(app* a) {
     return ok && (a->prompts.count == 0 || (first_rank_wait(a) && ranks_vote(a, 0.0, 0.0)));
 }
 
-// Saves the adapter if the evaluation of this step is the best one so far.
+// Notes whose adapter is in best/, for a session that goes on. It comes after the adapter: a run that
+// is killed in between takes these steps again.
+static bool best_note(app* a) {
+    char loss[32];
+    char text[96];
+    real_text(a->last_eval, loss);
+    snprintf(text, sizeof text, "step %lld\nheld-out loss %s\n", (long long)a->step, loss);
+    return file_replace(a, "best/" BEST_NAME, text, strlen(text));
+}
+
+// Saves the adapter if the evaluation of this step is better than the one in best/.
 static void best_save(app* a) {
-    if (a->o.keep_best && a->history.best_step > 0 && a->history.best_step == a->step) {
+    history* h = &a->history;
+    bool lower = h->kept_step == 0 || a->last_eval < h->kept_loss;
+    if (a->o.keep_best && a->step > 0 && h->eval_step == a->step && lower &&
+        h->kept_step != a->step) {
         char path[PATH_SIZE];
         out_path(a, "best", path);
-        bool ok = adapter_write(a, path);
+        bool ok = adapter_write(a, path) && best_note(a);
         bear(a, TOLD_SNAPSHOT, ok);
+        h->kept_step = ok ? a->step : h->kept_step;
+        h->kept_loss = ok ? a->last_eval : h->kept_loss;
         a->best_lost = !ok;
     }
 }
@@ -549,7 +563,8 @@ static bool train_loop(app* a) {
     bool cut = false;
     best_save(a); // of an evaluation that was cut short, or made before --keep-best was given
     ok = ok && first_rank_wait(a) && ranks_vote(a, 0.0, 0.0);
-    while (ok && !cut && a->step < a->total_steps && !stop_now(a) && !patience_over(a)) {
+    while (ok && !cut && a->step < a->total_steps && !stop_now(a) && !patience_over(a) &&
+           !part_over(a)) {
         qlora_train_info info;
         double start = seconds_now();
         ok = step_train(a, &info, &cut);
