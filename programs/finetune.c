@@ -38,6 +38,7 @@
 // Not <windows.h>: its declarations conflict with those in qlora.h's implementation.
 __declspec(dllimport) int __stdcall QueryPerformanceCounter(void*); // LARGE_INTEGER*
 __declspec(dllimport) int __stdcall QueryPerformanceFrequency(void*);
+__declspec(dllimport) void __stdcall Sleep(unsigned long);
 #else
 #include <dirent.h>
 #include <fcntl.h>
@@ -78,6 +79,7 @@ __declspec(dllimport) int __stdcall QueryPerformanceFrequency(void*);
 #include "finetune/curves.h"
 #include "finetune/picture.h"
 #include "finetune/page.h"
+#include "finetune/rescue.h"
 #include "finetune/train.h"
 #include "finetune/estimate.h"
 #include "finetune/reports.h"

@@ -42,7 +42,7 @@ static void screen_flush(screen* s) {
 PRINTF(2, 3)
 static void say(app* a, const char* format, ...) {
     va_list args;
-    if (a->o.json || a->rank > 0) { // only the result is printed, and only once
+    if (a->o.json || a->rank > 0 || a->muted) { // only the result is printed, and only once
         return;
     }
     screen_clear(&a->screen);
@@ -57,6 +57,10 @@ static void say(app* a, const char* format, ...) {
 
 // Prints the current error. The exit status will be 1.
 static void complain(app* a) {
+    if (a->muted) {
+        a->error[0] = '\0';
+        return;
+    }
     screen_clear(&a->screen);
     fflush(stdout);
     if (a->world > 1 && !a->agreed) {

@@ -292,6 +292,7 @@ typedef struct app {
     bool eval_cut;  // Ctrl-C ended the last evaluation
     bool stopped;   // by Ctrl-C, during a long call
     bool failed;    // an error was reported on standard error
+    bool muted;     // what is said was said before: saving is tried again
     int told;       // ongoing failures that have been reported: TOLD_ bits
     uint64_t memory;
     double memory_at;

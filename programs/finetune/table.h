@@ -21,6 +21,7 @@ typedef struct options {
     option_texts sample_messages;
     const char* sample_file;
     const char* tensorboard;
+    const char* rescue;
     int64_t sample_tokens;
     double sample_temperature;
     int64_t rank;
@@ -252,6 +253,10 @@ static const option option_table[] = {
         "steps between checkpoints (default: ten per run)"},
     {"snapshot-every", OPT_WHOLE, AT(snapshot_every), false, 1, 1e9, "N",
         "steps between adapter snapshots, which are kept in OUT/snapshots (default: none)"},
+    {"rescue", OPT_TEXT, AT(rescue), false, 0, 0, "DIR",
+        "if the results cannot be written to --out, for lack of room or otherwise: save the run "
+        "into a new folder in DIR, on a terminal after waiting for room (default: the system's "
+        "folder for temporary files)"},
     {"resume", OPT_CHOICE, AT(resume), false, 0, 0, "auto|never|must",
         "auto resumes if --out has a checkpoint, never starts over, must fails without a "
         "checkpoint (default auto)"},

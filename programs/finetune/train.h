@@ -409,13 +409,26 @@ static bool adapter_write(app* a, const char* path) {
            new_tokens_save(a, path);
 }
 
+// Nothing half written stays where there was nothing.
+static bool adapter_put(app* a, const char* path) {
+    char why[1024];
+    bool exists = path_exists(path);
+    bool ok = adapter_write(a, path);
+    if (!ok && !exists) {
+        memcpy(why, a->error, sizeof why);
+        (void)files_remove(a, path);
+        memcpy(a->error, why, sizeof why);
+    }
+    return ok;
+}
+
 static bool adapter_save(app* a) {
     char path[PATH_SIZE];
     if (a->rank > 0) {
         return true;
     }
     out_path(a, "adapter", path);
-    bool ok = adapter_write(a, path);
+    bool ok = adapter_put(a, path);
     if (!ok) {
         complain(a);
     }
@@ -445,7 +458,10 @@ static bool snapshot_save(app* a) {
     }
     size_t used = strlen(path);
     snprintf(path + used, sizeof path - used, "/step-%lld", (long long)a->step);
-    return adapter_write(a, path);
+    bool ok = adapter_put(a, path);
+    path[used] = '\0';
+    (void)folder_remove(path); // only if it is empty
+    return ok;
 }
 
 static int64_t interval(const app* a, int64_t wished) {
@@ -484,14 +500,27 @@ static void step_record(app* a, const qlora_train_info* info, double seconds) {
 
 // Saves each result independently, the checkpoint first, so that one failure does not lose the
 // others.
-static bool results_save(app* a) {
-    a->files_made = false; // from here on there may be results to keep
-    a->out_made = false;
+static bool results_try(app* a) {
     bool saved = checkpoint_save(a);
     if (!saved) {
         complain(a);
     }
-    bool ok = adapter_save(a) && saved;
+    return adapter_save(a) && saved;
+}
+
+// Saves the results where it can: they exist only in memory.
+static bool results_save(app* a) {
+    a->files_made = false; // from here on there may be results to keep
+    a->out_made = false;
+    bool failed = a->failed;
+    bool ok = results_try(a);
+    if (!ok && a->screen.live && rescue_wait(a, results_try)) {
+        ok = true;
+        a->failed = failed;
+    }
+    if (!ok) {
+        rescue_save(a, results_try);
+    }
     if (a->log.rest.count > 0 && !a->log.torn) {
         bear(a, TOLD_LOG, growing_flush(a, &a->log));
     }
@@ -529,8 +558,8 @@ static bool evaluate_due(app* a) {
     return ok && (a->prompts.count == 0 || (first_rank_wait(a) && ranks_vote(a, 0.0, 0.0)));
 }
 
-// Notes whose adapter is in best/, for a session that goes on. It comes after the adapter: a run that
-// is killed in between takes these steps again.
+// Notes whose adapter is in best/, for a session that goes on. It comes after the adapter: a run
+// that is killed in between takes these steps again.
 static bool best_note(app* a) {
     char loss[32];
     char text[96];
@@ -547,7 +576,7 @@ static void best_save(app* a) {
         h->kept_step != a->step) {
         char path[PATH_SIZE];
         out_path(a, "best", path);
-        bool ok = adapter_write(a, path) && best_note(a);
+        bool ok = adapter_put(a, path) && best_note(a);
         bear(a, TOLD_SNAPSHOT, ok);
         h->kept_step = ok ? a->step : h->kept_step;
         h->kept_loss = ok ? a->last_eval : h->kept_loss;
