@@ -27,6 +27,7 @@
 #include "json_array.h"
 #include "prompt_lines.h"
 #include "options.h"
+#include "auto_mode.h"
 
 #ifdef _WIN32
 #include <direct.h>

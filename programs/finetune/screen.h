@@ -199,10 +199,18 @@ static void progress_draw(app* a, const point* p) {
     draw(&a->screen, line);
 }
 
+#define PROGRESS_SECONDS 30.0 // between lines that are not on a terminal
+
 static bool load_progress(void* user, const char* what, uint64_t done, uint64_t total) {
     app* a = (app*)user;
     double now = seconds_now();
-    if (a->screen.live && total > 0 && (now - a->screen.drawn_at > 0.1 || done == total)) {
+    bool due = now - a->screen.drawn_at > 0.1 || done == total;
+    if (!a->screen.live) {
+        bool began = done <= 1 || a->screen.slow_at == 0.0;
+        due = !began && done < total && now - a->screen.slow_at > PROGRESS_SECONDS;
+        a->screen.slow_at = began || due ? now : a->screen.slow_at;
+    }
+    if (due && total > 0) {
         char line[80];
         snprintf(line, sizeof line, "%s %3.0f%%", what, 100.0 * (double)done / (double)total);
         a->screen.drawn_at = now;

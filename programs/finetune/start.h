@@ -10,10 +10,64 @@ static int32_t local_device(const app* a) {
     return visible != NULL && visible[0] != '\0' && strchr(visible, ',') == NULL ? 0 : a->local;
 }
 
+// The numbers among the options of the run in --out that this one resumes; false if there is none.
+static bool run_options(app* a, options* then) {
+    char path[PATH_SIZE];
+    option_set set = a->set;
+    blob text;
+    bool wanted = a->o.out != NULL && a->o.resume != RESUME_NEVER;
+    memset(&text, 0, sizeof text);
+    options_clear(then);
+    set.values = then;
+    out_path(a, "checkpoint/latest", path);
+    bool found = wanted && path_exists(path);
+    if (found) {
+        out_path(a, "settings.txt", path);
+        found = blob_read_path(&text, path) == 0 && config_read(&set, path, &text, a->error);
+    }
+    a->error[0] = '\0'; // what is wrong with the file is told when it is compared
+    blob_free(&text);
+    return found;
+}
+
+// --mode auto of a run that is resumed is the mode that it has.
+static void mode_keep(app* a) {
+    options then;
+    if (a->o.mode == QLORA_MODE_AUTO && !a->o.eval_only && run_options(a, &then)) {
+        a->o.mode = then.mode;
+        a->mode_kept = true;
+    }
+}
+
+// What --mode auto is on this machine, which settings.txt notes. Several processes may run on
+// different ones: theirs is what the library chooses, as is that of an evaluation and of the demo.
+static void mode_choose(app* a) {
+    char capability[64];
+    char text[4096];
+    if (a->o.mode != QLORA_MODE_AUTO || a->mode_kept || a->world > 1 || a->o.eval_only) {
+        return;
+    }
+    if (qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU) {
+        a->o.mode = cpu_has_bf16(a->ctx) && !a->o.demo ? QLORA_MODE_BF16 : QLORA_MODE_F32;
+        return;
+    }
+    qlora_describe(a->ctx, text, sizeof text);
+    described(text, "compute capability ", capability);
+    a->o.mode = atof(capability) >= 8.0 ? QLORA_MODE_BF16 : QLORA_MODE_F32;
+}
+
+static const char* mode_name(const app* a, const qlora_plan* plan) {
+    return a->o.mode == MODE_TF32          ? "tf32"
+           : plan->mode == QLORA_MODE_BF16 ? "bf16"
+           : plan->mode == QLORA_MODE_FP8  ? "fp8"
+                                           : "f32";
+}
+
 static bool context_open(app* a) {
     char why[512] = "";
     qlora_ctx_desc desc;
     memset(&desc, 0, sizeof desc);
+    mode_keep(a);
     // A device that was asked for is required.
     desc.require_backend = a->o.device >= 0 ? QLORA_BACKEND_CUDA : (qlora_backend)a->o.backend;
     desc.device = a->o.device >= 0 ? (int32_t)a->o.device : 0;
@@ -60,6 +114,7 @@ static bool context_open(app* a) {
         return error_set(a->error, "%s", qlora_last_error(a->ctx));
     }
     a->files = info.desc->files;
+    mode_choose(a);
     return true;
 }
 
@@ -143,27 +198,12 @@ static void train_describe(app* a) {
 
 // The length that --length max has chosen for the run in --out; false if there is no such run.
 static bool length_of_run(app* a) {
-    char path[PATH_SIZE];
     options then;
-    option_set set = a->set;
-    blob text;
-    if (a->o.out == NULL || a->o.resume == RESUME_NEVER) {
-        return false;
-    }
-    memset(&text, 0, sizeof text);
-    options_clear(&then);
-    set.values = &then;
-    out_path(a, "checkpoint/latest", path);
-    bool found = path_exists(path);
-    out_path(a, "settings.txt", path);
-    found = found && blob_read_path(&text, path) == 0 && text.data != NULL &&
-            blob_add(&text, "", 1) && config_read(&set, path, &text, a->error) && then.length > 1 &&
-            then.tokens > 1;
+    bool found = run_options(a, &then) && then.length > 1 && then.tokens > 1;
     if (found) {
         a->o.length = then.length;
         a->o.tokens = then.tokens;
     }
-    blob_free(&text);
     return found;
 }
 
@@ -443,7 +483,7 @@ static void resumed_print(app* a) {
 
 static void backend_print(app* a) {
     char why[512];
-    say(a, "%s\n", backend_reason(a, why));
+    say(a, "%s, %s\n", backend_reason(a, why), mode_name(a, &a->plan));
     counts_print(a);
     notes_print(a);
 }
@@ -517,7 +557,7 @@ static bool train(app* a) {
     }
     char text[32];
     say(a, "ready in %s\n", short_time(seconds_now() - start, text));
-    estimate_warn(a);
+    estimate_tell(a);
     bool fresh = a->step == 0;
     bool ok = (!fresh || a->rank > 0 || prompt_show(a, "before")) && train_loop(a);
     if (a->step == 0) {

@@ -170,6 +170,7 @@ typedef struct screen {
     bool done;   // all steps are taken: nothing is left to stop
     int fault;   // errno of the first write that failed
     double drawn_at;
+    double slow_at; // when something long was last shown, if this is no terminal
 } screen;
 
 enum {
@@ -213,6 +214,7 @@ typedef struct app {
     bool next_part;        // earlier sessions of this process have repeated the parts before
     blob past;             // the parts of the run that is resumed, as they are in settings.txt
     blob before;           // and what its options were, if they have changed since
+    bool mode_kept;        // --mode auto is what the run that is resumed has
     const char* replaced;  // the option of the command line that the parts of --config make way for
     int64_t patience_from; // settings.txt: the step at which --patience was given; -1 = this one
     char demo_dir[PATH_SIZE];

@@ -279,9 +279,10 @@ static const option option_table[] = {
         "several processes: end the run if one of them has not answered for S seconds; the others "
         "wait two hours longer for rank 0 while it saves or answers prompts (default 600)"},
     {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16|fp8",
-        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32; on the CPU, "
-        "bf16 rounds the operands of products with weights, which is faster on processors with "
-        "BF16 instructions (ARM, AMX); fp8 is bf16 with faster, approximate products of 4-bit and "
+        "arithmetic precision; auto uses bf16 if the GPU supports it or the CPU has instructions "
+        "for it (AMX, AVX512_BF16, BF16 of ARM), otherwise f32, which it also is on CPUs for "
+        "--demo, --eval-only and several processes; a resumed run keeps its mode; on the CPU, bf16 "
+        "rounds the operands of products with weights; fp8 is bf16 with faster, approximate products of 4-bit and "
         "FP8 weights, on compute capability 9.0 (default auto)"},
     {"base", OPT_CHOICE, AT(base), true, 0, 0, "nf4|16bit|32bit|fp8",
         "storage format of the frozen weights; fp8 has less than a third of the error of nf4 and "

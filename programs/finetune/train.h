@@ -241,6 +241,7 @@ static bool evaluate_share(app* a, qlora_eval_info* all) {
             !lib(a, qlora_eval(a->model, a->batches.data, &mine[p]), "evaluating")) {
             return false;
         }
+        (void)load_progress(a, "evaluating", p + 1, count);
     }
     size_t bytes = (count + 1) * sizeof *mine;
     void* copy = take(a, 1, bytes);

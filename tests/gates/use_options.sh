@@ -33,9 +33,14 @@ modes() { # --mode bf16 on the CPU: another arithmetic, the same run
     rm -rf modes
     works "two steps in bf16 on the CPU" "${one[@]}" --data sums.jsonl --eval 0 --steps 2 \
         --mode bf16 --out modes
-    works "two more" "${one[@]}" --data sums.jsonl --eval 0 --steps 4 --mode bf16 --out modes
+    check "the first line says so" grep -qE "^CPU.*, bf16$" <(head -1 out)
+    works "two more" "${one[@]}" --data sums.jsonl --eval 0 --steps 4 --out modes
+    check "keep the mode" grep -qE "^CPU.*, bf16$" <(head -1 out)
+    check "which is noted" grep -qx "mode bf16" modes/settings.txt
     refuses "f32 cannot continue it" "it used --mode bf16, this command has --mode f32" \
         "${one[@]}" --data sums.jsonl --eval 0 --steps 5 --mode f32 --out modes
+    works "auto" "${one[@]}" --data sums.jsonl --eval 0 --steps 1 --out modes --resume never
+    check "is noted as what it is" grep -qxE "mode (f32|bf16)" modes/settings.txt
 }
 
 lengthy() { # --length max, --tile, --offload

@@ -287,6 +287,24 @@ TEST settings_keep_every_text(void) {
     PASS();
 }
 
+// --mode auto is bf16 where products of bf16 have instructions of their own.
+TEST tiers_decide_the_mode(void) {
+    static const struct {
+        const char* text;
+        bool bf16;
+    } rows[] = {{"CPU tier: amx\nthreads: 2\n", true},
+                {"CPU tier: avx512_bf16 (not tested on hardware)\n", true},
+                {"CPU tier: neon_bf16\n", true},
+                {"CPU tier: avx512\nbf16\n", false},
+                {"CPU tier: neon\n", false},
+                {"CPU tier: portable", false},
+                {"backend: CUDA (amx)\n", false}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        ASSERT_EQ(rows[i].bf16, tier_has_bf16(rows[i].text));
+    }
+    PASS();
+}
+
 // ---- curves ----
 
 TEST smoothing_has_no_hook(void) {
@@ -450,6 +468,7 @@ SUITE(page_suite) {
     RUN_TEST(means_are_of_the_first_and_last_steps);
     RUN_TEST(parts_of_steps_taken_again_are_cut);
     RUN_TEST(settings_keep_every_text);
+    RUN_TEST(tiers_decide_the_mode);
     RUN_TEST(smoothing_has_no_hook);
     RUN_TEST(axes_of_odd_ranges_end);
     RUN_TEST(text_is_escaped);
