@@ -175,6 +175,7 @@ static bool train_whole(app* a) {
     a->first_eval = (double)NAN;
     a->last_eval = (double)NAN;
     a->last_loss = (double)NAN;
+    a->epochs_done = (double)NAN;
     bool ok = ranks_open(a) && prepare(a) && train(a);
     if (a->step == 0 && a->rank == 0) { // nothing has been trained
         out_unmake(a);

@@ -132,8 +132,9 @@ static const option option_table[] = {
         "auto uses a GPU if available (default auto)"},
     {"mode", OPT_CHOICE, AT(mode), false, 0, 0, "auto|f32|tf32|bf16|fp8",
         "arithmetic precision; auto uses bf16 if the GPU supports it or the CPU has instructions "
-        "for it (AMX, AVX512_BF16, BF16 of ARM), otherwise f32; on the CPU, bf16 rounds the operands of products with weights for prompts; fp8 is bf16 with "
-        "approximate products for prompts (default auto)"},
+        "for it (AMX, AVX512_BF16, BF16 of ARM), otherwise f32; on the CPU, bf16 rounds the "
+        "operands of products with weights for prompts; fp8 is bf16 with approximate products for "
+        "prompts (default auto)"},
     {"base", OPT_CHOICE, AT(base), false, 0, 0, "nf4|16bit|32bit|fp8",
         "storage format of the base weights; fp8 has less than a third of the error of nf4 and "
         "twice its size (default nf4)"},

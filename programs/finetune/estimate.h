@@ -108,7 +108,7 @@ static void estimate_print(app* a) {
 #define ESTIMATE_SHORT 20.0 // seconds: not worth a line
 #define ESTIMATE_LONG 600.0 // worth advice
 
-// What would shorten the run: each is computed like the run itself, and told if it takes a tenth off.
+// What would shorten the run: each is computed like the run, and told if it takes a tenth off.
 static void estimate_advise(app* a, const estimate* e, double seconds) {
     const options* o = &a->o;
     bool bf16 = estimate_bf16(a);

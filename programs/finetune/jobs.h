@@ -321,6 +321,7 @@ static bool job_open(job_list* l, json_reader* r, char error[1024]) {
     j->a.first_eval = (double)NAN;
     j->a.last_eval = (double)NAN;
     j->a.last_loss = (double)NAN;
+    j->a.epochs_done = (double)NAN;
     return true;
 }
 
@@ -518,7 +519,7 @@ static bool jobs_begin(job_list* l) {
     app* base = l->base;
     char memory[32];
     char why[512];
-    say(base, "%s, %s\n", backend_reason(base, why), mode_name(base, &base->plan));
+    say(base, "%s, %s\n", backend_reason(base, why), mode_name(&base->o, &base->plan));
     l->model_desc.plan = &base->plan;
     if (!lib(base, qlora_model_open(base->ctx, &l->model_desc, &base->model),
              "loading the model")) {

@@ -13,6 +13,16 @@ typedef struct
     uint64_t adapter;
 } identity;
 
+enum { MODE_TF32 = 2 }; // its place in the list of --mode: F32 with the context's math
+
+// The mode of a run, whatever --mode says.
+static const char* mode_name(const options* o, const qlora_plan* plan) {
+    return o->mode == MODE_TF32            ? "tf32"
+           : plan->mode == QLORA_MODE_BF16 ? "bf16"
+           : plan->mode == QLORA_MODE_FP8  ? "fp8"
+                                           : "f32";
+}
+
 static bool name_among(const char* name, const char* const* names, size_t count) {
     for (size_t i = 0; i < count; i++) {
         if (strcmp(name, names[i]) == 0) {

@@ -2,8 +2,6 @@
 #ifndef FINETUNE_START_H
 #define FINETUNE_START_H
 
-enum { MODE_TF32 = 2 }; // its place in the list of --mode: F32 with the context's math
-
 // The GPU of this process: the only one that it can see, or that of its number on this machine.
 static int32_t local_device(const app* a) {
     const char* visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -54,13 +52,6 @@ static void mode_choose(app* a) {
     qlora_describe(a->ctx, text, sizeof text);
     described(text, "compute capability ", capability);
     a->o.mode = atof(capability) >= 8.0 ? QLORA_MODE_BF16 : QLORA_MODE_F32;
-}
-
-static const char* mode_name(const app* a, const qlora_plan* plan) {
-    return a->o.mode == MODE_TF32          ? "tf32"
-           : plan->mode == QLORA_MODE_BF16 ? "bf16"
-           : plan->mode == QLORA_MODE_FP8  ? "fp8"
-                                           : "f32";
 }
 
 static bool context_open(app* a) {
@@ -483,7 +474,7 @@ static void resumed_print(app* a) {
 
 static void backend_print(app* a) {
     char why[512];
-    say(a, "%s, %s\n", backend_reason(a, why), mode_name(a, &a->plan));
+    say(a, "%s, %s\n", backend_reason(a, why), mode_name(&a->o, &a->plan));
     counts_print(a);
     notes_print(a);
 }

@@ -93,6 +93,8 @@ enum {
     TRACE_GRAD_NORM,
     TRACE_LR,
     TRACE_SPEED,
+    TRACE_EPOCH,
+    TRACE_MEMORY,
     TRACE_EVAL_LOSS,
     TRACE_CHOSEN, // from here on: --method dpo and kto
     TRACE_REJECTED,
@@ -269,6 +271,7 @@ typedef struct app {
     double last_eval;
     double first_loss;
     double last_loss;
+    double epochs_done; // so far; NAN = not known
     uint64_t tokens_seen;
     int64_t skipped_in_row;
     double pace; // seconds per step, smoothed

@@ -282,8 +282,8 @@ static const option option_table[] = {
         "arithmetic precision; auto uses bf16 if the GPU supports it or the CPU has instructions "
         "for it (AMX, AVX512_BF16, BF16 of ARM), otherwise f32, which it also is on CPUs for "
         "--demo, --eval-only and several processes; a resumed run keeps its mode; on the CPU, bf16 "
-        "rounds the operands of products with weights; fp8 is bf16 with faster, approximate products of 4-bit and "
-        "FP8 weights, on compute capability 9.0 (default auto)"},
+        "rounds the operands of products with weights; fp8 is bf16 with faster, approximate "
+        "products of 4-bit and FP8 weights, on compute capability 9.0 (default auto)"},
     {"base", OPT_CHOICE, AT(base), true, 0, 0, "nf4|16bit|32bit|fp8",
         "storage format of the frozen weights; fp8 has less than a third of the error of nf4 and "
         "twice its size (default nf4)"},

@@ -476,6 +476,11 @@ static void step_record(app* a, const qlora_train_info* info, double seconds) {
     p.values[TRACE_GRAD_NORM] = (double)info->grad_norm;
     p.values[TRACE_LR] = info->lr;
     p.values[TRACE_SPEED] = seconds > 0.0 ? (double)info->tokens / seconds : 0.0;
+    if (a->now.count > 0) {
+        a->epochs_done = (double)a->epoch + (double)a->next_pack / (double)a->now.count;
+        p.values[TRACE_EPOCH] = a->epochs_done;
+    }
+    p.values[TRACE_MEMORY] = (double)memory_used(a);
     if (a->o.method != QLORA_METHOD_SFT) {
         p.values[TRACE_CHOSEN] = info->rewards_chosen;
         p.values[TRACE_REJECTED] = info->rewards_rejected;

@@ -603,7 +603,7 @@ best() { # --keep-best, --patience, --csv
     check "is kept" [ -s best/best/adapter_model.safetensors ]
     check "and named" grep -q "best/best .* the adapter of step" out
     check "the log as a table" [ "$(head -1 best/log.csv)" = \
-        "step,loss,grad_norm,lr,tokens_per_s,eval_loss" ]
+        "step,loss,grad_norm,lr,tokens_per_s,epoch,memory_bytes,eval_loss" ]
     check "has a line per entry" \
         [ "$(wc -l <best/log.csv)" -eq $(($(grep -vc samples best/log.jsonl) + 1)) ]
     works "by its settings" --config best/settings.txt --out repeated --threads 1 --resume never

@@ -420,8 +420,8 @@ own_folders() {
     works "start over" "${few[@]}" --steps 3 --model model --out theirs/run --resume never
 }
 
-# begin DIR ARGUMENT...: starts a long training in the background and returns after a few steps; its process id
-# is in $pid.
+# begin DIR ARGUMENT...: starts a long training in the background and returns after a few steps; its
+# process id is in $pid.
 begin() {
     rm -rf "$1"
     "$finetune" "${few[@]}" --model model --steps 1000000 --out "$@" >"$work/out" 2>"$work/err" &
