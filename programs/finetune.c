@@ -26,6 +26,7 @@
 #include "folders.h"
 #include "json_array.h"
 #include "options.h"
+#include "auto_mode.h"
 
 #ifdef _WIN32
 #include <direct.h>
@@ -37,6 +38,7 @@
 // Not <windows.h>: its declarations conflict with those in qlora.h's implementation.
 __declspec(dllimport) int __stdcall QueryPerformanceCounter(void*); // LARGE_INTEGER*
 __declspec(dllimport) int __stdcall QueryPerformanceFrequency(void*);
+__declspec(dllimport) void __stdcall Sleep(unsigned long);
 #else
 #include <dirent.h>
 #include <fcntl.h>
@@ -55,6 +57,7 @@ __declspec(dllimport) int __stdcall QueryPerformanceFrequency(void*);
 #include "finetune/options.h"
 #include "finetune/settings.h"
 #include "finetune/state.h"
+#include "finetune/parts.h"
 #include "finetune/history.h"
 #include "finetune/screen.h"
 #include "finetune/ranks.h"
@@ -77,6 +80,7 @@ __declspec(dllimport) int __stdcall QueryPerformanceFrequency(void*);
 #include "finetune/picture.h"
 #include "finetune/page.h"
 #include "finetune/card.h"
+#include "finetune/rescue.h"
 #include "finetune/train.h"
 #include "finetune/estimate.h"
 #include "finetune/try.h"
@@ -97,6 +101,9 @@ static void app_close(app* a) {
     free(a->step_batches);
     references_free(&a->references);
     blob_free(&a->config_text);
+    blob_free(&a->part_text);
+    blob_free(&a->past);
+    blob_free(&a->before);
     if (a->trainer != NULL) {
         qlora_trainer_destroy(a->trainer);
     }
@@ -140,7 +147,12 @@ static bool options_open(app* a, int argc, char** argv) {
     }
     a->screen.quiet = o->json || a->rank > 0;
     if (o->jobs != NULL) { // each job has options of its own
-        return true;
+        return o->parts == NULL ||
+               error_set(a->error, "--config %s: --jobs cannot repeat the parts of a run (until N)",
+                         o->config);
+    }
+    if (!parts_choose(a, argc, argv)) {
+        return false;
     }
     bool norms = o->train_norms;
     if (!options_check(o, a->adapter, a->error)) {
@@ -164,6 +176,7 @@ static bool train_whole(app* a) {
     a->first_eval = (double)NAN;
     a->last_eval = (double)NAN;
     a->last_loss = (double)NAN;
+    a->epochs_done = (double)NAN;
     bool ok = ranks_open(a) && prepare(a) && train(a);
     if (a->step == 0 && a->rank == 0) { // nothing has been trained
         out_unmake(a);
@@ -264,6 +277,12 @@ int main(int argc, char** argv) {
     signals_set();
     utf8_arguments(&argc, &argv);
     bool ok = run(&a, argc, argv);
+    while (ok && part_done(&a)) { // --config of a run whose options changed on the way
+        app_close(&a);
+        memset(&a, 0, sizeof a);
+        a.next_part = true;
+        ok = run(&a, argc, argv);
+    }
     screen_clear(&a.screen);
     char error[1024];
     if (!output_flush(error) && ok && !a.screen.closed) {

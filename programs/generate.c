@@ -12,6 +12,7 @@
 #include "qlora_text.h"
 
 #define PROGRAM "generate"
+#include "auto_mode.h"
 #include "folders.h"
 #include "json_array.h"
 #include "tool.h"
@@ -148,9 +149,10 @@ static const option option_table[] = {
     {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
         "auto uses a GPU if available (default auto)"},
     {"mode", OPT_CHOICE, AT(mode), false, 0, 0, "auto|f32|tf32|bf16|fp8",
-        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32; on the CPU, "
-        "bf16 rounds the operands of products with weights for prompts; fp8 is bf16 with "
-        "approximate products for prompts (default auto)"},
+        "arithmetic precision; auto uses bf16 if the GPU supports it or the CPU has instructions "
+        "for it (AMX, AVX512_BF16, BF16 of ARM), otherwise f32; on the CPU, bf16 rounds the "
+        "operands of products with weights for prompts; fp8 is bf16 with approximate products for "
+        "prompts (default auto)"},
     {"base", OPT_CHOICE, AT(base), false, 0, 0, "nf4|16bit|32bit|fp8",
         "storage format of the base weights; fp8 has less than a third of the error of nf4 and "
         "twice its size (default nf4)"},
@@ -394,10 +396,11 @@ static void stats_print(const app* a, int64_t prompt, int64_t kept, const double
     }
     fprintf(stderr,
             "[prompt: %lld token%s%s, %.2f s, %.1f tokens/s; new: %lld token%s, %.2f s, %.1f "
-            "tokens/s]\n",
+            "tokens/s%s]\n",
             (long long)prompt, prompt == 1 ? "" : "s", from_before, seconds[0],
             per_second(prompt - kept, seconds[0]), (long long)a->made, a->made == 1 ? "" : "s",
-            seconds[1], per_second(a->made, seconds[1]));
+            seconds[1], per_second(a->made, seconds[1]),
+            a->o.mode == QLORA_MODE_BF16 ? "; bf16" : "");
 }
 
 // Generates the text after `prompt` and prints it as it comes; Ctrl-C ends it.
@@ -484,6 +487,9 @@ static bool context_open(app* a) {
     a->limit = a->config.max_positions > 0 ? a->config.max_positions : INT64_MAX;
     if (qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU) {
         return true;
+    }
+    if (a->o.mode == QLORA_MODE_AUTO && cpu_has_bf16(a->ctx)) {
+        a->o.mode = QLORA_MODE_BF16;
     }
     if (a->o.mode == QLORA_MODE_FP8 && a->o.backend != QLORA_BACKEND_CPU) {
         return fail("--mode fp8 needs a GPU of compute capability 9.0 (%s); use --mode f32 or auto",

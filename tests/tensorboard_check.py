@@ -19,6 +19,8 @@ TAGS = {
     "grad_norm": "train/grad_norm",
     "lr": "train/learning_rate",
     "tokens_per_s": "train/tokens_per_second",
+    "epoch": "train/epoch",
+    "memory_bytes": "train/memory_bytes",
     "eval_loss": "eval/loss",
 }
 
@@ -90,6 +92,10 @@ def main():
         except ImportError:
             print("tbparse not found")
         else:
+            hparams = SummaryReader(board).hparams
+            settings = dict(zip(hparams["tag"], hparams["value"]))
+            if (settings.get("rank"), settings.get("schedule")) != (64.0, "constant"):
+                sys.exit(f"tbparse: the settings are {settings}")
             frame = SummaryReader(board).scalars
             for tag, want in values.items():
                 rows = frame[frame["tag"] == tag]

@@ -63,9 +63,18 @@ static void put_title(const app* a, blob* out) {
 }
 
 static void put_progress(const app* a, blob* out) {
+    char epochs[40];
+    int64_t span = summary_span(a);
+    double loss = loss_mean(a, true);
     put(out, "step %lld of %lld", (long long)a->step, (long long)a->total_steps);
-    if (known(a->last_loss)) {
-        put(out, ", loss %.4f", a->last_loss);
+    if (epoch_text(a, epochs)[0] != '\0') {
+        put(out, ", epoch %s", epochs);
+    }
+    if (known(loss)) {
+        put(out, ", loss %.4f", loss);
+    }
+    if (known(loss) && span > 1) {
+        put(out, " (mean of %lld steps)", (long long)span);
     }
     if (known(a->last_eval)) {
         put(out, ", held out %.4f", a->last_eval);
@@ -348,6 +357,71 @@ static void put_curves(const history* h, blob* out, const panel* p, const area* 
             series_smooth(&s);
         }
         put_series(out, r, &s, p->curves[i].kind);
+    }
+}
+
+#define HOVER_PLACES 200 // per panel
+
+// The values of a curve by place: smoothed ones are those of the line that is drawn.
+static void values_by_place(const history* h, const curve* c, double out[TRACE_ROOM]) {
+    const trace* t = &h->traces[c->which];
+    series s;
+    int at = 0;
+    series_make(t, &s);
+    if (c->smooth) {
+        series_smooth(&s);
+    }
+    for (int i = 0; i < TRACE_ROOM; i++) {
+        out[i] = t->counts[i] > 0 ? s.y[at++] : (double)NAN;
+    }
+}
+
+// What the browser shows over a place: its steps and the values of all curves.
+static void put_hover_text(blob* out, const panel* p, double values[3][TRACE_ROOM], int place,
+                           int64_t width) {
+    long long first = (long long)(place * width);
+    put(out, "<title>step %lld", first);
+    if (width > 1) {
+        put(out, " to %lld", first + (long long)width - 1);
+    }
+    for (int c = 0; c < 3 && p->curves[c].kind != NULL; c++) {
+        const char* label = p->curves[c].label;
+        if (known(values[c][place])) {
+            put(out, ", %s %.5g", label[0] != '\0' ? label : p->title, values[c][place]);
+        }
+    }
+    put(out, "</title>");
+}
+
+// Invisible columns over a panel, one per place or per few of them. Evaluations always have one.
+static void put_hover(const history* h, blob* out, const panel* p, const area* r) {
+    double values[3][TRACE_ROOM];
+    bool any[TRACE_ROOM] = {false};
+    int curves = 0;
+    int count = 0;
+    for (; curves < 3 && p->curves[curves].kind != NULL; curves++) {
+        values_by_place(h, &p->curves[curves], values[curves]);
+    }
+    for (int i = 0; i < TRACE_ROOM; i++) {
+        for (int c = 0; c < curves; c++) {
+            any[i] = any[i] || known(values[c][i]);
+        }
+        count += any[i] ? 1 : 0;
+    }
+    int every = (count + HOVER_PLACES - 1) / HOVER_PLACES;
+    double end = r->left - 3.0;
+    for (int i = 0, seen = 0; i < TRACE_ROOM; i++) {
+        if (!any[i] || (seen++ % every != 0 && !known(values[curves - 1][i]))) {
+            continue;
+        }
+        double left = fmax(end, area_x(r, (double)(i * h->width) - 0.5));
+        end = fmin(r->left + r->width + 3.0, area_x(r, (double)((i + every) * h->width) - 0.5));
+        if (end > left) {
+            put(out, "<rect class=\"v\" x=\"%.1f\" y=\"%.0f\" width=\"%.1f\" height=\"%.0f\">",
+                left, r->top, end - left, r->height);
+            put_hover_text(out, p, values, i, h->width);
+            put(out, "</rect>\n");
+        }
     }
 }
 

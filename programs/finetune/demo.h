@@ -10,7 +10,7 @@ static void demo_defaults(options* o) {
     o->out = o->out != NULL ? o->out : "demo-out";
     o->template_name = o->template_name != NULL ? o->template_name : "plain";
     o->prompt = o->prompt != NULL ? o->prompt : "3 and 4 is";
-    if (o->sample_prompts.count + o->sample_messages.count == 0 && o->sample_file == NULL) {
+    if (!samples_wanted(o)) {
         o->sample_prompts.items[o->sample_prompts.count++] = o->prompt; // for the page
     }
     whole_default(&o->sample_tokens, 0, 32);

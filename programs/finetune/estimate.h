@@ -1,4 +1,4 @@
-// estimate.h - how long a run takes on the CPU: its work, and a product that is timed.
+// estimate.h - how long a run takes on the CPU: its work, and products that are timed.
 #ifndef FINETUNE_ESTIMATE_H
 #define FINETUNE_ESTIMATE_H
 
@@ -52,36 +52,125 @@ static double step_work(app* a) {
 // measurement.
 #define ESTIMATE_REST 0.25
 
-// Seconds that the steps still to be done take on the CPU; 0 if that is not known.
-static double run_seconds(app* a) {
+// What the time of a run follows from.
+typedef struct estimate {
+    double rates[2];  // FLOP/s in f32 and in bf16
+    double step_work; // FLOP
+    double eval_work;
+    int64_t steps; // to come
+    int64_t evals;
+} estimate;
+
+static int64_t evals_left(const app* a, int64_t every) {
+    int64_t left = a->total_steps / every - a->step / every;
+    bool last = a->total_steps % every != 0;
+    return a->eval.count == 0 ? 0 : left + (last ? 1 : 0) + (a->step == 0 ? 1 : 0);
+}
+
+// An evaluation computes the forward pass alone: half of the work of a step. False if the rates are
+// not known, or nothing is left.
+static bool estimate_make(app* a, estimate* e) {
+    memset(e, 0, sizeof *e);
     if (qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU || a->total_steps <= a->step) {
-        return 0.0;
+        return false;
     }
-    double exact = probe_rate(a, QLORA_F32);
-    double rate = a->plan.mode == QLORA_MODE_BF16 ? probe_rate(a, QLORA_BF16) : exact;
-    double work = (double)(a->total_steps - a->step) * step_work(a);
-    return exact > 0.0 && rate > 0.0 ? work / rate + ESTIMATE_REST * work / exact : 0.0;
+    e->rates[0] = probe_rate(a, QLORA_F32);
+    e->rates[1] = probe_rate(a, QLORA_BF16);
+    e->steps = a->total_steps - a->step;
+    e->evals = evals_left(a, interval(a, a->o.eval_every));
+    e->step_work = step_work(a);
+    for (size_t p = 0; p < a->eval_packs.count; p++) {
+        e->eval_work += 0.5 * pack_flop(a, &a->eval, &a->eval_packs, p);
+    }
+    return e->rates[0] > 0.0 && e->rates[1] > 0.0;
+}
+
+static double estimate_seconds(const estimate* e, bool bf16, int64_t steps, int64_t evals) {
+    double work = (double)steps * e->step_work + (double)evals * e->eval_work;
+    return work / e->rates[bf16 ? 1 : 0] + ESTIMATE_REST * work / e->rates[0];
+}
+
+static bool estimate_bf16(const app* a) {
+    return a->plan.mode == QLORA_MODE_BF16;
 }
 
 // For --plan and --doctor.
 static void estimate_print(app* a) {
     char text[32];
-    double seconds = run_seconds(a);
-    if (seconds > 0.0) {
+    estimate e;
+    if (estimate_make(a, &e)) {
         printf("time: about %s on this CPU for %lld step%s, without evaluation\n",
-               short_time(seconds, text), (long long)a->total_steps,
-               a->total_steps == 1 ? "" : "s");
+               short_time(estimate_seconds(&e, estimate_bf16(a), e.steps, 0), text),
+               (long long)a->total_steps, a->total_steps == 1 ? "" : "s");
     }
 }
 
-// Before the first step of a run that takes more than a day.
-static void estimate_warn(app* a) {
-    double seconds = run_seconds(a);
+#define ESTIMATE_SHORT 20.0 // seconds: not worth a line
+#define ESTIMATE_LONG 600.0 // worth advice
+
+// What would shorten the run: each is computed like the run, and told if it takes a tenth off.
+static void estimate_advise(app* a, const estimate* e, double seconds) {
+    const options* o = &a->o;
+    bool bf16 = estimate_bf16(a);
+    char fewer[64];
+    char evals[64];
+    int64_t steps = e->steps;
+    if (o->steps == 0 && o->epochs > 1.0 && a->step == 0) { // the first epoch
+        steps = (int64_t)((double)a->total_steps / o->epochs);
+    }
+    int64_t short_steps = (int64_t)((double)e->steps * ESTIMATE_LONG / seconds);
+    int64_t halves = (a->total_steps + 1) / 2;
+    snprintf(fewer, sizeof fewer, "--steps %lld", (long long)(a->step + short_steps));
+    snprintf(evals, sizeof evals, "--eval-every %lld", (long long)halves);
+    const struct {
+        const char* what;
+        bool can;
+        double seconds;
+    } rows[] = {
+        {"--mode bf16", !bf16 && o->mode == QLORA_MODE_F32 && a->step == 0,
+         estimate_seconds(e, true, e->steps, e->evals)},
+        {evals, e->evals > 3, estimate_seconds(e, bf16, e->steps, evals_left(a, halves))},
+        {"--epochs 1", steps < e->steps, estimate_seconds(e, bf16, steps, e->evals)},
+        {fewer, short_steps >= 1, estimate_seconds(e, bf16, short_steps, 0)},
+    };
+    const char* between = "      shorter: ";
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char text[32];
+        if (rows[i].can && rows[i].seconds < 0.9 * seconds) {
+            say(a, "%s%s (about %s)", between, rows[i].what, short_time(rows[i].seconds, text));
+            between = ", ";
+        }
+    }
+    if (between[0] == ',') {
+        say(a, "\n");
+    }
+}
+
+// Before the first step: how long it takes, and what would shorten it.
+static void estimate_tell(app* a) {
+    char text[32];
+    char evals[64] = "";
+    estimate e;
+    if (!estimate_make(a, &e)) {
+        return;
+    }
+    double seconds = estimate_seconds(&e, estimate_bf16(a), e.steps, e.evals);
+    if (seconds < ESTIMATE_SHORT) {
+        return;
+    }
+    if (e.evals > 0) {
+        snprintf(evals, sizeof evals, " and %lld evaluation%s", (long long)e.evals,
+                 e.evals == 1 ? "" : "s");
+    }
+    (void)short_time(seconds, text);
     if (seconds > 86400.0) {
-        say(a,
-            "note: the %lld steps to come take about %.1f days on this CPU; Ctrl-C saves and "
-            "stops, the same command resumes\n",
-            (long long)(a->total_steps - a->step), seconds / 86400.0);
+        snprintf(text, sizeof text, "%.1f days", seconds / 86400.0);
+    }
+    say(a, "note: the %lld step%s%s to come take%s about %s on this CPU%s\n", (long long)e.steps,
+        e.steps == 1 ? "" : "s", evals, e.steps == 1 && e.evals == 0 ? "s" : "", text,
+        seconds > ESTIMATE_LONG ? "; Ctrl-C saves and stops, the same command resumes" : "");
+    if (seconds > ESTIMATE_LONG) {
+        estimate_advise(a, &e, seconds);
     }
 }
 

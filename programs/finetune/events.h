@@ -12,6 +12,7 @@
 
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 // CRC-32C (Castagnoli), reflected, four bits at a time.
@@ -129,6 +130,56 @@ static inline bool event_text(blob* summary, const char* tag, const char* text, 
               event_bytes(&one, 9, plugin, sizeof plugin - 1) &&
               event_bytes(summary, 1, one.data, one.count);
     blob_free(&tensor);
+    blob_free(&one);
+    return ok;
+}
+
+// Adds a setting to the SessionStartInfo of the plugin `hparams`: a number, or a text.
+static inline bool event_hparam(blob* info, const char* name, const char* text) {
+    blob value;
+    blob entry;
+    char* end = NULL;
+    double number = strtod(text, &end);
+    uint64_t bits = 0;
+    memcpy(&bits, &number, sizeof bits);
+    memset(&value, 0, sizeof value);
+    memset(&entry, 0, sizeof entry);
+    bool is_number = text[0] != '\0' && *end == '\0';
+    bool ok = is_number ? event_field(&value, 2, EVENT_DOUBLE) && event_fixed(&value, bits, 8)
+                        : event_bytes(&value, 3, text, strlen(text));
+    ok = ok && event_bytes(&entry, 1, name, strlen(name)) &&
+         event_bytes(&entry, 2, value.data, value.count) &&
+         event_bytes(info, 1, entry.data, entry.count);
+    blob_free(&value);
+    blob_free(&entry);
+    return ok;
+}
+
+// Adds the settings to a summary: metadata of a tensor without content.
+static inline bool event_hparams(blob* summary, const blob* info) {
+    static const char tag[] = "_hparams_/session_start_info";
+    // DT_FLOAT, a shape of one dimension of size 1, the value 0.
+    static const char tensor[] = "\x08\x01\x12\x04\x12\x02\x08\x01\x2a\x04\0\0\0\0";
+    blob content;
+    blob plugin;
+    blob metadata;
+    blob one;
+    memset(&content, 0, sizeof content);
+    memset(&plugin, 0, sizeof plugin);
+    memset(&metadata, 0, sizeof metadata);
+    memset(&one, 0, sizeof one);
+    bool ok = event_bytes(&content, 3, info->data, info->count) &&
+              event_bytes(&plugin, 1, "hparams", 7) &&
+              event_bytes(&plugin, 2, content.data, content.count) &&
+              event_bytes(&metadata, 1, plugin.data, plugin.count) &&
+              event_field(&metadata, 4, EVENT_VARINT) && event_varint(&metadata, 2) && // a tensor
+              event_bytes(&one, 1, tag, sizeof tag - 1) &&
+              event_bytes(&one, 8, tensor, sizeof tensor - 1) &&
+              event_bytes(&one, 9, metadata.data, metadata.count) &&
+              event_bytes(summary, 1, one.data, one.count);
+    blob_free(&content);
+    blob_free(&plugin);
+    blob_free(&metadata);
     blob_free(&one);
     return ok;
 }

@@ -56,14 +56,22 @@ static bool step_named(const char* name) { // step-N, as the library names them
            strspn(name + 5, "0123456789-") == strlen(name + 5);
 }
 
+#define BEST_NAME "best.txt" // in best/: the step and the loss of the adapter
+
 // What a checkpoint and an adapter consist of; a file that is being written ends in .tmp.
 static bool step_file_named(const char* name) {
-    static const char* const names[] = {"adapter_model.safetensors", "adapter_config.json",
-                                        "trained_norms.safetensors", "state.safetensors",
-                                        "tokenizer.json",            "tokenizer_config.json",
-                                        "added_tokens.json",         "special_tokens_map.json",
-                                        "chat_template.jinja",       "chat_template.json",
-                                        "README.md"};
+    static const char* const names[] = {"adapter_model.safetensors",
+                                        "adapter_config.json",
+                                        "trained_norms.safetensors",
+                                        "state.safetensors",
+                                        "tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "added_tokens.json",
+                                        "special_tokens_map.json",
+                                        "chat_template.jinja",
+                                        "chat_template.json",
+                                        "README.md",
+                                        BEST_NAME};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         size_t length = strlen(names[i]);
         if (strncmp(name, names[i], length) == 0 &&
@@ -409,6 +417,8 @@ static bool weights_identity(app* a, const char* dir, uint64_t* out) {
     return s.ok || error_set(a->error, "cannot read the weights in %s", dir);
 }
 
+#define EVENTS_NOTE "# --tensorboard was given, too; a repeated run needs a folder of its own\n"
+
 static bool settings_text(app* a, blob* out) {
     char line[64];
     bool ok = blob_add(out, SETTINGS_MARK, strlen(SETTINGS_MARK));
@@ -416,14 +426,22 @@ static bool settings_text(app* a, blob* out) {
     ok = ok && blob_add(out, line, strlen(line));
     snprintf(line, sizeof line, "# adapter-weights %016llx\n",
              (unsigned long long)a->identity.adapter);
-    ok = ok && blob_add(out, line, strlen(line)) && settings_write(&a->set, false, out);
+    ok = ok && blob_add(out, line, strlen(line));
+    if (a->history.patience_from > 0) {
+        snprintf(line, sizeof line, "# patience-from %lld\n", (long long)a->history.patience_from);
+        ok = ok && blob_add(out, line, strlen(line));
+    }
+    if (a->o.tensorboard != NULL) { // a repeated run needs a folder of its own
+        ok = ok && blob_add(out, EVENTS_NOTE, strlen(EVENTS_NOTE));
+    }
+    ok = ok && settings_write(&a->set, SETTINGS_ALL, out) && parts_write(a, out);
     return ok || error_set(a->error, "out of memory");
 }
 
 // The weights that the run started from must be the same, in whatever folder they are now.
 static bool weights_compare(app* a, const options* then, const blob* kept, const char* what) {
     bool model = strcmp(what, "model") == 0;
-    uint64_t noted = identity_noted(kept->data, model ? "model-weights" : "adapter-weights");
+    uint64_t noted = settings_noted(kept->data, model ? "model-weights" : "adapter-weights", 16);
     uint64_t now = model ? a->identity.model : a->identity.adapter;
     const char* path_then = model ? then->model : then->adapter;
     const char* path_now = model ? a->o.model : a->o.adapter;
@@ -492,7 +510,10 @@ static bool settings_same(app* a) {
              weights_compare(a, &then, &kept, "adapter");
         if (ok) {
             settings_compare(&set, &a->set, &d);
-            ok = differences_judge(a, &d);
+            ok = differences_judge(a, &d) && parts_take(a, &set);
+            a->patience_from = then.patience == a->o.patience
+                                   ? (int64_t)settings_noted(kept.data, "patience-from", 10)
+                                   : -1;
         }
     }
     blob_free(&kept);
@@ -502,21 +523,14 @@ static bool settings_same(app* a) {
 
 // Whether a demo is complete: it then starts over, as nobody wants to see it do nothing.
 static bool demo_complete(app* a) {
-    char path[PATH_SIZE];
-    blob list;
-    memset(&list, 0, sizeof list);
-    out_path(a, "checkpoint/latest", path);
-    bool read = blob_read_path(&list, path) == 0;
-    bool done = read && strncmp(list.data, "step-", 5) == 0 &&
-                strtoll(list.data + 5, NULL, 10) >= a->o.steps;
-    blob_free(&list);
-    return done;
+    int64_t done = steps_done(a);
+    return done > 0 && done >= a->o.steps;
 }
 
 static bool settings_hash_make(app* a) {
     blob text;
     memset(&text, 0, sizeof text);
-    bool ok = settings_write(&a->set, true, &text) || error_set(a->error, "out of memory");
+    bool ok = settings_write(&a->set, SETTINGS_HARD, &text) || error_set(a->error, "out of memory");
     a->settings_hash = ok ? hash_more(HASH_START, text.data, text.count) : 0;
     blob_free(&text);
     return ok;
@@ -548,12 +562,64 @@ static bool settings_check(app* a) {
     return a->resuming ? settings_same(a) : steps_check(a);
 }
 
+// --patience that is given or changed when a run is resumed counts from there on: the evaluations
+// before must not end the run at once.
+static void patience_start(app* a) {
+    bool given = a->patience_from < 0 && a->o.patience > 0;
+    a->history.patience_from = given ? a->step : a->patience_from > 0 ? a->patience_from : 0;
+    if (given && a->step > 0 && a->step < a->total_steps) {
+        say(a, "note: --patience counts the evaluations after step %lld\n", (long long)a->step);
+    }
+}
+
+// Finds out whose adapter is in best/, and says so if it is not that of the lowest loss. Without
+// best.txt, which runs of version 0.1 lack, it is.
+static void best_find(app* a) {
+    history* h = &a->history;
+    char path[PATH_SIZE];
+    long long step = 0;
+    double loss = 0.0;
+    blob text;
+    memset(&text, 0, sizeof text);
+    if (!a->o.keep_best || !a->resuming || h->best_step == 0) {
+        return;
+    }
+    out_path(a, "best/adapter_config.json", path);
+    bool whole = path_exists(path);
+    out_path(a, "best/" BEST_NAME, path);
+    bool noted = blob_read_path(&text, path) == 0 &&
+                 sscanf(text.data, "step %lld\nheld-out loss %lf", &step, &loss) == 2;
+    blob_free(&text);
+    if (whole && !noted) {
+        step = h->best_step;
+        loss = h->best_eval_loss;
+    }
+    if (whole && step > 0 && step <= a->step) { // a later one is of steps that are taken again
+        h->kept_step = step;
+        h->kept_loss = loss;
+    }
+    if (h->kept_step == h->best_step || h->best_step == a->step) {
+        return;
+    }
+    say(a,
+        "note: the lowest held-out loss so far, %.4f, was that of step %lld, before --keep-best "
+        "was given;\n      ",
+        h->best_eval_loss, (long long)h->best_step);
+    if (h->kept_step > 0) {
+        say(a, "best/ has the adapter of step %lld, until a loss is below %.4f\n",
+            (long long)h->kept_step, h->kept_loss);
+    } else {
+        say(a, "best/ is the best adapter from step %lld on\n", (long long)a->step);
+    }
+}
+
 // The model is ready, so the folder now belongs to this run: its options go into OUT/settings.txt,
 // and an earlier run's checkpoints are removed, even if this run ends before it saves one.
 static bool out_begin(app* a) {
     blob text;
     memset(&text, 0, sizeof text);
     a->files_made = !a->resuming && a->out_empty;
+    patience_start(a);
     if (a->rank > 0) {
         return log_trim(a);
     }
@@ -565,8 +631,12 @@ static bool out_begin(app* a) {
             ok && settings_text(a, &text) && file_replace(a, "settings.txt", text.data, text.count);
     }
     blob_free(&text);
-    return ok && (a->resuming || steps_remove(a)) && log_trim(a) && growing_flush(a, &a->log) &&
-           events_open(a);
+    ok = ok && (a->resuming || steps_remove(a)) && log_trim(a) && growing_flush(a, &a->log) &&
+         events_open(a);
+    if (ok) {
+        best_find(a);
+    }
+    return ok;
 }
 
 static const char* const demo_files[] = {"model/model.safetensors", "model/tokenizer.json",

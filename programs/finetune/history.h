@@ -10,6 +10,8 @@ static const struct {
                          {"grad_norm", "train/grad_norm"},
                          {"lr", "train/learning_rate"},
                          {"tokens_per_s", "train/tokens_per_second"},
+                         {"epoch", "train/epoch"},
+                         {"memory_bytes", "train/memory_bytes"},
                          {"eval_loss", "eval/loss"},
                          {"rewards_chosen", "train/rewards/chosen"},
                          {"rewards_rejected", "train/rewards/rejected"},
@@ -55,7 +57,7 @@ static void history_eval(history* h, int64_t step, double loss) {
         return;
     }
     bool lower = h->best_step == 0 || loss < h->best_eval_loss;
-    h->evals_since = lower ? 0 : h->evals_since + 1;
+    h->evals_since = lower ? 0 : h->evals_since + (step > h->patience_from ? 1 : 0);
     h->best_step = lower ? step : h->best_step;
     h->best_eval_loss = lower ? loss : h->best_eval_loss;
 }
@@ -99,6 +101,33 @@ static double history_mean(const history* h, int which, int64_t first, int64_t l
         }
     }
     return counted > 0 ? sum / (double)counted : (double)NAN;
+}
+
+// The steps that the summary compares: the first tenth, at most SPAN, and as many at the end.
+static int64_t summary_span(const app* a) {
+    int64_t tenth = a->step / 10 < SPAN ? a->step / 10 : SPAN;
+    return tenth > 1 ? tenth : 1;
+}
+
+// The loss of a run, at its start or now: the mean over these steps, as single ones are noisy.
+static double loss_mean(const app* a, bool now) {
+    int64_t span = summary_span(a);
+    double mean = now ? history_mean(&a->history, TRACE_LOSS, a->step - span + 1, a->step)
+                      : history_mean(&a->history, TRACE_LOSS, 1, span);
+    return known(mean) ? mean : now ? a->last_loss : a->first_loss;
+}
+
+// "1.5" or "1.5 of 3"; "" if it is not known.
+static const char* epoch_text(const app* a, char out[40]) {
+    bool of = a->o.steps == 0 && a->o.epochs > 0.0;
+    out[0] = '\0';
+    if (known(a->epochs_done)) {
+        int used = snprintf(out, 40, "%.4g", a->epochs_done);
+        if (of && used > 0 && used < 20) {
+            snprintf(out + used, 40 - (size_t)used, " of %.4g", a->o.epochs);
+        }
+    }
+    return out;
 }
 
 static bool patience_over(const app* a) {

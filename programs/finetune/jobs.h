@@ -335,6 +335,7 @@ static bool job_open(job_list* l, json_reader* r, char error[1024]) {
     j->a.first_eval = (double)NAN;
     j->a.last_eval = (double)NAN;
     j->a.last_loss = (double)NAN;
+    j->a.epochs_done = (double)NAN;
     return true;
 }
 
@@ -410,6 +411,7 @@ static bool job_prepare(job_list* l, job* j) {
     app* a = &j->a;
     a->ctx = l->base->ctx;
     a->files = l->base->files;
+    a->o.mode = l->base->o.mode; // they share the model
     if (!model_describe(a) || !lengths_choose(a)) {
         return false;
     }
@@ -481,6 +483,11 @@ static bool jobs_rope_check(job_list* l) {
 static bool jobs_prepare(job_list* l) {
     app* base = l->base;
     base->world = 1;
+    for (size_t i = 0; i < l->count && !base->mode_kept; i++) {
+        mode_keep(&l->data[i]->a);
+        base->mode_kept = l->data[i]->a.mode_kept;
+        base->o.mode = l->data[i]->a.o.mode;
+    }
     if (!context_open(base)) {
         return false;
     }
@@ -526,7 +533,7 @@ static bool jobs_begin(job_list* l) {
     app* base = l->base;
     char memory[32];
     char why[512];
-    say(base, "%s\n", backend_reason(base, why));
+    say(base, "%s, %s\n", backend_reason(base, why), mode_name(&base->o, &base->plan));
     l->model_desc.plan = &base->plan;
     if (!lib(base, qlora_model_open(base->ctx, &l->model_desc, &base->model),
              "loading the model")) {

@@ -16,6 +16,7 @@ static void log_step(app* a, const point* p, const qlora_train_info* info) {
     put_number(&line, "grad_norm", p->values[TRACE_GRAD_NORM], "%.9g");
     put_number(&line, "lr", p->values[TRACE_LR], "%.9g");
     put_number(&line, "tokens_per_s", p->values[TRACE_SPEED], "%.1f");
+    put_number(&line, "epoch", p->values[TRACE_EPOCH], "%.9g");
     put_number(&line, "seconds", a->seconds, "%.3f");
     if (a->o.method != QLORA_METHOD_SFT) {
         for (int i = TRACE_CHOSEN; i <= TRACE_ACCURACY; i++) {
@@ -36,7 +37,7 @@ static void log_step(app* a, const point* p, const qlora_train_info* info) {
         put(&line, "%s", info->exchange_graph ? ",\"exchange_graph\":true" : "");
     }
     put(&line, ",\"tokens\":%lld,\"labels\":%.0f,\"memory_bytes\":%llu%s}\n",
-        (long long)info->tokens, info->labels, (unsigned long long)memory_used(a),
+        (long long)info->tokens, info->labels, (unsigned long long)p->values[TRACE_MEMORY],
         info->last_skipped ? ",\"skipped\":true" : "");
     log_line(a, &line);
     blob_free(&line);
@@ -204,6 +205,7 @@ static bool log_restore(app* a, const char* line, const char* stop, bool* keep) 
         return !*keep || log_samples_read(a, p.step, texts, stop);
     }
     a->last_loss = known(p.values[TRACE_LOSS]) ? p.values[TRACE_LOSS] : a->last_loss;
+    a->epochs_done = known(p.values[TRACE_EPOCH]) ? p.values[TRACE_EPOCH] : a->epochs_done;
     a->last_eval = known(p.values[TRACE_EVAL_LOSS]) ? p.values[TRACE_EVAL_LOSS] : a->last_eval;
     history_add(&a->history, &p);
     return true;

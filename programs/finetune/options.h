@@ -16,15 +16,30 @@ static char* line_trim(char* text) {
     return text;
 }
 
+// Replaces a JSON string by what it stands for, which is never longer.
+static bool line_unquote(char* text, char error[1024]) {
+    json_reader r = json_start(text, strlen(text));
+    blob value;
+    memset(&value, 0, sizeof value);
+    bool ok = json_string(&r, &value) && json_end(&r) && blob_add(&value, "", 1) &&
+              strlen(value.data) + 1 == value.count;
+    if (ok) {
+        memcpy(text, value.data, value.count);
+    }
+    blob_free(&value);
+    return ok || error_set(error, "'%.200s' is not a JSON string", text);
+}
+
 // One line of a file of options: "name value", "name = value" or "--name value", and "name" for a
-// flag. Empty lines and lines that start with # have no meaning.
+// flag; "name: value" with a JSON string, which can contain the end of a line. Empty lines and
+// lines that start with # have no meaning.
 static bool config_line(const option_set* set, char* line, char error[1024]) {
     line += strspn(line, " \t\r");
     if (*line == '\0' || *line == '#') {
         return true;
     }
     char* name = strncmp(line, "--", 2) == 0 ? line + 2 : line;
-    size_t length = strcspn(name, " \t\r=");
+    size_t length = strcspn(name, " \t\r=:");
     const option* row = option_find(set, name, length);
     if (row == NULL) {
         char word[64];
@@ -32,7 +47,16 @@ static bool config_line(const option_set* set, char* line, char error[1024]) {
         return option_unknown(set, word, error);
     }
     char* value = name + length + strspn(name + length, " \t\r");
-    value = line_trim(*value == '=' ? value + 1 : value);
+    bool json = name[length] == ':';
+    if (json) {
+        value++;
+        value += strspn(value, " \t\r");
+        if (!line_unquote(value, error)) {
+            return false;
+        }
+    } else {
+        value = line_trim(*value == '=' ? value + 1 : value);
+    }
     if (row->kind == OPT_FLAG) {
         *(bool*)option_at(set, row) = true;
         return *value == '\0' || error_set(error, "--%s does not take a value", row->name);
@@ -43,13 +67,23 @@ static bool config_line(const option_set* set, char* line, char error[1024]) {
     return option_store(set, row, value, error);
 }
 
-// Reads a file of options, which must stay in memory: the values point into it.
+// Whether a line begins an earlier part of a run, see parts.h.
+static bool line_parts(const char* line) {
+    return strncmp(line, "until ", 6) == 0;
+}
+
+// Reads a file of options, which must stay in memory: the values point into it. The parts at its
+// end are left as they are.
 static bool config_read(const option_set* set, const char* path, blob* text, char error[1024]) {
     char what[1024];
     size_t number = 1;
     bool mark = text->count >= 3 && memcmp(text->data, "\xEF\xBB\xBF", 3) == 0;
     for (char* line = text->data + (mark ? 3 : 0); line != NULL; number++) {
         char* end = strchr(line, '\n');
+        if (line_parts(line)) {
+            ((options*)set->values)->parts = line;
+            break;
+        }
         if (end != NULL) {
             *end = '\0';
         }

@@ -20,6 +20,7 @@ static const char page_style_parts[] =
     ".key svg { width: 24px; height: 10px; margin-right: 4px }\n"
     "svg.curves { display: block; width: 100%; height: auto }\n"
     "svg.curves * { vector-effect: non-scaling-stroke }\n"
+    ".v { fill: #888; fill-opacity: 0 }\n.v:hover { fill-opacity: 0.25 }\n"
     "pre { margin: 0; font: 0.9em/1.45 monospace; white-space: pre-wrap; overflow-wrap: anywhere "
     "}\n"
     "pre.wide { white-space: pre; overflow-x: auto }\n"
@@ -102,10 +103,13 @@ static void page_panel(const app* a, blob* out, const panel* p) {
     put(out,
         "</p>\n<svg class=\"curves\" viewBox=\"0 0 640 %.0f\" role=\"img\" "
         "aria-label=\"%s by step\">\n<title>%s by step</title>\n",
-        height + 46.0, p->title, p->title);
+        height + 66.0, p->title, p->title);
     put_values_axis(out, &r);
     put_curves(&a->history, out, p, &r);
     put_steps_axis(out, &r, height + 41.0, 5);
+    put(out, "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">step</text>\n", r.left + r.width,
+        height + 61.0);
+    put_hover(&a->history, out, p, &r);
     put(out, "</svg>\n");
 }
 
@@ -150,18 +154,80 @@ static void page_samples(const app* a, blob* out) {
     }
 }
 
+static void page_row(blob* out, const char* name, const char* text) {
+    put(out, "<tr><th>%s</th><td>", name);
+    put_text(out, text, strlen(text));
+    put(out, "</td></tr>\n");
+}
+
+// All parameters of the model, trained or not.
+static double model_parameters(const qlora_model_config* c) {
+    double hidden = (double)c->hidden;
+    double rows = 2.0 * (double)(c->heads * c->head_dim + c->kv_heads * c->head_dim);
+    double layer = hidden * (rows + 3.0 * (double)c->intermediate);
+    return (double)c->layers * layer + (double)c->vocab * hidden * (c->tied ? 1.0 : 2.0);
+}
+
+static void page_machine(const app* a, blob* out) {
+    char all[4096];
+    char tier[64];
+    char threads[64];
+    char text[200];
+    qlora_describe(a->ctx, all, sizeof all);
+    described(all, "CPU tier: ", tier);
+    described(all, "threads: ", threads);
+    if (qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU) {
+        snprintf(text, sizeof text, "CPU, %s thread%s, %s", threads,
+                 strcmp(threads, "1") == 0 ? "" : "s", tier);
+    } else {
+        snprintf(text, sizeof text, "%.190s", qlora_ctx_reason(a->ctx));
+    }
+    page_row(out, "machine", text);
+    page_row(out, "version", "qlora.h " QLORA_VERSION_STRING);
+}
+
+// What the options do not say, or only by their defaults.
+static void page_facts(const app* a, blob* out) {
+    const options* o = &a->o;
+    const counts* c = &a->counted;
+    char text[200];
+    char number[32];
+    if (o->adapter == NULL && o->alpha == 0.0) {
+        real_text(2.0 * (double)o->rank, number);
+        page_row(out, "alpha", number);
+    }
+    if (o->warmup < 0) {
+        snprintf(text, sizeof text, "%lld step%s", (long long)a->train_desc.warmup_steps,
+                 a->train_desc.warmup_steps == 1 ? "" : "s");
+        page_row(out, "warmup", text);
+    }
+    snprintf(text, sizeof text, "%s", mode_name(o, &a->plan));
+    page_row(out, "arithmetic", text);
+    double share = 100.0 * (double)a->plan.parameters / model_parameters(&a->plan.config);
+    snprintf(text, sizeof text, "%lld, %.2g%% of the model's %s", (long long)a->plan.parameters,
+             share, short_number(model_parameters(&a->plan.config), number));
+    page_row(out, "trained parameters", text);
+    if (c->tokens > 0) {
+        snprintf(text, sizeof text, "%llu in %zu samples, %llu of them trained (%.3g%%)",
+                 (unsigned long long)c->tokens, a->train.count + a->eval.count,
+                 (unsigned long long)c->trained, 100.0 * (double)c->trained / (double)c->tokens);
+        page_row(out, "tokens of the data", text);
+    }
+    page_machine(a, out);
+}
+
 // The options as in settings.txt, one row each.
-static void page_settings(const app* a, blob* out) {
+static void page_options(const app* a, blob* out) {
     blob text;
     memset(&text, 0, sizeof text);
-    put(out, "<h2>settings</h2>\n<table id=\"settings\">\n");
-    bool ok = settings_write(&a->set, false, &text);
+    bool ok = settings_write(&a->set, SETTINGS_ALL, &text) && parts_write(a, &text);
     const char* end = text.data != NULL ? text.data + text.count : NULL;
     for (const char* line = text.data; ok && line < end;) {
         const char* stop = (const char*)memchr(line, '\n', (size_t)(end - line));
         stop = stop != NULL ? stop : end;
         const char* space = (const char*)memchr(line, ' ', (size_t)(stop - line));
         const char* name_end = space != NULL ? space : stop;
+        name_end -= name_end > line && name_end[-1] == ':' ? 1 : 0;
         put(out, "<tr><th>");
         put_text(out, line, (size_t)(name_end - line));
         put(out, "</th><td>");
@@ -173,8 +239,14 @@ static void page_settings(const app* a, blob* out) {
         put(out, "</td></tr>\n");
         line = stop + 1;
     }
-    put(out, "</table>\n");
     blob_free(&text);
+}
+
+static void page_settings(const app* a, blob* out) {
+    put(out, "<h2>settings</h2>\n<table id=\"settings\">\n");
+    page_facts(a, out);
+    page_options(a, out);
+    put(out, "</table>\n");
 }
 
 static void page_plan(const app* a, blob* out) {
@@ -182,7 +254,10 @@ static void page_plan(const app* a, blob* out) {
     qlora_plan_describe(&a->plan, text, sizeof text);
     put(out, "<h2>memory plan</h2>\n<pre class=\"wide\" id=\"plan\">");
     put_text(out, text, strlen(text));
-    put(out, "</pre>\n");
+    put(out, "</pre>\n<p class=\"quiet\">");
+    (void)memory_text(a, text);
+    put_text(out, text, strlen(text));
+    put(out, "</p>\n");
 }
 
 static void page_make(const app* a, blob* out, bool over) {

@@ -219,6 +219,7 @@ typedef struct rank_facts {
     uint64_t model;
     uint64_t adapter;
     int64_t every[RANK_NUMBERS];
+    int64_t patience_from;
     int32_t resuming;
 } rank_facts;
 
@@ -237,6 +238,7 @@ static bool ranks_join(app* a) {
     mine.every[1] = a->o.patience;
     mine.every[2] = a->o.save_every;
     mine.every[3] = a->o.snapshot_every;
+    mine.patience_from = a->patience_from;
     mine.resuming = a->resuming ? 1 : 0;
     rank_facts* all = (rank_facts*)take(a, (size_t)a->world, sizeof *all);
     if (all == NULL || !gather(a, &mine, sizeof mine, all)) {
@@ -255,6 +257,7 @@ static bool ranks_join(app* a) {
                            rank_numbers[k]);
         }
     }
+    a->patience_from = all[0].patience_from;
     a->resuming = all[0].resuming != 0;
     a->agreed = !ok;
     free(all);

@@ -303,12 +303,6 @@ static void answers_print(app* a) {
     }
 }
 
-// The steps that the summary compares: the first tenth, at most SPAN, and as many at the end.
-static int64_t summary_span(const app* a) {
-    int64_t tenth = a->step / 10 < SPAN ? a->step / 10 : SPAN;
-    return tenth > 1 ? tenth : 1;
-}
-
 // Rewards, margins and accuracy of preferences, as means: single steps are noisy.
 static void summary_preferences(app* a) {
     static const struct {
@@ -329,10 +323,8 @@ static void summary_preferences(app* a) {
 // Compares means of steps: single steps are noisy.
 static void summary_loss(app* a) {
     int64_t span = summary_span(a);
-    double first = history_mean(&a->history, TRACE_LOSS, 1, span);
-    double last = history_mean(&a->history, TRACE_LOSS, a->step - span + 1, a->step);
-    first = known(first) ? first : a->first_loss;
-    last = known(last) ? last : a->last_loss;
+    double first = loss_mean(a, false);
+    double last = loss_mean(a, true);
     if (!known(last)) { // the log is missing
         say(a, "the losses are not known: they are not in %s/log.jsonl", a->o.out);
     } else {
@@ -356,21 +348,27 @@ static void summary_print(app* a) {
     char tokens[32];
     char time_taken[32];
     char pace[32];
-    say(a, "\n%lld step%s, %s tokens in %s (%s tokens/s)\n", (long long)a->step,
-        a->step == 1 ? "" : "s", short_number((double)a->tokens_seen, tokens),
-        short_time(a->seconds, time_taken),
+    char epochs[40];
+    char memory[160];
+    bool counted = epoch_text(a, epochs)[0] != '\0';
+    say(a, "\n%lld step%s, %s%s%s%s tokens in %s (%s tokens/s)\n", (long long)a->step,
+        a->step == 1 ? "" : "s", counted ? "epoch " : "", epochs, counted ? ", " : "",
+        short_number((double)a->tokens_seen, tokens), short_time(a->seconds, time_taken),
         short_number(a->seconds > 0.0 ? (double)a->tokens_seen / a->seconds : 0.0, pace));
     summary_loss(a);
+    say(a, "\n%s", memory_text(a, memory));
     say(a, "\n\n  %s/adapter        the adapter in PEFT format\n", a->o.out);
     if (!a->no_gguf) {
         say(a, "  %s/adapter.gguf   the adapter for llama.cpp\n", a->o.out);
     }
     char saved[PATH_SIZE];
     out_path(a, "best/adapter_config.json", saved);
-    if (a->o.keep_best && a->history.best_step > 0 && !a->best_lost && path_exists(saved)) {
+    const history* h = &a->history;
+    if (a->o.keep_best && h->kept_step > 0 && !a->best_lost && path_exists(saved)) {
         say(a,
-            "  %s/best           the adapter of step %lld, with the lowest held-out loss, %.4f\n",
-            a->o.out, (long long)a->history.best_step, a->history.best_eval_loss);
+            "  %s/best           the adapter of step %lld, with the lowest held-out loss%s, %.4f\n",
+            a->o.out, (long long)h->kept_step,
+            h->kept_step == h->best_step ? "" : " since --keep-best", h->kept_loss);
     }
     say(a,
         "  %s/training.html  page with plots, samples and settings\n"

@@ -42,7 +42,7 @@ static void screen_flush(screen* s) {
 PRINTF(2, 3)
 static void say(app* a, const char* format, ...) {
     va_list args;
-    if (a->o.json || a->rank > 0) { // only the result is printed, and only once
+    if (a->o.json || a->rank > 0 || a->muted) { // only the result is printed, and only once
         return;
     }
     screen_clear(&a->screen);
@@ -57,6 +57,10 @@ static void say(app* a, const char* format, ...) {
 
 // Prints the current error. The exit status will be 1.
 static void complain(app* a) {
+    if (a->muted) {
+        a->error[0] = '\0';
+        return;
+    }
     screen_clear(&a->screen);
     fflush(stdout);
     if (a->world > 1 && !a->agreed) {
@@ -134,6 +138,42 @@ static uint64_t memory_used(app* a) {
     return a->memory;
 }
 
+// What the system has given to this process; 0 = not known. Beside what the library plans, it has
+// the pages of mapped files, the data, the tokenizer and the program.
+static uint64_t memory_resident(void) {
+    unsigned long long pages[2] = {0, 0};
+#ifdef __linux__
+    FILE* file = fopen("/proc/self/statm", "r");
+    if (file == NULL || fscanf(file, "%llu %llu", &pages[0], &pages[1]) != 2) {
+        pages[1] = 0;
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    pages[1] *= (unsigned long long)sysconf(_SC_PAGESIZE);
+#endif
+    return pages[1];
+}
+
+// The plan and what the process has, which differ.
+static const char* memory_text(const app* a, char out[160]) {
+    char planned[32];
+    char mapped[48] = "";
+    char resident[32];
+    uint64_t bytes = memory_resident();
+    int used = snprintf(out, 160, "memory: %s as planned",
+                        short_bytes(a->plan.total + a->plan.context, planned));
+    if (a->plan.mapped > 0) {
+        snprintf(mapped, sizeof mapped, " up to %s of", short_bytes(a->plan.mapped, planned));
+    }
+    if (bytes > 0 && qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU && used > 0) {
+        snprintf(out + used, 160 - (size_t)used,
+                 "; the process has %s, with%s mapped files, the data and the tokenizer",
+                 short_bytes(bytes, resident), mapped);
+    }
+    return out;
+}
+
 // Joins the fields that fit into the width, dropping the least important ones; rank 0 is the most
 // important.
 static void line_fit(char fields[][40], const int* ranks, int count, int width, char out[256]) {
@@ -167,8 +207,8 @@ static void progress_draw(app* a, const point* p) {
     }
     a->screen.drawn_at = now;
     char text[32];
-    char fields[10][40];
-    const int ranks[10] = {0, 1, 5, 4, 3, 6, 7, 2, 8, 9};
+    char fields[11][40];
+    const int ranks[11] = {0, 1, 5, 4, 3, 6, 7, 2, 8, 9, 10};
     snprintf(fields[0], 40, "step %lld/%lld", (long long)p->step, (long long)a->total_steps);
     snprintf(fields[1], 40, "loss %.4f", p->values[TRACE_LOSS]);
     snprintf(fields[2], 40, "grad %.3g", p->values[TRACE_GRAD_NORM]);
@@ -183,22 +223,35 @@ static void progress_draw(app* a, const point* p) {
     snprintf(fields[7], 40, "%s left", short_time(left, text));
     fields[8][0] = '\0';
     fields[9][0] = '\0';
+    fields[10][0] = '\0';
+    if (known(a->epochs_done)) {
+        char epochs[40];
+        snprintf(fields[10], 40, "epoch %.30s", epoch_text(a, epochs));
+    }
     if (a->world > 1) {
         snprintf(fields[8], 40, "%d ranks, slowest %d", (int)a->world, (int)a->slowest);
         snprintf(fields[9], 40, "exchange %.3g ms", a->exchange_ms);
     }
     char line[256];
-    line_fit(fields, ranks, 10, a->screen.live ? screen_width() : 200, line);
+    line_fit(fields, ranks, 11, a->screen.live ? screen_width() : 200, line);
     if (a->job != NULL && !a->screen.quiet) {
         printf("%s: ", a->job);
     }
     draw(&a->screen, line);
 }
 
+#define PROGRESS_SECONDS 30.0 // between lines that are not on a terminal
+
 static bool load_progress(void* user, const char* what, uint64_t done, uint64_t total) {
     app* a = (app*)user;
     double now = seconds_now();
-    if (a->screen.live && total > 0 && (now - a->screen.drawn_at > 0.1 || done == total)) {
+    bool due = now - a->screen.drawn_at > 0.1 || done == total;
+    if (!a->screen.live) {
+        bool began = done <= 1 || a->screen.slow_at == 0.0;
+        due = !began && done < total && now - a->screen.slow_at > PROGRESS_SECONDS;
+        a->screen.slow_at = began || due ? now : a->screen.slow_at;
+    }
+    if (due && total > 0) {
         char line[80];
         snprintf(line, sizeof line, "%s %3.0f%%", what, 100.0 * (double)done / (double)total);
         a->screen.drawn_at = now;

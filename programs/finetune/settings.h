@@ -13,6 +13,16 @@ typedef struct
     uint64_t adapter;
 } identity;
 
+enum { MODE_TF32 = 2 }; // its place in the list of --mode: F32 with the context's math
+
+// The mode of a run, whatever --mode says.
+static const char* mode_name(const options* o, const qlora_plan* plan) {
+    return o->mode == MODE_TF32            ? "tf32"
+           : plan->mode == QLORA_MODE_BF16 ? "bf16"
+           : plan->mode == QLORA_MODE_FP8  ? "fp8"
+                                           : "f32";
+}
+
 static bool name_among(const char* name, const char* const* names, size_t count) {
     for (size_t i = 0; i < count; i++) {
         if (strcmp(name, names[i]) == 0) {
@@ -32,6 +42,31 @@ static bool setting_soft(const option* row) { // --extend may change it
     static const char* const names[] = {"steps",  "epochs", "lr",           "schedule",
                                         "warmup", "beta2",  "weight-decay", "max-norm"};
     return name_among(row->name, names, sizeof names / sizeof names[0]);
+}
+
+// Options that may differ when a run is resumed, and that decide what it writes or how it rounds.
+static bool setting_kept(const option* row) {
+    static const char* const names[] = {"base-name",     "reference",      "eval-every",
+                                        "keep-best",     "patience",       "csv",
+                                        "sample-prompt", "sample-message", "sample-file",
+                                        "sample-tokens", "save-every",     "sample-temperature",
+                                        "backend",       "snapshot-every", "ranks",
+                                        "recompute",     "cache",          "offload",
+                                        "tile",          "memory",         "host-budget"};
+    return name_among(row->name, names, sizeof names / sizeof names[0]);
+}
+
+static bool samples_wanted(const options* o) {
+    return o->sample_prompts.count + o->sample_messages.count > 0 || o->sample_file != NULL;
+}
+
+// Whether such an option has an effect in this run. A choice that is not made is the first one.
+static bool setting_kept_used(const option_set* set, const option* row) {
+    const options* o = (const options*)set->values;
+    bool of_samples =
+        strcmp(row->name, "sample-tokens") == 0 || strcmp(row->name, "sample-temperature") == 0;
+    return setting_kept(row) && (!of_samples || samples_wanted(o)) &&
+           (row->kind != OPT_CHOICE || *(const int64_t*)option_at(set, row) != 0);
 }
 
 // Whether the option decides anything in this run.
@@ -115,9 +150,13 @@ static const char* setting_text(const option_set* set, const option* row, char r
     return room;
 }
 
-// In quotes, if reading the line would change the value.
+// In quotes, if reading the line would change the value; as a JSON string, if it has several lines.
 static bool setting_line(const option* row, const char* value, blob* out) {
     size_t size = strlen(value);
+    if (strpbrk(value, "\r\n") != NULL) {
+        return blob_add(out, row->name, strlen(row->name)) && blob_add(out, ": ", 2) &&
+               json_quote(value, size, out) && blob_add(out, "\n", 1);
+    }
     bool odd = size > 0 &&
                (strchr("= \t\r'\"", value[0]) != NULL || strchr(" \t\r", value[size - 1]) != NULL);
     return blob_add(out, row->name, strlen(row->name)) &&
@@ -126,19 +165,38 @@ static bool setting_line(const option* row, const char* value, blob* out) {
            blob_add(out, "\n", 1);
 }
 
-// Writes the options of a run. With `hard`, only those that cannot change. False: out of memory.
-static bool settings_write(const option_set* set, bool hard, blob* out) {
-    char room[256];
+typedef enum settings_part {
+    SETTINGS_ALL,
+    SETTINGS_HARD, // what must not change when the run is resumed, but for paths
+    SETTINGS_PART  // what may change
+} settings_part;
+
+static bool setting_written(const option_set* set, const option* row, settings_part part) {
     const options* o = (const options*)set->values;
+    // Runs that began before there was a choice of methods go on.
+    bool usual = (strcmp(row->name, "method") == 0 && o->method == QLORA_METHOD_SFT) ||
+                 (strcmp(row->name, "save-modules") == 0 && o->save_modules == 0) ||
+                 (strcmp(row->name, "neftune") == 0 && o->neftune == 0.0) ||
+                 (strcmp(row->name, "head") == 0 && o->head == QLORA_HEAD_FULL) ||
+                 (strcmp(row->name, "optimizer") == 0 && o->optimizer == QLORA_OPTIMIZER_ADAMW);
+    bool fixed = !usual && setting_used(o, row);
+    bool kept = setting_kept_used(set, row);
+    switch (part) {
+    case SETTINGS_HARD:
+        return fixed && !setting_path(row) && !setting_soft(row);
+    case SETTINGS_PART:
+        return kept || (fixed && setting_soft(row));
+    default:
+        return kept || fixed;
+    }
+}
+
+// Writes the options of a run. False: out of memory.
+static bool settings_write(const option_set* set, settings_part part, blob* out) {
+    char room[256];
     for (size_t i = 0; i < set->count; i++) {
         const option* row = &set->rows[i];
-        // Runs that began before there was a choice of methods go on.
-        bool usual = (strcmp(row->name, "method") == 0 && o->method == QLORA_METHOD_SFT) ||
-                     (strcmp(row->name, "save-modules") == 0 && o->save_modules == 0) ||
-                     (strcmp(row->name, "neftune") == 0 && o->neftune == 0.0) ||
-                     (strcmp(row->name, "head") == 0 && o->head == QLORA_HEAD_FULL) ||
-                     (strcmp(row->name, "optimizer") == 0 && o->optimizer == QLORA_OPTIMIZER_ADAMW);
-        if (usual || !setting_used(o, row) || (hard && (setting_path(row) || setting_soft(row)))) {
+        if (!setting_written(set, row, part)) {
             continue;
         }
         if (row->kind == OPT_TEXTS) {
@@ -287,12 +345,12 @@ static bool file_identity(const qlora_files* files, const char* path, uint64_t* 
     return true;
 }
 
-// The identity that is noted in settings.txt as "# NAME HASH"; 0 if there is none.
-static uint64_t identity_noted(const char* text, const char* name) {
+// The number that is noted in settings.txt as "# NAME NUMBER"; 0 if there is none.
+static uint64_t settings_noted(const char* text, const char* name, int base) {
     char key[64];
     snprintf(key, sizeof key, "\n# %s ", name);
     const char* at = strstr(text, key);
-    return at != NULL ? strtoull(at + strlen(key), NULL, 16) : 0;
+    return at != NULL ? strtoull(at + strlen(key), NULL, base) : 0;
 }
 
 #endif

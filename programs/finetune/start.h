@@ -2,18 +2,63 @@
 #ifndef FINETUNE_START_H
 #define FINETUNE_START_H
 
-enum { MODE_TF32 = 2 }; // its place in the list of --mode: F32 with the context's math
-
 // The GPU of this process: the only one that it can see, or that of its number on this machine.
 static int32_t local_device(const app* a) {
     const char* visible = getenv("CUDA_VISIBLE_DEVICES");
     return visible != NULL && visible[0] != '\0' && strchr(visible, ',') == NULL ? 0 : a->local;
 }
 
+// The numbers among the options of the run in --out that this one resumes; false if there is none.
+static bool run_options(app* a, options* then) {
+    char path[PATH_SIZE];
+    option_set set = a->set;
+    blob text;
+    bool wanted = a->o.out != NULL && a->o.resume != RESUME_NEVER;
+    memset(&text, 0, sizeof text);
+    options_clear(then);
+    set.values = then;
+    out_path(a, "checkpoint/latest", path);
+    bool found = wanted && path_exists(path);
+    if (found) {
+        out_path(a, "settings.txt", path);
+        found = blob_read_path(&text, path) == 0 && config_read(&set, path, &text, a->error);
+    }
+    a->error[0] = '\0'; // what is wrong with the file is told when it is compared
+    blob_free(&text);
+    return found;
+}
+
+// --mode auto of a run that is resumed is the mode that it has.
+static void mode_keep(app* a) {
+    options then;
+    if (a->o.mode == QLORA_MODE_AUTO && !a->o.eval_only && run_options(a, &then)) {
+        a->o.mode = then.mode;
+        a->mode_kept = true;
+    }
+}
+
+// What --mode auto is on this machine, which settings.txt notes. Several processes may run on
+// different ones: theirs is what the library chooses, as is that of an evaluation and of the demo.
+static void mode_choose(app* a) {
+    char capability[64];
+    char text[4096];
+    if (a->o.mode != QLORA_MODE_AUTO || a->mode_kept || a->world > 1 || a->o.eval_only) {
+        return;
+    }
+    if (qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU) {
+        a->o.mode = cpu_has_bf16(a->ctx) && !a->o.demo ? QLORA_MODE_BF16 : QLORA_MODE_F32;
+        return;
+    }
+    qlora_describe(a->ctx, text, sizeof text);
+    described(text, "compute capability ", capability);
+    a->o.mode = atof(capability) >= 8.0 ? QLORA_MODE_BF16 : QLORA_MODE_F32;
+}
+
 static bool context_open(app* a) {
     char why[512] = "";
     qlora_ctx_desc desc;
     memset(&desc, 0, sizeof desc);
+    mode_keep(a);
     // A device that was asked for is required.
     desc.require_backend = a->o.device >= 0 ? QLORA_BACKEND_CUDA : (qlora_backend)a->o.backend;
     desc.device = a->o.device >= 0 ? (int32_t)a->o.device : 0;
@@ -60,6 +105,7 @@ static bool context_open(app* a) {
         return error_set(a->error, "%s", qlora_last_error(a->ctx));
     }
     a->files = info.desc->files;
+    mode_choose(a);
     return true;
 }
 
@@ -143,27 +189,12 @@ static void train_describe(app* a) {
 
 // The length that --length max has chosen for the run in --out; false if there is no such run.
 static bool length_of_run(app* a) {
-    char path[PATH_SIZE];
     options then;
-    option_set set = a->set;
-    blob text;
-    if (a->o.out == NULL || a->o.resume == RESUME_NEVER) {
-        return false;
-    }
-    memset(&text, 0, sizeof text);
-    options_clear(&then);
-    set.values = &then;
-    out_path(a, "checkpoint/latest", path);
-    bool found = path_exists(path);
-    out_path(a, "settings.txt", path);
-    found = found && blob_read_path(&text, path) == 0 && text.data != NULL &&
-            blob_add(&text, "", 1) && config_read(&set, path, &text, a->error) && then.length > 1 &&
-            then.tokens > 1;
+    bool found = run_options(a, &then) && then.length > 1 && then.tokens > 1;
     if (found) {
         a->o.length = then.length;
         a->o.tokens = then.tokens;
     }
-    blob_free(&text);
     return found;
 }
 
@@ -193,8 +224,7 @@ static qlora_result length_try(app* a, int64_t length, int64_t tokens) {
     o->length = length;
     o->tokens = tokens;
     train_describe(a);
-    bool answers = o->sample_prompts.count + o->sample_messages.count > 0 || o->sample_file != NULL;
-    if (answers && a->model_desc.generate_tokens < length) {
+    if (samples_wanted(o) && a->model_desc.generate_tokens < length) {
         a->model_desc.generate_tokens = length;
     }
     return qlora_plan_make(a->ctx, &a->model_desc, &budget, &plan);
@@ -376,6 +406,12 @@ static void notes_print(app* a) {
     if (a->steps_and_epochs) {
         say(a, "note: --steps %lld overrides --epochs %g\n", (long long)o->steps, o->epochs);
     }
+    if (a->replaced != NULL) {
+        say(a,
+            "note: the options of the run in --config changed on the way; --%s is used from the "
+            "first step\n",
+            a->replaced);
+    }
     if (o->max_norm == 0.0) {
         say(a, "note: --max-norm 0: gradients are not clipped\n");
     }
@@ -451,7 +487,7 @@ static void resumed_print(app* a) {
 
 static void backend_print(app* a) {
     char why[512];
-    say(a, "%s\n", backend_reason(a, why));
+    say(a, "%s, %s\n", backend_reason(a, why), mode_name(&a->o, &a->plan));
     counts_print(a);
     notes_print(a);
 }
@@ -527,7 +563,7 @@ static bool train(app* a) {
     }
     char text[32];
     say(a, "ready in %s\n", short_time(seconds_now() - start, text));
-    estimate_warn(a);
+    estimate_tell(a);
     bool fresh = a->step == 0;
     bool ok = (!fresh || a->rank > 0 || prompt_show(a, "before")) && train_loop(a);
     if (a->step == 0) {
@@ -538,6 +574,11 @@ static bool train(app* a) {
     }
     if (!ok) {
         return false;
+    }
+    if (part_done(a)) {
+        say(a, "\nafter step %lld, the options change as those of the run in --config did\n\n",
+            (long long)a->step);
+        return true;
     }
     if (a->step < a->total_steps && !a->eval_cut && patience_over(a)) {
         say(a, "\nstopped early: the held-out loss has not fallen for %lld evaluations\n",

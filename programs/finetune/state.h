@@ -99,6 +99,8 @@ enum {
     TRACE_GRAD_NORM,
     TRACE_LR,
     TRACE_SPEED,
+    TRACE_EPOCH,
+    TRACE_MEMORY,
     TRACE_EVAL_LOSS,
     TRACE_CHOSEN, // from here on: --method dpo and kto
     TRACE_REJECTED,
@@ -132,8 +134,11 @@ typedef struct history {
     point latest[SPAN];    // step n is at n % SPAN
     int64_t eval_step;     // of the last evaluation; -1 = none
     int64_t best_step;     // of the one with the lowest loss after the first step; 0 = none
-    int64_t evals_since;   // after that one
+    int64_t evals_since;   // after that one, and after --patience was given
+    int64_t patience_from; // step at which it was
     double best_eval_loss; // its loss
+    int64_t kept_step;     // the evaluation whose adapter is in best/; 0 = none
+    double kept_loss;
 } history;
 
 typedef struct sample_answer { // what the model made of a prompt
@@ -173,6 +178,7 @@ typedef struct screen {
     bool done;   // all steps are taken: nothing is left to stop
     int fault;   // errno of the first write that failed
     double drawn_at;
+    double slow_at; // when something long was last shown, if this is no terminal
 } screen;
 
 enum {
@@ -209,8 +215,16 @@ typedef struct new_tokens {
 
 typedef struct app {
     options o;
-    option_set set;   // the table and `o`
-    blob config_text; // the file of --config
+    option_set set;        // the table and `o`
+    blob config_text;      // the file of --config
+    blob part_text;        // the part of it that this session repeats
+    int64_t until;         // and the step at which it ends; 0 = none
+    bool next_part;        // earlier sessions of this process have repeated the parts before
+    blob past;             // the parts of the run that is resumed, as they are in settings.txt
+    blob before;           // and what its options were, if they have changed since
+    bool mode_kept;        // --mode auto is what the run that is resumed has
+    const char* replaced;  // the option of the command line that the parts of --config make way for
+    int64_t patience_from; // settings.txt: the step at which --patience was given; -1 = this one
     char demo_dir[PATH_SIZE];
     char adapter[FOLDER_PATH]; // of --adapter
     const char* program;       // argv[0]
@@ -264,6 +278,7 @@ typedef struct app {
     double last_eval;
     double first_loss;
     double last_loss;
+    double epochs_done; // so far; NAN = not known
     uint64_t tokens_seen;
     int64_t skipped_in_row;
     double pace; // seconds per step, smoothed
@@ -289,6 +304,7 @@ typedef struct app {
     bool eval_cut;  // Ctrl-C ended the last evaluation
     bool stopped;   // by Ctrl-C, during a long call
     bool failed;    // an error was reported on standard error
+    bool muted;     // what is said was said before: saving is tried again
     int told;       // ongoing failures that have been reported: TOLD_ bits
     uint64_t memory;
     double memory_at;
@@ -303,16 +319,16 @@ typedef struct app {
     int32_t local; // rank on this machine
     int32_t local_world;
     const char* launcher;
-    bool mpi;            // it was started by MPI's launcher
-    qlora_comm comm;     // how they reach each other: MPI, or the GPUs
-    qlora_comm gpus;     // how their GPUs do
-    char no_gpu[252];    // why this process has none
-    int ranks_result;    // --ranks: exit status
-    int32_t slowest;     // rank that took longest for the last step
-    double exchange_ms;  // of the last step, of the rank that waited least
-    double waited_ms;    // how much longer it took the rank that waited most
-    bool stop_agreed;    // one of them was asked to stop, and all know it
-    bool agreed;         // all processes end with the error of one; rank 0 prints it
+    bool mpi;           // it was started by MPI's launcher
+    qlora_comm comm;    // how they reach each other: MPI, or the GPUs
+    qlora_comm gpus;    // how their GPUs do
+    char no_gpu[252];   // why this process has none
+    int ranks_result;   // --ranks: exit status
+    int32_t slowest;    // rank that took longest for the last step
+    double exchange_ms; // of the last step, of the rank that waited least
+    double waited_ms;   // how much longer it took the rank that waited most
+    bool stop_agreed;   // one of them was asked to stop, and all know it
+    bool agreed;        // all processes end with the error of one; rank 0 prints it
 } app;
 
 static volatile sig_atomic_t stop_asked;

@@ -21,6 +21,7 @@ typedef struct options {
     option_texts sample_messages;
     const char* sample_file;
     const char* tensorboard;
+    const char* rescue;
     int64_t sample_tokens;
     double sample_temperature;
     int64_t rank;
@@ -95,6 +96,7 @@ typedef struct options {
     bool verbose;
     bool help;
     bool version;
+    const char* parts; // of a file of options: its text from the first line "until N" on
 } options;
 
 #define MAX_TOKEN_ROWS 1024
@@ -253,6 +255,10 @@ static const option option_table[] = {
         "steps between checkpoints (default: ten per run)"},
     {"snapshot-every", OPT_WHOLE, AT(snapshot_every), false, 1, 1e9, "N",
         "steps between adapter snapshots, which are kept in OUT/snapshots (default: none)"},
+    {"rescue", OPT_TEXT, AT(rescue), false, 0, 0, "DIR",
+        "if the results cannot be written to --out, for lack of room or otherwise: save the run "
+        "into a new folder in DIR, on a terminal after waiting for room (default: the system's "
+        "folder for temporary files)"},
     {"resume", OPT_CHOICE, AT(resume), false, 0, 0, "auto|never|must",
         "auto resumes if --out has a checkpoint, never starts over, must fails without a "
         "checkpoint (default auto)"},
@@ -275,10 +281,11 @@ static const option option_table[] = {
         "several processes: end the run if one of them has not answered for S seconds; the others "
         "wait two hours longer for rank 0 while it saves or answers prompts (default 600)"},
     {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16|fp8",
-        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32; on the CPU, "
-        "bf16 rounds the operands of products with weights, which is faster on processors with "
-        "BF16 instructions (ARM, AMX); fp8 is bf16 with faster, approximate products of 4-bit and "
-        "FP8 weights, on compute capability 9.0 (default auto)"},
+        "arithmetic precision; auto uses bf16 if the GPU supports it or the CPU has instructions "
+        "for it (AMX, AVX512_BF16, BF16 of ARM), otherwise f32, which it also is on CPUs for "
+        "--demo, --eval-only and several processes; a resumed run keeps its mode; on the CPU, bf16 "
+        "rounds the operands of products with weights; fp8 is bf16 with faster, approximate "
+        "products of 4-bit and FP8 weights, on compute capability 9.0 (default auto)"},
     {"base", OPT_CHOICE, AT(base), true, 0, 0, "nf4|16bit|32bit|fp8",
         "storage format of the frozen weights; fp8 has less than a third of the error of nf4 and "
         "twice its size (default nf4)"},

@@ -35,6 +35,31 @@ static bool events_ours(app* a) {
     return ours;
 }
 
+// The options as in settings.txt, for the plugin `hparams`.
+static bool events_settings(app* a, blob* out) {
+    blob text;
+    blob info;
+    blob summary;
+    memset(&text, 0, sizeof text);
+    memset(&info, 0, sizeof info);
+    memset(&summary, 0, sizeof summary);
+    bool ok = settings_write(&a->set, SETTINGS_ALL, &text) && blob_add(&text, "", 1);
+    for (char* line = text.data; ok && *line != '\0';) {
+        char* end = strchr(line, '\n');
+        *end = '\0';
+        size_t name = strcspn(line, " ");
+        const char* value = line[name] != '\0' ? line + name + 1 : "yes";
+        line[name > 0 && line[name - 1] == ':' ? name - 1 : name] = '\0';
+        ok = event_hparam(&info, line, value);
+        line = end + 1;
+    }
+    ok = ok && event_hparams(&summary, &info) && event_summary(out, wall_time(), 0, &summary);
+    blob_free(&text);
+    blob_free(&info);
+    blob_free(&summary);
+    return ok;
+}
+
 // Opens the file of events. Another run's is not overwritten: --out was empty, so a file that
 // exists cannot belong to this run.
 static bool events_open(app* a) {
@@ -73,7 +98,8 @@ static bool events_open(app* a) {
     if (ftell(g->file) > 0) {
         return true;
     }
-    return (event_version(&g->rest, wall_time()) || error_set(a->error, "out of memory")) &&
+    return ((event_version(&g->rest, wall_time()) && events_settings(a, &g->rest)) ||
+            error_set(a->error, "out of memory")) &&
            growing_flush(a, g);
 }
 

@@ -241,6 +241,7 @@ static bool evaluate_share(app* a, qlora_eval_info* all) {
             !lib(a, qlora_eval(a->model, a->batches.data, &mine[p]), "evaluating")) {
             return false;
         }
+        (void)load_progress(a, "evaluating", p + 1, count);
     }
     size_t bytes = (count + 1) * sizeof *mine;
     void* copy = take(a, 1, bytes);
@@ -410,13 +411,26 @@ static bool adapter_write(app* a, const char* path) {
            new_tokens_save(a, path) && card_write(a, path);
 }
 
+// Nothing half written stays where there was nothing.
+static bool adapter_put(app* a, const char* path) {
+    char why[1024];
+    bool exists = path_exists(path);
+    bool ok = adapter_write(a, path);
+    if (!ok && !exists) {
+        memcpy(why, a->error, sizeof why);
+        (void)files_remove(a, path);
+        memcpy(a->error, why, sizeof why);
+    }
+    return ok;
+}
+
 static bool adapter_save(app* a) {
     char path[PATH_SIZE];
     if (a->rank > 0) {
         return true;
     }
     out_path(a, "adapter", path);
-    bool ok = adapter_write(a, path);
+    bool ok = adapter_put(a, path);
     if (!ok) {
         complain(a);
     }
@@ -447,7 +461,10 @@ static bool snapshot_save(app* a) {
     }
     size_t used = strlen(path);
     snprintf(path + used, sizeof path - used, "/step-%lld", (long long)a->step);
-    return adapter_write(a, path);
+    bool ok = adapter_put(a, path);
+    path[used] = '\0';
+    (void)folder_remove(path); // only if it is empty
+    return ok;
 }
 
 static int64_t interval(const app* a, int64_t wished) {
@@ -461,6 +478,11 @@ static void step_record(app* a, const qlora_train_info* info, double seconds) {
     p.values[TRACE_GRAD_NORM] = (double)info->grad_norm;
     p.values[TRACE_LR] = info->lr;
     p.values[TRACE_SPEED] = seconds > 0.0 ? (double)info->tokens / seconds : 0.0;
+    if (a->now.count > 0) {
+        a->epochs_done = (double)a->epoch + (double)a->next_pack / (double)a->now.count;
+        p.values[TRACE_EPOCH] = a->epochs_done;
+    }
+    p.values[TRACE_MEMORY] = (double)memory_used(a);
     if (a->o.method != QLORA_METHOD_SFT) {
         p.values[TRACE_CHOSEN] = info->rewards_chosen;
         p.values[TRACE_REJECTED] = info->rewards_rejected;
@@ -486,14 +508,27 @@ static void step_record(app* a, const qlora_train_info* info, double seconds) {
 
 // Saves each result independently, the checkpoint first, so that one failure does not lose the
 // others.
-static bool results_save(app* a) {
-    a->files_made = false; // from here on there may be results to keep
-    a->out_made = false;
+static bool results_try(app* a) {
     bool saved = checkpoint_save(a);
     if (!saved) {
         complain(a);
     }
-    bool ok = adapter_save(a) && saved;
+    return adapter_save(a) && saved;
+}
+
+// Saves the results where it can: they exist only in memory.
+static bool results_save(app* a) {
+    a->files_made = false; // from here on there may be results to keep
+    a->out_made = false;
+    bool failed = a->failed;
+    bool ok = results_try(a);
+    if (!ok && a->screen.live && rescue_wait(a, results_try)) {
+        ok = true;
+        a->failed = failed;
+    }
+    if (!ok) {
+        rescue_save(a, results_try);
+    }
     if (a->log.rest.count > 0 && !a->log.torn) {
         bear(a, TOLD_LOG, growing_flush(a, &a->log));
     }
@@ -509,8 +544,7 @@ static bool results_save(app* a) {
 }
 
 static bool evaluation_due(const app* a) {
-    return a->step == 0 || a->step == a->total_steps ||
-           a->step % interval(a, a->o.eval_every) == 0;
+    return a->step == 0 || a->step == a->total_steps || a->step % interval(a, a->o.eval_every) == 0;
 }
 
 // Evaluates the model and answers the prompts, if this step is one for that. What was interrupted,
@@ -532,13 +566,28 @@ static bool evaluate_due(app* a) {
     return ok && (a->prompts.count == 0 || (first_rank_wait(a) && ranks_vote(a, 0.0, 0.0)));
 }
 
-// Saves the adapter if the evaluation of this step is the best one so far.
+// Notes whose adapter is in best/, for a session that goes on. It comes after the adapter: a run
+// that is killed in between takes these steps again.
+static bool best_note(app* a) {
+    char loss[32];
+    char text[96];
+    real_text(a->last_eval, loss);
+    snprintf(text, sizeof text, "step %lld\nheld-out loss %s\n", (long long)a->step, loss);
+    return file_replace(a, "best/" BEST_NAME, text, strlen(text));
+}
+
+// Saves the adapter if the evaluation of this step is better than the one in best/.
 static void best_save(app* a) {
-    if (a->o.keep_best && a->history.best_step > 0 && a->history.best_step == a->step) {
+    history* h = &a->history;
+    bool lower = h->kept_step == 0 || a->last_eval < h->kept_loss;
+    if (a->o.keep_best && a->step > 0 && h->eval_step == a->step && lower &&
+        h->kept_step != a->step) {
         char path[PATH_SIZE];
         out_path(a, "best", path);
-        bool ok = adapter_write(a, path);
+        bool ok = adapter_put(a, path) && best_note(a);
         bear(a, TOLD_SNAPSHOT, ok);
+        h->kept_step = ok ? a->step : h->kept_step;
+        h->kept_loss = ok ? a->last_eval : h->kept_loss;
         a->best_lost = !ok;
     }
 }
@@ -551,7 +600,8 @@ static bool train_loop(app* a) {
     bool cut = false;
     best_save(a); // of an evaluation that was cut short, or made before --keep-best was given
     ok = ok && first_rank_wait(a) && ranks_vote(a, 0.0, 0.0);
-    while (ok && !cut && a->step < a->total_steps && !stop_now(a) && !patience_over(a)) {
+    while (ok && !cut && a->step < a->total_steps && !stop_now(a) && !patience_over(a) &&
+           !part_over(a)) {
         qlora_train_info info;
         double start = seconds_now();
         ok = step_train(a, &info, &cut);

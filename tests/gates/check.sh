@@ -1515,9 +1515,9 @@ gate_msvc() {
 # `make soak` also runs use_clang.
 
 GATES="assembled asan programs aarch64 x86_64 use tsan fuzz warnings golden use_gcc mpi musl"
-GATES="$GATES cxx ptx_same packaging ptx_assemble groups text_header link examples install wine mingw"
-GATES="$GATES shared symbols readme page recursion contract interpreter msvc embed layers sanitize"
-GATES="$GATES ptx_fresh functions words comments abi macros text paths scripts libraries contents"
+GATES="$GATES ptx_same packaging ptx_assemble groups text_header cxx link examples install mingw"
+GATES="$GATES wine shared symbols readme page recursion contract interpreter msvc embed layers"
+GATES="$GATES sanitize ptx_fresh functions words comments abi macros text paths scripts libraries contents"
 
 if [[ ${1:-} == --list ]]; then
     tr ' ' '\n' <<<"$GATES"

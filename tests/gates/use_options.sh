@@ -64,9 +64,14 @@ modes() { # --mode bf16 on the CPU: another arithmetic, the same run
     rm -rf modes
     works "two steps in bf16 on the CPU" "${one[@]}" --data sums.jsonl --eval 0 --steps 2 \
         --mode bf16 --out modes
-    works "two more" "${one[@]}" --data sums.jsonl --eval 0 --steps 4 --mode bf16 --out modes
+    check "the first line says so" grep -qE "^CPU.*, bf16$" <(head -1 out)
+    works "two more" "${one[@]}" --data sums.jsonl --eval 0 --steps 4 --out modes
+    check "keep the mode" grep -qE "^CPU.*, bf16$" <(head -1 out)
+    check "which is noted" grep -qx "mode bf16" modes/settings.txt
     refuses "f32 cannot continue it" "it used --mode bf16, this command has --mode f32" \
         "${one[@]}" --data sums.jsonl --eval 0 --steps 5 --mode f32 --out modes
+    works "auto" "${one[@]}" --data sums.jsonl --eval 0 --steps 1 --out modes --resume never
+    check "is noted as what it is" grep -qxE "mode (f32|bf16)" modes/settings.txt
 }
 
 lengthy() { # --length max, --tile, --offload
@@ -424,6 +429,14 @@ extending() {
     works "from then on it is the run's" "${common[@]}" --steps 20 --lr 1e-3 --out longer
     run "$finetune" "${common[@]}" --steps 20 --lr 1e-3 --rank 3 --out longer --extend
     check "the rank cannot change" grep -q -- "it used --rank 2, this command has --rank 3" err
+    works "the run again, by its settings" --config longer/settings.txt --out straight \
+        --resume never
+    check "its parts: the same adapter" same_files longer straight
+    check "the same rates" cmp <(rates longer) <(rates straight)
+    check "the same settings" cmp longer/settings.txt straight/settings.txt
+    works "at another rate" --config longer/settings.txt --out straight --lr 1e-4 --resume never
+    check "the parts make way" grep -q "changed on the way; --lr is used from the first step" out
+    check "for one run" [ "$(grep -c '^until' straight/settings.txt)" -eq 0 ]
     cp longer/settings.txt kept.txt
     works "no step is left" "${common[@]}" --steps 20 --lr 5e-3 --out longer --extend
     check "it is told" grep -q "note: no step is left, so the changed options have no effect" out
@@ -636,14 +649,22 @@ evaluations() {
 }
 
 best() { # --keep-best, --patience, --csv
-    rm -rf best
+    rm -rf best repeated
     works "the best adapter" "${one[@]}" --data sums.jsonl --eval 5 --steps 6 --eval-every 1 \
-        --keep-best --csv --out best
+        --keep-best --csv --snapshot-every 4 --sample-prompt $'a\nb ' --sample-tokens 3 \
+        --base-name org/name --out best
     check "is kept" [ -s best/best/adapter_model.safetensors ]
     check "and named" grep -q "best/best .* the adapter of step" out
     check "the log as a table" [ "$(head -1 best/log.csv)" = \
-        "step,loss,grad_norm,lr,tokens_per_s,eval_loss" ]
-    check "has a line per entry" [ "$(wc -l <best/log.csv)" -eq $(($(wc -l <best/log.jsonl) + 1)) ]
+        "step,loss,grad_norm,lr,tokens_per_s,epoch,memory_bytes,eval_loss" ]
+    check "has a line per entry" \
+        [ "$(wc -l <best/log.csv)" -eq $(($(grep -vc samples best/log.jsonl) + 1)) ]
+    works "by its settings" --config best/settings.txt --out repeated --threads 1 --resume never
+    check "every file is there" cmp <(cd best && find . | sort) <(cd repeated && find . | sort)
+    check "the same settings" cmp best/settings.txt repeated/settings.txt
+    check "the same samples" cmp <(grep samples best/log.jsonl) <(grep samples repeated/log.jsonl)
+    check "the same best adapter" cmp best/best/adapter_model.safetensors \
+        repeated/best/adapter_model.safetensors
     works "a rate that makes it worse" "${one[@]}" --data sums.jsonl --eval 5 --steps 40 \
         --eval-every 1 --patience 2 --lr 9 --schedule constant --out best --resume never
     check "stops early" grep -q "stopped early: the held-out loss has not fallen for 2" out
@@ -655,6 +676,15 @@ best() { # --keep-best, --patience, --csv
         --keep-best --out best
     check "names no folder that is not there" \
         eval "! grep -q 'best/best ' out || [ -s best/best/adapter_model.safetensors ]"
+    local worse=("${one[@]}" --data sums.jsonl --eval 5 --eval-every 1)
+    works "a run that gets worse" "${worse[@]}" --steps 6 --out best --resume never
+    sed -i '/"step":2,"eval_loss"/s/"eval_loss":[0-9.]*/"eval_loss":0.5/' best/log.jsonl
+    works "--keep-best after the best" "${worse[@]}" --steps 9 --keep-best --patience 3 --out best
+    check "says what is not kept" grep -q "held-out loss so far, 0.5000, was that of step 2" out
+    check "and what is" grep -qE "best/best .* the adapter of step [6-9], .* since --keep-best" out
+    check "it is there" grep -qE "^step [6-9]$" best/best/best.txt
+    check "--patience counts from there" grep -q "counts the evaluations after step 6" out
+    check "so steps are taken" [ "$(losses best | wc -l)" -eq 9 ]
     refuses "nothing is held out" "--keep-best needs held-out samples" "${one[@]}" \
         --data sums.jsonl --eval 0 --keep-best --out o
 }

@@ -87,6 +87,8 @@ events() { # --tensorboard
     check "one per step" [ "$(times $file train/loss)" -eq 4 ]
     check "one per evaluation" [ "$(times $file eval/loss)" -eq 3 ]
     check "and samples" [ "$(times $file samples/1)" -eq 3 ]
+    check "epochs and memory" [ "$(times $file 'train/epoch\|train/memory_bytes')" -eq 8 ]
+    check "the settings, once" [ "$(times $file _hparams_/session_start_info)" -eq 1 ]
     cp $file whole.events
     works "going on" "${run[@]}" --steps 6 --tensorboard board --out evented
     check "has each step once" [ "$(times $file train/loss)" -eq 6 ]
@@ -120,7 +122,7 @@ events() { # --tensorboard
 }
 
 pages() {
-    local pid refresh='http-equiv="refresh"'
+    local pid row refresh='http-equiv="refresh"'
     rm -rf paged
     cp sums.jsonl 'odd <i>&name.jsonl'
     "$finetune" "${one[@]}" --data 'odd <i>&name.jsonl' --steps 100000 --eval 5 --eval-every 1 \
@@ -147,7 +149,23 @@ pages() {
     check "the backend, in words of the options" grep -q '>CPU: requested by --backend<' \
         paged/training.html
     works "a short run" "${one[@]}" --data sums.jsonl --steps 3 --eval 0 --out paged --resume never
-    check "is finished" grep -q 'id="state">Finished: step 3 of 3' paged/training.html
+    check "is finished" grep -q 'id="state">Finished: step 3 of 3, epoch 0.' paged/training.html
+    check "with the loss that the end of the output has" grep -qF \
+        ", loss $(sed -n 's/^loss .* -> \([0-9.]*\).*/\1/p' out)" \
+        <(grep 'id="state"' paged/training.html)
+    check "values on hover" grep -q '<title>step 3, training [0-9.]*, smoothed ' paged/training.html
+    check "the axes have names" [ "$(grep -c '>step</text>' paged/training.html)" -eq \
+        "$(grep -c 'svg class="curves"' paged/training.html)" ]
+    for row in 'alpha</th><td>2<' 'warmup</th><td>1 step' 'targets</th><td>all' \
+        'trained parameters</th><td>[0-9]*, [0-9.]*%' 'version</th><td>qlora.h [0-9]' \
+        'tokens of the data</th><td>1946 in 120 samples, 496 of them trained (25.5%)' \
+        'machine</th><td>CPU, 1 thread, [a-z]' 'arithmetic</th><td>[bf]'; do
+        check "a row ($row)" grep -q "<th>$row" paged/training.html
+    done
+    check "planned and resident memory" grep -qE \
+        '^memory: [0-9.]+ [MG]iB as planned; the process has [0-9.]+ [MG]iB, with' out
+    check "also on the page" grep -q '>memory: [0-9.]* [MG]iB as planned; the process' \
+        paged/training.html
     # A page that cannot be written is reported, and the training goes on.
     rm -f paged/training.html
     mkdir paged/training.html

@@ -434,11 +434,11 @@ own_folders() {
     works "start over" "${few[@]}" --steps 3 --model model --out theirs/run --resume never
 }
 
-# begin DIR: starts a long training in the background and returns after a few steps; its process id
-# is in $pid.
+# begin DIR ARGUMENT...: starts a long training in the background and returns after a few steps; its
+# process id is in $pid.
 begin() {
     rm -rf "$1"
-    "$finetune" "${few[@]}" --model model --steps 1000000 --out "$1" >"$work/out" 2>"$work/err" &
+    "$finetune" "${few[@]}" --model model --steps 1000000 --out "$@" >"$work/out" 2>"$work/err" &
     pid=$!
     wait_for_steps "$1" 3 $pid
 }
@@ -449,8 +449,29 @@ finish() { # Ctrl-C
     status=$?
 }
 
+# On a terminal, the end of a run waits until its results can be saved.
+waiting() {
+    local line pid
+    command -v script >/dev/null || return
+    rm -rf fails && mkdir fails
+    line="$finetune ${few[*]} --model model --steps 3 --out fails"
+    works "a start" "${few[@]}" --model model --steps 2 --out fails
+    rm -rf fails/adapter && touch fails/adapter
+    TERM=xterm script -qec "$line" /dev/null >out 2>err &
+    pid=$!
+    check "it waits" soon 20 grep -q "make room for about 1 MiB in fails" out
+    rm fails/adapter
+    wait $pid
+    status=$?
+    check "status 0 ($status)" [ $status -eq 0 ]
+    check "and then saves" [ -s fails/adapter/adapter_model.safetensors ]
+    check "and says so" grep -q "^saved" out
+}
+
 saving_fails() {
-    begin fails
+    local kept
+    rm -rf rescued
+    begin fails --rescue rescued/deep
     touch fails/checkpoint fails/adapter
     finish
     check "Ctrl-C, saving fails: status 1 ($status)" [ $status -eq 1 ]
@@ -460,6 +481,18 @@ saving_fails() {
         head -1)" = "a checkpoint" ]
     check "the other adapter is saved" [ -s fails/adapter.gguf ]
     check "and the plot" [ -s fails/training.svg ]
+    kept=$(find rescued/deep -mindepth 1 -maxdepth 1)
+    check "all of it is elsewhere" grep -q "saved to fails; they are in $kept: copy them" err
+    check "the adapter too" [ -s "$kept/adapter/adapter_model.safetensors" ]
+    check "with the whole log" cmp -s fails/log.jsonl "$kept/log.jsonl"
+    works "it goes on from there" "${few[@]}" --model model --out "$kept" --resume must \
+        --steps $(($(losses "$kept" | tail -1 | cut -d' ' -f1) + 1)) --extend
+    waiting
+    begin fails --rescue plain/deep
+    touch fails/checkpoint fails/adapter
+    rm -f fails/adapter.gguf && mkdir fails/adapter.gguf
+    finish
+    check "nowhere else either" grep -q "saved to fails, nor to plain/deep; --rescue DIR" err
 
     begin fails
     until rm -rf fails/training.svg && mkdir fails/training.svg 2>/dev/null; do :; done
@@ -490,17 +523,21 @@ saving_fails() {
 full_disk() {
     local limit found
     for limit in 1 3 8 24; do
-        rm -rf full
+        rm -rf full rescue
         (
             ulimit -f $limit
             "$finetune" --model model --data sums.jsonl --tokens 256 --steps 400 --rank 4 \
-                --out full --eval 0 --save-every 20
+                --out full --eval 0 --save-every 20 --snapshot-every 200 --rescue rescue
         ) >"$work/out" 2>"$work/err"
         status=$?
         check "files of $limit KiB: status 1" [ $status -eq 1 ]
         check "files of $limit KiB: a message" \
             grep -qiE "^finetune: .*(file too large|cannot write)" err
-        found=$(find full -name '*.new' -o -name '*.tmp' 2>/dev/null)
+        check "files of $limit KiB: no empty snapshots" \
+            [ -z "$(find full/snapshots -empty 2>/dev/null)" ]
+        check "files of $limit KiB: what is elsewhere is named" \
+            grep -qE "saved to full(, nor to rescue;|; what could be saved is in rescue/)" err
+        found=$(find full rescue -name '*.new' -o -name '*.tmp' 2>/dev/null)
         check "files of $limit KiB: no partial files ($found)" [ -z "$found" ]
         if [[ -s full/log.jsonl ]]; then
             found=$(grep -vE '^\{.*\}$' full/log.jsonl)
@@ -518,7 +555,8 @@ full_disk() {
 # shellcheck source=tests/gates/use_ranks.sh
 . tests/gates/use_ranks.sh
 rm -rf "$work"
-mkdir -p "$work"
+mkdir -p "$work/tmp"
+export TMPDIR=$work/tmp # for what cannot be saved
 [[ -n ${NO_BUILD:-} ]] || ${MAKE:-make} -s B="$B" "$B/finetune" || exit 1
 cd "$work" || exit 1
 : >out

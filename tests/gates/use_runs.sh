@@ -318,6 +318,8 @@ interrupts() {
     "$finetune" "${slow[@]}" --data sums.jsonl --steps 1000000000 --eval 0 --out slow >out 2>err &
     pid=$!
     check "a run of days says so" soon 60 grep -qE "^note: the 1000000000 steps .* days on this" out
+    check "and what would shorten it" \
+        soon 9 grep -qE "^ +shorter: .*--steps [0-9]+ \(about (9|10)m" out
     check "and short runs do not" [ "$(grep -c ' days on this CPU' whole.out)" -eq 0 ]
     kill -INT $pid
     wait $pid

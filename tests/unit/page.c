@@ -233,6 +233,78 @@ TEST means_are_of_the_first_and_last_steps(void) {
     PASS();
 }
 
+// ---- settings ----
+
+TEST parts_of_steps_taken_again_are_cut(void) {
+    static const char past[] = "until 3\nlr 1\nuntil 8\nlr 2\ncsv\n";
+    app* a = app_new();
+    ASSERT(a != NULL);
+    ASSERT(blob_add(&a->past, past, sizeof past) && blob_add(&a->before, "lr 3\n", 5));
+    static const struct {
+        int64_t step;
+        const char* text;
+    } rows[] = {{9, "until 3\nlr 1\nuntil 8\nlr 2\ncsv\nuntil 9\nlr 3\n"},
+                {8, "until 3\nlr 1\nuntil 8\nlr 2\ncsv\n"},
+                {5, "until 3\nlr 1\nuntil 5\nlr 2\ncsv\n"},
+                {3, "until 3\nlr 1\n"},
+                {1, "until 1\nlr 1\n"},
+                {0, ""}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        blob out;
+        memset(&out, 0, sizeof out);
+        a->step = rows[i].step;
+        ASSERT(parts_write(a, &out) && blob_add(&out, "", 1));
+        ASSERT_STR_EQ(rows[i].text, out.data);
+        blob_free(&out);
+    }
+    blob_free(&a->past);
+    blob_free(&a->before);
+    free(a);
+    PASS();
+}
+
+TEST settings_keep_every_text(void) {
+    static const char* const texts[] = {"a", " a ", "'a'", "a\nb", "\r", "\\ \"\n", "=", "a: b"};
+    const option* row = NULL;
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        row = strcmp(option_table[i].name, "sample-prompt") == 0 ? &option_table[i] : row;
+    }
+    ASSERT(row != NULL);
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        options o;
+        char error[1024] = "";
+        const option_set set = {option_table, OPTION_COUNT, &o};
+        blob line;
+        memset(&line, 0, sizeof line);
+        options_clear(&o);
+        ASSERT(setting_line(row, texts[i], &line) && blob_add(&line, "", 1));
+        line.count--;
+        ASSERT(config_read(&set, "settings.txt", &line, error));
+        ASSERT_WHOLE(1, o.sample_prompts.count);
+        ASSERT_STR_EQ(texts[i], o.sample_prompts.items[0]);
+        blob_free(&line);
+    }
+    PASS();
+}
+
+// --mode auto is bf16 where products of bf16 have instructions of their own.
+TEST tiers_decide_the_mode(void) {
+    static const struct {
+        const char* text;
+        bool bf16;
+    } rows[] = {{"CPU tier: amx\nthreads: 2\n", true},
+                {"CPU tier: avx512_bf16 (not tested on hardware)\n", true},
+                {"CPU tier: neon_bf16\n", true},
+                {"CPU tier: avx512\nbf16\n", false},
+                {"CPU tier: neon\n", false},
+                {"CPU tier: portable", false},
+                {"backend: CUDA (amx)\n", false}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        ASSERT_EQ(rows[i].bf16, tier_has_bf16(rows[i].text));
+    }
+    PASS();
+}
+
 // ---- curves ----
 
 TEST smoothing_has_no_hook(void) {
@@ -443,6 +515,9 @@ SUITE(page_suite) {
     RUN_TEST(short_runs_keep_every_step);
     RUN_TEST(long_runs_do_not_grow);
     RUN_TEST(means_are_of_the_first_and_last_steps);
+    RUN_TEST(parts_of_steps_taken_again_are_cut);
+    RUN_TEST(settings_keep_every_text);
+    RUN_TEST(tiers_decide_the_mode);
     RUN_TEST(smoothing_has_no_hook);
     RUN_TEST(axes_of_odd_ranges_end);
     RUN_TEST(text_is_escaped);
