@@ -29502,7 +29502,7 @@ struct qlora_text_data {
     uint32_t size;
     uint32_t part;
     bool desirable;
-    bool chat;   // a record was a conversation
+    bool any_chat; // a record was a conversation
     bool placed; // can be read again: nothing of it is kept
     bool begins; // as in qlora__text_record
     bool ends;
@@ -30021,6 +30021,7 @@ static qlora_result qlora__text_ask_talk(qlora__env* env, const qlora__text_load
                                "the record has an answer, but nothing before it");
     }
     data->chat = true;
+    data->any_chat = true;
     QLORA__TRY(qlora__text_talk_encode(env, talk, true, &data->ids, NULL));
     return qlora__text_label_rest(env, data, false);
 }
@@ -30445,7 +30446,7 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
         return QLORA_OK;
     }
     qlora__text_data_turns(loader);
-    data->chat = true;
+    data->any_chat = true;
     talk.chat = loader->desc->chat;
     talk.turns = loader->messages;
     talk.count = loader->message_count;
@@ -33256,7 +33257,7 @@ qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* 
     out->count = data->count;
     out->ignored = data->ignored.data;
     out->lacking = data->lacking.data;
-    out->chat = data->chat;
+    out->chat = data->any_chat;
     return QLORA_OK;
 }
 
@@ -33310,4 +33311,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 0edb64ce64a85623
+//@@ end 0f20de9235a47ef0

@@ -112,6 +112,7 @@ static qlora_result qlora__text_ask_talk(qlora__env* env, const qlora__text_load
                                "the record has an answer, but nothing before it");
     }
     data->chat = true;
+    data->any_chat = true;
     QLORA__TRY(qlora__text_talk_encode(env, talk, true, &data->ids, NULL));
     return qlora__text_label_rest(env, data, false);
 }
@@ -536,7 +537,7 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
         return QLORA_OK;
     }
     qlora__text_data_turns(loader);
-    data->chat = true;
+    data->any_chat = true;
     talk.chat = loader->desc->chat;
     talk.turns = loader->messages;
     talk.count = loader->message_count;

@@ -662,7 +662,7 @@ qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* 
     out->count = data->count;
     out->ignored = data->ignored.data;
     out->lacking = data->lacking.data;
-    out->chat = data->chat;
+    out->chat = data->any_chat;
     return QLORA_OK;
 }
 

@@ -52,7 +52,7 @@ struct qlora_text_data {
     uint32_t size;
     uint32_t part;
     bool desirable;
-    bool chat;   // a record was a conversation
+    bool any_chat; // a record was a conversation
     bool placed; // can be read again: nothing of it is kept
     bool begins; // as in qlora__text_record
     bool ends;

@@ -1517,7 +1517,8 @@ gate_msvc() {
 GATES="assembled asan programs aarch64 x86_64 use tsan fuzz warnings golden use_gcc mpi musl"
 GATES="$GATES ptx_same packaging ptx_assemble groups text_header cxx link examples install mingw"
 GATES="$GATES wine shared symbols readme page recursion contract interpreter msvc embed layers"
-GATES="$GATES sanitize ptx_fresh functions words comments abi macros text paths scripts libraries contents"
+GATES="$GATES sanitize ptx_fresh functions words comments abi macros text paths scripts libraries"
+GATES="$GATES contents"
 
 if [[ ${1:-} == --list ]]; then
     tr ' ' '\n' <<<"$GATES"
