@@ -212,9 +212,14 @@
        blocks if it has any. Otherwise the conversation is rendered twice, up to an answer (with the
        generation prompt) and including it; what the second rendering adds, up to its end marker, is
        the answer. If a template renders earlier turns differently when later ones follow (it drops
-       their thoughts), each turn becomes a sample of its own, as inference sees it. If an answer
+       their thoughts), each turn becomes a sample of its own, as inference sees it; `continues`
+       says that samples are of one record, so that data can be held out by record. If an answer
        does not continue its prompt, the record is refused. Text is split into tokens where an
        answer begins and ends, as in generation.
+
+   PROMPTS
+       With desc.prompts, the same files say what to ask: a sample is a record without its answer,
+       encoded as in training, and the answer is the sample's reference.
 
    STOP IDS
        As in transformers: where there is a generation_config.json, the "eos_token_id" in it, and

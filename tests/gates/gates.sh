@@ -107,6 +107,13 @@ defect layers "a call to a later part through a prototype" \
 static int qlora__up(void) { return qlora__later(); }" >>src/ops/clip.h
     echo "static int qlora__later(void) { return 1; }" >>src/graph.h'
 
+defect layers "a type of a later part" \
+    'echo "static const qlora__layer* qlora__up(void) { return NULL; }" >>src/ops/clip.h'
+defect layers "a constant of a later part" \
+    'echo "static const int qlora__up = QLORA__STATE_ROWS;" >>src/cpu/rows.h'
+defect layers "a name of a later part of qlora_text.h" \
+    'echo "static const void* qlora__up(void) { return qlora__text_formats; }" >>src/text/maps.h'
+
 defect abi "a struct that the list lacks" \
     'printf "typedef struct qlora_extra {\n    int a;\n} qlora_extra;\n" >>src/api/context.h'
 
