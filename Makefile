@@ -61,7 +61,9 @@ TESTS := $(patsubst tests/%.c,$(B)/obj/%.o,$(wildcard tests/unit/*.c) \
 PROGRAMS := $(patsubst programs/%.c,$(B)/%,$(wildcard programs/*.c))
 EXAMPLES := $(patsubst examples/%.c,$(B)/%,$(wildcard examples/*.c))
 BENCHES := $(B)/bench
-FUZZERS := $(patsubst tests/fuzz/%.c,$(B)/fuzz_%,$(wildcard tests/fuzz/*.c))
+LIBRARY_FUZZERS := $(addprefix $(B)/fuzz_,config folders gguf json safetensors)
+TEXT_FUZZERS := $(addprefix $(B)/fuzz_,data files parquet template tokenizer)
+FUZZERS := $(LIBRARY_FUZZERS) $(TEXT_FUZZERS)
 KERNELS := $(sort $(wildcard kernels/*.cu))
 FAKE_PARTS := $(patsubst tests/%.c,$(B)/obj/%.o,\
 	$(filter-out %/cublas.c %/cublaslt.c %/nccl.c %/mpi.c %/variant.c %/ptx_test.c,\
@@ -191,9 +193,18 @@ $(B)/golden $(B)/adapter_dump $(B)/outputs $(B)/logprobs $(B)/peft_side $(B)/par
 $(B)/ptx_test: tests/fakecuda/ptx_test.c $(B)/obj/fakecuda/ptx.o
 	$(COMPILE) $(FAKE_FLAGS) -o $@ $^ -lm
 
-$(FUZZERS): CC := $(CLANG)
-$(FUZZERS): $(B)/fuzz_%: tests/fuzz/%.c | $(HEADERS)
-	$(COMPILE) -O1 -fsanitize=fuzzer,address,undefined -o $@ $< $(LIBS)
+# One program for all targets of a header, which would take most of the time for each of them. It
+# runs the target whose name it is called by.
+$(LIBRARY_FUZZERS): $(B)/fuzzers
+$(TEXT_FUZZERS): $(B)/text_fuzzers
+$(FUZZERS):
+	ln -sf $(<F) $@
+
+$(B)/fuzzers: tests/fuzz/library.c | $(HEADERS)
+$(B)/text_fuzzers: tests/fuzz/text_library.c | $(HEADERS)
+$(B)/fuzzers $(B)/text_fuzzers: CC := $(CLANG)
+$(B)/fuzzers $(B)/text_fuzzers:
+	$(COMPILE) -O1 -g1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -o $@ $< $(LIBS)
 
 # Each implementation has its own translation unit, as the manual recommends.
 $(B)/obj/qlora.o: Makefile | $(HEADERS)

@@ -1,15 +1,7 @@
 // config.c - libFuzzer target: any text as config.json, generation_config.json, an adapter's
 // config, a weight index, a 4-bit tensor's state, or a pattern.
 
-#ifndef QLORA_IMPLEMENTATION
-#define QLORA_STATIC
-#define QLORA_NO_CUDA
-#define QLORA_IMPLEMENTATION
-#endif
-#include "qlora.h"
 #include "formats_world.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 static qlora_result fuzz_config_adapter(world* w, const uint8_t* data, size_t size) {
     static qlora__peft peft;
@@ -68,7 +60,7 @@ static qlora_result fuzz_config_pattern(world* w, const uint8_t* data, size_t si
     return QLORA_OK;
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+static int fuzz_config(const uint8_t* data, size_t size) {
     static world w;
     if (size == 0) {
         return 0;

@@ -3,26 +3,6 @@
 // The first byte selects the kind of file, the chat format and the options. Run it in the root of
 // the repository: it uses the small tokenizers in tests/golden.
 
-#define QLORA_STATIC // the compiler leaves out what is not used
-#define QLORA_TEXT_IMPLEMENTATION
-#include "qlora_text.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
-
-static qlora_text* lib(void) {
-    static qlora_text* text;
-    if (text == NULL && qlora_text_create(NULL, &text) != QLORA_OK) {
-        abort();
-    }
-    return text;
-}
-
-static void must(qlora_result result) {
-    if (result != QLORA_OK) {
-        abort();
-    }
-}
-
 // Everything that a sample promises.
 static void check(qlora_text_data* data, bool asks) {
     for (size_t i = 0; i < qlora_text_data_count(data); i++) {
@@ -66,7 +46,7 @@ static qlora_text_chat* chat_open(qlora_text_tok* tok, const char* name) {
     return chat;
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+static int fuzz_data(const uint8_t* data, size_t size) {
     static qlora_text_tok* toks[2];
     static const char* const files[2] = {"tests/golden/text_byte.json",
                                          "tests/golden/text_spm.json"};

@@ -6,17 +6,11 @@
 // the same (judge_data.h, judge_tokens.h). How much of what was accepted could be judged is printed
 // at the end; of the valid files it must be nearly everything. Run it in the root of the
 // repository, with -timeout=5.
-#define QLORA_STATIC // the compiler leaves out what is not used
-#define QLORA_TEXT_IMPLEMENTATION
-#include "qlora_text.h"
-
 #include "fuzz/mutate.h"
 #include "fuzz/second.h"
 
 #include "fuzz/judge_data.h"
 #include "fuzz/judge_tokens.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 // ---- the valid files
 
@@ -130,7 +124,7 @@ static void counted_free(void* pointer, size_t bytes, void* user) {
     free(pointer);
 }
 
-static void must(bool ok) {
+static void require(bool ok) {
     if (!ok) {
         abort();
     }
@@ -142,7 +136,7 @@ static qlora_text* text_open(void) {
     memset(&d, 0, sizeof d);
     d.allocator.alloc = counted_alloc;
     d.allocator.free = counted_free;
-    must(qlora_text_create(&d, &text) == QLORA_OK);
+    require(qlora_text_create(&d, &text) == QLORA_OK);
     return text;
 }
 
@@ -185,12 +179,12 @@ static void data_try(const buffer* b, const char* path, const judge_options* o) 
     memset(&dd, 0, sizeof dd);
     if (text == NULL) {
         text = text_open();
-        must(qlora_text_tok_open(text, "tests/golden/text_byte.json", &tok) == QLORA_OK);
+        require(qlora_text_tok_open(text, "tests/golden/text_byte.json", &tok) == QLORA_OK);
     }
     cd.tok = tok;
     cd.name = names[o->chat];
     cd.template_file = o->chat == OWN ? "tests/fuzz/answers.jinja" : NULL;
-    must(qlora_text_chat_open(text, &cd, &dd.chat) == QLORA_OK);
+    require(qlora_text_chat_open(text, &cd, &dd.chat) == QLORA_OK);
     dd.path = path;
     dd.train_prompt = o->train_prompt;
     dd.last_turn_only = o->last_only;
@@ -198,14 +192,14 @@ static void data_try(const buffer* b, const char* path, const judge_options* o) 
     memory_peak = memory_now;
     size_t before = memory_now;
     qlora_result r = qlora_text_data_load(text, &dd, b->data, b->size, &data);
-    must((r == QLORA_OK) == (qlora_text_last_error(text)[0] == '\0'));
-    must((r == QLORA_OK) == (data != NULL));
-    must(memory_peak - before <= 10 * b->size + 65536); // and the smallest arrays
+    require((r == QLORA_OK) == (qlora_text_last_error(text)[0] == '\0'));
+    require((r == QLORA_OK) == (data != NULL));
+    require(memory_peak - before <= 10 * b->size + 65536); // and the smallest arrays
     for (size_t i = 0; i < qlora_text_data_count(data); i++) {
         qlora_text_sample s;
-        must(qlora_text_sample_read(data, i, &s) == QLORA_OK && s.line > 0);
+        require(qlora_text_sample_read(data, i, &s) == QLORA_OK && s.line > 0);
         for (size_t k = 0; k < s.count; k++) {
-            must(s.ids[k] >= 0 && (s.labels[k] >= 0 || s.labels[k] == -100));
+            require(s.ids[k] >= 0 && (s.labels[k] >= 0 || s.labels[k] == -100));
         }
     }
     if (data != NULL) {
@@ -213,8 +207,8 @@ static void data_try(const buffer* b, const char* path, const judge_options* o) 
     } else if (getenv("QLORA_FUZZ_SAVE") != NULL) {
         fprintf(stderr, "refused: %s\n", qlora_text_last_error(text));
     }
-    must(qlora_text_data_close(data) == QLORA_OK);
-    must(qlora_text_chat_close(dd.chat) == QLORA_OK);
+    require(qlora_text_data_close(data) == QLORA_OK);
+    require(qlora_text_chat_close(dd.chat) == QLORA_OK);
 }
 
 // Returns the memory that was needed. `valid` is the file without the change.
@@ -230,11 +224,11 @@ static size_t tokenizer_try(const buffer* b, const buffer* valid) {
     memory_peak = memory_now;
     size_t before = memory_now;
     qlora_result r = qlora_text_tok_load(text, "fuzz", b->data, b->size, &tok);
-    must((r == QLORA_OK) == (qlora_text_last_error(text)[0] == '\0'));
+    require((r == QLORA_OK) == (qlora_text_last_error(text)[0] == '\0'));
     if (r == QLORA_OK) {
-        must(qlora_text_encode(tok, sample, sizeof sample - 1, QLORA_TEXT_SPECIAL, &ids) ==
-             QLORA_OK);
-        must(qlora_text_decode(tok, ids.data, ids.count, QLORA_TEXT_REPLACE, &back) == QLORA_OK);
+        require(qlora_text_encode(tok, sample, sizeof sample - 1, QLORA_TEXT_SPECIAL, &ids) ==
+                QLORA_OK);
+        require(qlora_text_decode(tok, ids.data, ids.count, QLORA_TEXT_REPLACE, &back) == QLORA_OK);
     }
     size_t used = memory_peak - before;
     if (r == QLORA_OK) {
@@ -244,8 +238,8 @@ static size_t tokenizer_try(const buffer* b, const buffer* valid) {
     }
     qlora_text_ids_free(text, &ids);
     qlora_text_bytes_free(text, &back);
-    must(qlora_text_tok_close(tok) == QLORA_OK && qlora_text_destroy(text) == QLORA_OK);
-    must(memory_now == started);
+    require(qlora_text_tok_close(tok) == QLORA_OK && qlora_text_destroy(text) == QLORA_OK);
+    require(memory_now == started);
     return used;
 }
 
@@ -262,8 +256,8 @@ static void file_save(const buffer* b) {
     const char* name = getenv("QLORA_FUZZ_SAVE");
     FILE* file = name != NULL ? fopen(name, "wb") : NULL;
     if (file != NULL) {
-        must(fwrite(b->data, 1, b->size, file) == b->size);
-        must(fclose(file) == 0);
+        require(fwrite(b->data, 1, b->size, file) == b->size);
+        require(fclose(file) == 0);
     }
 }
 
@@ -292,7 +286,7 @@ static void valid_try(void) {
                                         "tests/golden/text_spm.json"};
     size_t wanted = 0;
     for (size_t i = 0; i < TOKENIZERS; i++) {
-        must(buffer_file(names[i], &files[i]));
+        require(buffer_file(names[i], &files[i]));
         valid_memory[i] = tokenizer_try(&files[i], &files[i]);
     }
     for (unsigned i = 0; i < 3 * 4 * CHATS; i++) {
@@ -351,7 +345,7 @@ static void data_input(qlora__env* env, choices* c, size_t kind, unsigned option
     free(b.data);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+static int fuzz_files(const uint8_t* data, size_t size) {
     qlora_text* text = NULL;
     if (files[0].data == NULL) {
         valid_try();
@@ -361,7 +355,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     choices c = choices_of(data + 2, size - 2);
     size_t kind = data[0] % 8;
-    must(qlora_text_create(NULL, &text) == QLORA_OK); // for its env
+    require(qlora_text_create(NULL, &text) == QLORA_OK); // for its env
     if (kind < 6) {
         data_input(&text->env, &c, kind, data[1]);
     } else {
@@ -371,9 +365,9 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         file_save(&b);
         // and tables of 9 bytes for each of the 4096 ids that a file may leave out, which grow by
         // half and are copied
-        must(tokenizer_try(&b, &files[i]) <= valid_memory[i] + 10 * b.size + 3 * 9 * 4096);
+        require(tokenizer_try(&b, &files[i]) <= valid_memory[i] + 10 * b.size + 3 * 9 * 4096);
         free(b.data);
     }
-    must(qlora_text_destroy(text) == QLORA_OK);
+    require(qlora_text_destroy(text) == QLORA_OK);
     return 0;
 }

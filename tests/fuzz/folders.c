@@ -6,19 +6,11 @@
 // values of the configs (folder_models.h), the format of safetensors checked a second time, and for
 // checkpoints the same state as before. Sometimes a file call or an allocation fails as well. Run
 // it in the root of the repository, with -timeout=5.
-#ifndef QLORA_IMPLEMENTATION
-#define QLORA_STATIC
-#define QLORA_NO_CUDA
-#define QLORA_IMPLEMENTATION
-#endif
-#include "qlora.h"
 #include "formats_world.h"
 
 #include <regex.h>
 
 #include "fuzz/folder_models.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 #define FILES 16
 #define TOKENS 12
@@ -416,7 +408,7 @@ static void judge(const folders* f, const folder_config* config, int kind, int c
     must(world_end(&w), "memory was not given back", "");
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+static int fuzz_folders(const uint8_t* data, size_t size) {
     static folders all[FOLDER_CONFIGS];
     static world w;
     if (size < 4) {

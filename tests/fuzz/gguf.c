@@ -1,14 +1,6 @@
 // gguf.c - libFuzzer target: any bytes as a GGUF file.
 
-#ifndef QLORA_IMPLEMENTATION
-#define QLORA_STATIC
-#define QLORA_NO_CUDA
-#define QLORA_IMPLEMENTATION
-#endif
-#include "qlora.h"
 #include "formats_world.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 // Every value through every reader; each must fail with a message or give a value.
 static void fuzz_gguf_values(qlora__env* env, const qlora__gguf* g) {
@@ -46,7 +38,7 @@ static void fuzz_gguf_values(qlora__env* env, const qlora__gguf* g) {
     }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+static int fuzz_gguf(const uint8_t* data, size_t size) {
     static world w;
     static qlora__gguf_file f;
     static float out[256];

@@ -1,14 +1,6 @@
 // json.c - libFuzzer target: any bytes through the JSON reader, its queries and the writer.
 
-#ifndef QLORA_IMPLEMENTATION
-#define QLORA_STATIC
-#define QLORA_NO_CUDA
-#define QLORA_IMPLEMENTATION
-#endif
-#include "qlora.h"
 #include "formats_world.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 // Writes a number or string token and reads it back: it must have the same value.
 static void fuzz_json_again(world* w, const qlora__json* json, uint32_t token) {
@@ -43,7 +35,7 @@ static void fuzz_json_again(world* w, const qlora__json* json, uint32_t token) {
     qlora__string_free(&text);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+static int fuzz_json(const uint8_t* data, size_t size) {
     static world w;
     world_begin(&w);
     qlora__json json;

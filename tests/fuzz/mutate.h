@@ -23,23 +23,6 @@ static choices choices_of(const uint8_t* data, size_t size) {
     return c;
 }
 
-size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t room);
-size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t room, unsigned int seed);
-
-// Every second input consists of new choices. libFuzzer's own changes keep most of them, and try
-// the same few places of the files again and again.
-size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t room, unsigned int seed) {
-    uint64_t state = seed;
-    if (seed % 2 == 0 || room < 32) {
-        return LLVMFuzzerMutate(data, size, room);
-    }
-    for (size_t i = 0; i < 32; i++) {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        data[i] = (uint8_t)(state >> 40);
-    }
-    return 32;
-}
-
 // A number below `count`.
 static size_t choose(choices* c, size_t count) {
     size_t value = 0;
@@ -351,8 +334,7 @@ static void mutate_json(qlora__env* env, choices* c, buffer* b) {
 }
 
 // JSON: a member is added to one of the objects.
-static QLORA__UNUSED void mutate_member(qlora__env* env, choices* c, buffer* b,
-                                        const char* member) {
+static void mutate_member(qlora__env* env, choices* c, buffer* b, const char* member) {
     qlora__json json;
     size_t objects = 0;
     memset(&json, 0, sizeof json);
@@ -454,7 +436,7 @@ static void mutate_safetensors(qlora__env* env, choices* c, buffer* b) {
     }
 }
 
-static QLORA__UNUSED void mutate_file(qlora__env* env, choices* c, const char* name, buffer* b) {
+static void mutate_file(qlora__env* env, choices* c, const char* name, buffer* b) {
     size_t length = strlen(name);
     if (choose(c, 10) == 9) {
         mutate_bytes(c, b);

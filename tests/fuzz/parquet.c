@@ -3,15 +3,8 @@
 //
 // Bytes that start with PAR1 are a file. Otherwise the first byte selects what the rest is.
 
-#define QLORA_STATIC
-#define QLORA_TEXT_IMPLEMENTATION
-#include "qlora_text.h"
-
-#include "mutate.h"
-
-#include "../parquet_write.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+#include "fuzz/mutate.h"
+#include "parquet_write.h"
 
 // What one input may take: memory for pages, and JSON.
 enum { FUZZ_HELD = 1 << 24, FUZZ_TEXT = 1 << 22 };
@@ -105,7 +98,7 @@ static void read_block(const uint8_t* data, size_t size, bool snappy) {
     free(in);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+static int fuzz_parquet(const uint8_t* data, size_t size) {
     static const int codecs[4] = {0, 1, 2, 6};
     if (size >= 4 && memcmp(data, "PAR1", 4) == 0) {
         read_rows(data, size);

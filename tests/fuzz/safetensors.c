@@ -1,16 +1,8 @@
 // safetensors.c - libFuzzer target: any bytes as a safetensors file.
 
-#ifndef QLORA_IMPLEMENTATION
-#define QLORA_STATIC
-#define QLORA_NO_CUDA
-#define QLORA_IMPLEMENTATION
-#endif
-#include "qlora.h"
 #include "formats_world.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+static int fuzz_safetensors(const uint8_t* data, size_t size) {
     static world w;
     static qlora__st st;
     world_begin(&w);

@@ -297,7 +297,7 @@ static size_t second_lines(const unsigned char* from, const unsigned char* to) {
 
 // The records of JSON lines, of a list, or of the list "data" of an object, one after another; NULL
 // if there are none, and *ok = false if the text is something else.
-static QLORA__UNUSED second* second_records(const void* text, size_t size, bool* ok) {
+static second* second_records(const void* text, size_t size, bool* ok) {
     const unsigned char* begin = (const unsigned char*)text;
     bool mark = size >= 3 && memcmp(begin, "\xEF\xBB\xBF", 3) == 0;
     second_reader r = {begin + (mark ? 3 : 0), begin + size, 0};
@@ -390,7 +390,7 @@ static second* second_row(second_reader* r, const unsigned char* begin) {
 }
 
 // The rows of a CSV file as records; *ok = false if a row does not fit the header.
-static QLORA__UNUSED second* second_rows(const void* text, size_t size, bool* ok) {
+static second* second_rows(const void* text, size_t size, bool* ok) {
     const unsigned char* begin = (const unsigned char*)text;
     bool mark = size >= 3 && memcmp(begin, "\xEF\xBB\xBF", 3) == 0;
     second_reader r = {begin + (mark ? 3 : 0), begin + size, 0};
@@ -426,27 +426,12 @@ static second* second_find(second* object, const char* name) {
     return found != NULL && found->kind != SECOND_NULL ? found : NULL;
 }
 
-// The first of several names that is there.
-static QLORA__UNUSED second* second_find_any(second* object, const char* names) {
-    while (*names != '\0') {
-        char name[64];
-        size_t length = strcspn(names, " ");
-        snprintf(name, sizeof name, "%.*s", (int)length, names);
-        second* v = second_find(object, name);
-        if (v != NULL) {
-            return v;
-        }
-        names += length + (names[length] == ' ' ? 1 : 0);
-    }
-    return NULL;
-}
-
-static QLORA__UNUSED bool second_is(const second* v, second_kind kind) {
+static bool second_is(const second* v, second_kind kind) {
     return v != NULL && v->kind == kind;
 }
 
 // A whole number, written as one.
-static QLORA__UNUSED bool second_int(const second* v, long long* out) {
+static bool second_int(const second* v, long long* out) {
     if (!second_is(v, SECOND_NUMBER) || strpbrk(v->text, ".eE") != NULL || v->size > 18) {
         return false;
     }

@@ -4,32 +4,12 @@
 // none, a fixed conversation is used. The first byte selects the options. Run it in the root of the
 // repository: it uses a small tokenizer in tests/golden.
 
-#define QLORA_STATIC // the compiler leaves out what is not used
-#define QLORA_TEXT_IMPLEMENTATION
-#include "qlora_text.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
-
 static const char usual[] =
     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi <s>\"},{\"role\":\"assistant\",\"content\":"
     "\"yo\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"a\\\":1}\"}}]},{"
     "\"role\":"
     "\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"reasoning_content\":\"t\",\"content\":"
     "\"<think>x</think>bye\"}],\"tools\":[{\"type\":\"function\"}],\"d\":{\"a\":[1,2.5,null]}}";
-
-static qlora_text* lib(void) {
-    static qlora_text* text;
-    if (text == NULL && qlora_text_create(NULL, &text) != QLORA_OK) {
-        abort();
-    }
-    return text;
-}
-
-static void must(qlora_result result) {
-    if (result != QLORA_OK) {
-        abort();
-    }
-}
 
 // The rendering alone. Spans lie inside it.
 static void render(const char* source, size_t size, const char* json, size_t json_size,
@@ -119,7 +99,7 @@ static void train(const char* source, size_t size, const char* json, size_t json
     must(qlora_text_chat_close(chat));
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+static int fuzz_template(const uint8_t* data, size_t size) {
     if (size < 2) {
         return 0;
     }

@@ -4,26 +4,6 @@
 // text; if it is odd, the rest is text for the small tokenizers in tests/golden (run it in the root
 // of the repository), and the byte-exact one must return it unchanged.
 
-#define QLORA_STATIC // the compiler leaves out what is not used
-#define QLORA_TEXT_IMPLEMENTATION
-#include "qlora_text.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
-
-static qlora_text* lib(void) {
-    static qlora_text* text;
-    if (text == NULL && qlora_text_create(NULL, &text) != QLORA_OK) {
-        abort();
-    }
-    return text;
-}
-
-static void must(qlora_result result) {
-    if (result != QLORA_OK) {
-        abort(); // only a lack of memory is an error here
-    }
-}
-
 static void use(qlora_text_tok* tok, const char* text, size_t size, uint32_t flags, bool exact) {
     qlora_text_ids ids = {0};
     qlora_text_bytes back = {0};
@@ -50,7 +30,7 @@ static void use(qlora_text_tok* tok, const char* text, size_t size, uint32_t fla
     qlora_text_bytes_free(lib(), &parts);
 }
 
-static void fuzz_file(const uint8_t* data, size_t size) {
+static void use_file(const uint8_t* data, size_t size) {
     static const char text[] =
         "The caf\xC3\xA9's e\xCC\x81 <s>\xE2\x96\x81 12345\r\n\t x \xFF\xF0\x9F";
     uint64_t before = lib()->env.host_bytes;
@@ -70,7 +50,7 @@ static void fuzz_file(const uint8_t* data, size_t size) {
     }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+static int fuzz_tokenizer(const uint8_t* data, size_t size) {
     static qlora_text_tok* toks[2];
     static const char* const names[2] = {"tests/golden/text_byte.json",
                                          "tests/golden/text_spm.json"};
@@ -78,7 +58,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         return 0;
     }
     if (data[0] % 2 == 0) {
-        fuzz_file(data + 1, size - 1);
+        use_file(data + 1, size - 1);
         return 0;
     }
     size_t which = data[0] / 2 % 2;

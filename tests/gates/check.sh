@@ -1337,22 +1337,21 @@ gate_golden() {
 # CHECK_FUZZERS names sources to run instead of all; "FILE:SECONDS" gives one another time.
 gate_fuzz() {
     local f name seconds targets=()
-    ls tests/fuzz/*.c >/dev/null 2>&1 || skip "tests/fuzz has no fuzz targets"
     [[ $(compiler_with -fsanitize=address) == "$CLANG" ]] || skip "no clang with libFuzzer found"
     for f in ${CHECK_FUZZERS:-tests/fuzz/*.c}; do
-        targets+=("build/fuzz_$(basename "${f%:*}" .c)")
-    done
-    build -j2 "${targets[@]}" || return 1
-    for f in ${CHECK_FUZZERS:-tests/fuzz/*.c}; do
+        [[ $f != *library.c ]] || continue # all targets of a header
         name=fuzz_$(basename "${f%:*}" .c)
+        targets+=("build/$name")
         seconds=5
         [[ $f != *:* ]] || seconds=${f##*:}
         mkdir -p "build/$name.corpus"
         # An input may take five seconds, as in make soak, of a machine that other gates share.
-        "build/$name" -max_total_time="$seconds" -timeout=25 \
-            -artifact_prefix="build/$name." "build/$name.corpus" >"$OUT/$name.out" 2>&1 ||
-            fault "$name: $(tail -20 "$OUT/$name.out")"
-    done
+        echo "build/$name -max_total_time=$seconds -timeout=25 -artifact_prefix=build/$name." \
+            "build/$name.corpus >$OUT/$name.out 2>&1 ||" \
+            "{ echo $name:; tail -20 $OUT/$name.out; false; }"
+    done >$OUT/commands
+    build -j2 "${targets[@]}" CFLAGS=-Werror || return 1
+    run_all $OUT/commands
 }
 
 # Compiles for another processor, and runs what depends on it under qemu if it is found. The

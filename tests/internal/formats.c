@@ -7,15 +7,9 @@
 #include <stdio.h>
 
 // The fuzz targets, so that past findings are tested again.
-#define LLVMFuzzerTestOneInput fuzz_json_one
 #include "fuzz/json.c"
-#undef LLVMFuzzerTestOneInput
-#define LLVMFuzzerTestOneInput fuzz_safetensors_one
 #include "fuzz/safetensors.c"
-#undef LLVMFuzzerTestOneInput
-#define LLVMFuzzerTestOneInput fuzz_config_one
 #include "fuzz/config.c"
-#undef LLVMFuzzerTestOneInput
 
 SUITE_EXTERN(formats_suite);
 
@@ -2665,9 +2659,9 @@ TEST found_inputs_stay_harmless(void) {
     static const struct {
         const char* target;
         int (*run)(const uint8_t*, size_t);
-    } targets[] = {{"json.", fuzz_json_one},
-                   {"safetensors.", fuzz_safetensors_one},
-                   {"config.", fuzz_config_one}};
+    } targets[] = {{"json.", fuzz_json},
+                   {"safetensors.", fuzz_safetensors},
+                   {"config.", fuzz_config}};
     int runs = 0;
     DIR* dir = opendir("tests/golden/formats");
     if (!dir) {

@@ -1,10 +1,6 @@
 // gguf.c - reading GGUF files: built in memory, and, if the shared folder is present, real ones.
 // Included after formats.c, whose helpers it uses.
 
-#define LLVMFuzzerTestOneInput fuzz_gguf_one
-#include "fuzz/gguf.c"
-#undef LLVMFuzzerTestOneInput
-
 SUITE_EXTERN(gguf_suite);
 
 // ---- a small file, piece by piece ----
