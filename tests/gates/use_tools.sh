@@ -484,9 +484,11 @@ merging() {
 }
 
 # A chat keeps its cache: what it says is what each turn says on its own, and only what is new is
-# computed. What a template drops from earlier turns (here, all of them) is computed again.
+# computed. What a template drops from earlier turns (here, all of them) is computed again. In f32:
+# bf16, which auto may be, rounds prompts and single tokens differently.
 turns() { # turns MODEL
     local talk=("$root/$B/generate" --model "$1" --chat --temperature 0 --max-tokens 8 --stats) kept
+    talk+=(--mode f32)
     printf 'hello\nand then\n/clear\nhello\n' | "${talk[@]}" >out 2>err
     kept=$(sed -n 's/.*prompt: [0-9]* tokens (\([0-9]*\) in the cache).*/\1/p' err | tr '\n' ' ')
     [[ $(sed -n 1p out) == "$(sed -n 3p out)" && $kept =~ ^1[0-9][0-9]\ 9[0-9]\ $ ]]
