@@ -66,9 +66,11 @@
        text/jinja_run        statements and macros
        text/jinja_api        templates as objects
        text/chat_formats    built-in chat templates
+       text/chat_template   which file of a folder has the template
        text/chat            which template a model has
        text/chat_output     rendered texts to ids and labels
        text/chat_encode     conversations to ids, and what is trained
+       text/chat_save       the format of a chat, kept with an adapter
        text/samples         samples in memory, or found again in a file
        text/input           the bytes of a data file, in order
        text/input_gzip      those inside gzip
@@ -517,7 +519,7 @@ QLORA_API qlora_result qlora_text_tok_open_with(qlora_text* text, const char* fo
                                                 qlora_text_tok** out);
 // Writes the tokenizer files of a folder with these tokens, whose ids are set, to the folder `to`:
 // tokenizer.json, tokenizer_config.json, and added_tokens.json, special_tokens_map.json and chat
-// templates where they exist. transformers reads them.
+// templates where they exist. transformers reads them. See also qlora_text_chat_save.
 QLORA_API qlora_result qlora_text_tok_save(qlora_text* text, const char* folder,
                                            const qlora_text_new_token* tokens, size_t count,
                                            const char* to);
@@ -527,6 +529,7 @@ enum {
     QLORA_TEXT_LITERAL = 2,  // encode: special tokens that are spelt out are ordinary text
     QLORA_TEXT_CONTINUE = 4, // encode: the text continues another one; no space is prepended
     QLORA_TEXT_SKIP = 8,     // decode: skip special tokens
+    QLORA_TEXT_BOS = 32,     // encode: BOS first, unless the text begins with it, as in training
     QLORA_TEXT_REPLACE = 16  // decode: U+FFFD for invalid UTF-8, as the tokenizers library does
 };
 
@@ -615,6 +618,10 @@ typedef struct qlora_text_chat_desc {
     // generation_config.json and config.json are read if they exist. Or a GGUF file, which has the
     // same inside. NULL = none.
     const char* folder;
+    // Where the tokenizer comes from, if not from `folder`: an adapter's folder, whose chat
+    // template and tokenizer_config.json come before the model's, as in transformers. NULL =
+    // `folder`.
+    const char* tokenizer_folder;
     // A built-in format: chatml, llama3, mistral, alpaca, plain, ...; NULL = the model's template,
     // else a format whose tokens the tokenizer has, else alpaca.
     const char* name;
@@ -640,8 +647,19 @@ typedef struct qlora_text_chat_info {
     size_t stop_count;
     const char* missing; // the end marker of the built-in format, if the tokenizer does not have it
                          // and it is therefore ordinary text, followed by eos; otherwise NULL
+    bool own;            // the template is that of tokenizer_folder
+    bool replaced;       // tokenizer_folder has another template than the one that was chosen
 } qlora_text_chat_info;
 QLORA_API qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* out);
+
+// Keeps the format of a chat with an adapter that was trained with it: writes the tokenizer files
+// of `folder` to the folder `to`, as qlora_text_tok_save does, with the chat's template. There,
+// transformers and qlora_text_chat_open (tokenizer_folder) find what was trained. If `folder` has
+// no tokenizer.json or is a GGUF file, only chat_template.jinja is written. A format that neither
+// the caller nor a folder chose is written only if a conversation was encoded with it.
+QLORA_API qlora_result qlora_text_chat_save(qlora_text_chat* chat, const char* folder,
+                                            const qlora_text_new_token* tokens, size_t count,
+                                            const char* to);
 
 // Appends the ids and, unless `labels` is NULL, as many labels: -100 where nothing is trained.
 // With `prompt` the result ends where the assistant's answer begins.
@@ -15455,6 +15473,9 @@ int32_t qlora_text_tok_find(const qlora_text_tok* tok, const char* token) {
 
 // New tokens: the tokenizer's files with more tokens.
 
+#define QLORA__TEXT_TOOLS_FOLDER "additional_chat_templates"
+#define QLORA__TEXT_TOOLS_FILE QLORA__TEXT_TOOLS_FOLDER "/tool_use.jinja"
+
 // One edit of a JSON text: `insert` replaces the bytes from `at` to `end`.
 typedef struct qlora__text_edit {
     size_t at;
@@ -15720,29 +15741,79 @@ qlora_result qlora_text_tok_open_with(qlora_text* text, const char* folder,
     return r;
 }
 
+// Gives the object in a JSON text a member that is a string, or replaces it.
+static qlora_result qlora__text_member_set(qlora__env* env, const char* path,
+                                           const qlora_text_bytes* file, const char* name,
+                                           const char* value, size_t size, qlora__string* out) {
+    qlora__json json;
+    qlora__text_edit e;
+    memset(&e, 0, sizeof e);
+    QLORA__TRY(qlora__json_parse(env, path, file->data, file->count, 0, &json));
+    qlora_result r = QLORA_OK;
+    if (qlora__json_kind_of(&json, 0) != QLORA__JSON_OBJECT) {
+        r = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", path);
+    }
+    uint32_t at = r == QLORA_OK ? qlora__json_find(&json, 0, name) : 0;
+    if (r == QLORA_OK) {
+        size_t quotes = qlora__json_kind_of(&json, at) == QLORA__JSON_STRING ? 1 : 0;
+        e.at = at != 0 ? json.tokens[at].begin - quotes : json.tokens[0].begin + 1u;
+        e.end = at != 0 ? json.tokens[at].end + quotes : e.at;
+        qlora__string_begin(env, &e.insert);
+        if (at == 0) {
+            qlora__json_write_quoted(&e.insert, name, strlen(name));
+            qlora__string_puts(&e.insert, ": ");
+        }
+        qlora__json_write_quoted(&e.insert, value, size);
+        qlora__string_puts(&e.insert, at == 0 && json.tokens[0].count > 0 ? ", " : "");
+        qlora__text_edit_apply(&e, file, out);
+        r = out->result;
+        qlora__string_free(&e.insert);
+    }
+    qlora__json_free(env, &json);
+    return r;
+}
+
+// The files of a tokenizer, on their way to another folder.
+typedef struct qlora__text_carry {
+    const char* folder;
+    const char* to;
+    const qlora_text_new_token* tokens;
+    size_t count;
+    const char* template_; // replaces that of the folder; NULL: its own
+    size_t template_size;
+} qlora__text_carry;
+
 // Writes one file of the folder to `to`, if it exists; kind NULL = a copy.
-static qlora_result qlora__text_file_carry(qlora__env* env, const char* folder, const char* name,
-                                           const qlora__text_token_file* kind,
-                                           const qlora_text_new_token* tokens, size_t count,
-                                           const char* to) {
+static qlora_result qlora__text_file_carry(qlora__env* env, const qlora__text_carry* c,
+                                           const char* name, const qlora__text_token_file* kind) {
     static const char plain[] = "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\"\n}";
     char from[QLORA__PATH_ROOM];
     char path[QLORA__PATH_ROOM];
     qlora_text_bytes file;
     qlora__string out;
     bool found = false;
+    bool config = strcmp(name, "tokenizer_config.json") == 0;
     memset(&file, 0, sizeof(file));
-    QLORA__TRY(qlora__path_join(env, folder, name, from));
-    QLORA__TRY(qlora__path_join(env, to, name, path));
+    QLORA__TRY(qlora__path_join(env, c->folder, name, from));
+    QLORA__TRY(qlora__path_join(env, c->to, name, path));
     qlora__string_begin(env, &out);
-    qlora_result r = qlora__text_folder_read(env, folder, name, &file, &found);
-    if (r == QLORA_OK && !found && strcmp(name, "tokenizer_config.json") == 0) {
+    qlora_result r = qlora__text_folder_read(env, c->folder, name, &file, &found);
+    if (r == QLORA_OK && !found && config) {
         // Without it, transformers would look for the class in a config that adapters lack.
         found = true;
         r = qlora__text_bytes_add(env, &file, plain, sizeof plain - 1);
     }
     if (r == QLORA_OK && found && kind != NULL) {
-        r = qlora__text_file_extend(env, from, kind, &file, tokens, count, &out);
+        r = qlora__text_file_extend(env, from, kind, &file, c->tokens, c->count, &out);
+    }
+    if (r == QLORA_OK && config && c->template_ != NULL) {
+        file.count = 0;
+        r = qlora__text_bytes_add(env, &file, out.data, out.size);
+        qlora__string_free(&out);
+        qlora__string_begin(env, &out);
+        r = r == QLORA_OK ? qlora__text_member_set(env, from, &file, "chat_template", c->template_,
+                                                   c->template_size, &out)
+                          : r;
     }
     if (r == QLORA_OK && found) {
         r = kind != NULL ? qlora__file_write(env, path, out.data, out.size)
@@ -15753,26 +15824,51 @@ static qlora_result qlora__text_file_carry(qlora__env* env, const char* folder, 
     return r;
 }
 
-static qlora_result qlora__text_tok_save(qlora__env* env, const char* folder,
-                                         const qlora_text_new_token* tokens, size_t count,
-                                         const char* to) {
+// The template for tools of the folder, in a folder of its own.
+static qlora_result qlora__text_tools_carry(qlora__env* env, const qlora__text_carry* c) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    QLORA__TRY(qlora__path_join(env, c->folder, QLORA__TEXT_TOOLS_FILE, path));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
+    if (!exists) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__path_join(env, c->to, QLORA__TEXT_TOOLS_FOLDER, path));
+    QLORA__TRY(qlora__dir_make(env, path));
+    return qlora__text_file_carry(env, c, QLORA__TEXT_TOOLS_FILE, NULL);
+}
+
+static qlora_result qlora__text_tok_save(qlora__env* env, const qlora__text_carry* c) {
     static const char* const copies[] = {"special_tokens_map.json", "chat_template.jinja",
                                          "chat_template.json"};
     qlora_text_bytes file;
     memset(&file, 0, sizeof(file));
-    qlora_result r = qlora__text_new_check(env, tokens, count);
-    r = r == QLORA_OK ? qlora__text_new_read(env, folder, &file) : r;
+    qlora_result r = qlora__text_new_check(env, c->tokens, c->count);
+    r = r == QLORA_OK ? qlora__text_new_read(env, c->folder, &file) : r;
     qlora__text_bytes_free(env, &file);
     QLORA__TRY(r);
-    for (size_t i = 0; i < QLORA__TEXT_COUNT(copies); i++) {
-        QLORA__TRY(qlora__text_file_carry(env, folder, copies[i], NULL, tokens, count, to));
+    for (size_t i = 0; i < (c->template_ == NULL ? QLORA__TEXT_COUNT(copies) : 1); i++) {
+        QLORA__TRY(qlora__text_file_carry(env, c, copies[i], NULL));
     }
+    QLORA__TRY(c->template_ == NULL ? qlora__text_tools_carry(env, c) : QLORA_OK);
     // tokenizer.json last: it is what the others belong to
     for (size_t i = QLORA__TEXT_COUNT(qlora__text_token_files); i-- > 0;) {
         const qlora__text_token_file* kind = &qlora__text_token_files[i];
-        QLORA__TRY(qlora__text_file_carry(env, folder, kind->name, kind, tokens, count, to));
+        QLORA__TRY(qlora__text_file_carry(env, c, kind->name, kind));
     }
     return QLORA_OK;
+}
+
+static qlora__text_carry qlora__text_carry_of(const char* folder,
+                                              const qlora_text_new_token* tokens, size_t count,
+                                              const char* to) {
+    qlora__text_carry c;
+    memset(&c, 0, sizeof c);
+    c.folder = folder;
+    c.tokens = tokens;
+    c.count = count;
+    c.to = to;
+    return c;
 }
 
 qlora_result qlora_text_tok_save(qlora_text* text, const char* folder,
@@ -15786,7 +15882,8 @@ qlora_result qlora_text_tok_save(qlora_text* text, const char* folder,
     if (tokens == NULL && count > 0) {
         return qlora__env_fail(&text->env, QLORA_ERR_ARGUMENT, "tokens is NULL");
     }
-    return qlora__text_tok_save(&text->env, folder, tokens, count, to);
+    qlora__text_carry c = qlora__text_carry_of(folder, tokens, count, to);
+    return qlora__text_tok_save(&text->env, &c);
 }
 
 //@@ src/text/encode.h
@@ -16085,6 +16182,18 @@ static qlora_result qlora__text_ids_append(qlora__env* env, qlora_text_ids* ids,
     return QLORA_OK;
 }
 
+// BOS before ids[begin..), unless they start with it: a text may bring its own.
+static qlora_result qlora__text_bos_first(qlora__env* env, int32_t bos, qlora_text_ids* ids,
+                                          size_t begin) {
+    if (bos < 0 || (ids->count > begin && ids->data[begin] == bos)) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__text_ids_add(env, ids, bos));
+    memmove(ids->data + begin + 1, ids->data + begin, (ids->count - begin - 1) * sizeof(int32_t));
+    ids->data[begin] = bos;
+    return QLORA_OK;
+}
+
 // Text to ids, for the public call and for chats and data.
 static qlora_result qlora__text_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
                                        size_t length, uint32_t flags, qlora_text_ids* out) {
@@ -16120,6 +16229,9 @@ qlora_result qlora_text_encode(qlora_text_tok* tok, const char* text, size_t len
     }
     size_t before = out->count;
     qlora_result r = qlora__text_encode(env, tok, text, length, flags, out);
+    if (r == QLORA_OK && (flags & QLORA_TEXT_BOS) != 0) {
+        r = qlora__text_bos_first(env, qlora__text_tok_bos(tok), out, before);
+    }
     out->count = r == QLORA_OK ? out->count : before;
     return r;
 }
@@ -27804,43 +27916,15 @@ static const char* qlora__text_find(const char* text, size_t size, const char* w
     return NULL;
 }
 
-//@@ src/text/chat.h
+//@@ src/text/chat_template.h
 
-// Chats: which template a model has, and its special tokens.
+// The chat template of a folder: which of its files has it.
 
-// A string that is freed with the chat.
+// A string that is freed with what has it.
 typedef struct qlora__text_owned {
     char* data;
     size_t size; // one byte more is allocated
 } qlora__text_owned;
-
-struct qlora_text_chat {
-    qlora_text* text;
-    qlora_text_tok* tok;
-    qlora_text_template* template_;  // renders conversations
-    qlora_text_template* with_tools; // for those with tools, where the model has one; may be NULL
-    const char* name;                // of a built-in format, or "model"
-    const char* source;
-    const char* missing; // the end marker of the format, if the tokenizer lacks it
-    bool built_in;
-    bool keeps_strings[2];       // the template (with tools) asks whether arguments are a string
-    bool blocks;                 // what is trained comes from generation blocks
-    qlora__text_owned tokens[4]; // the texts of bos_token, eos_token, pad_token, unk_token
-    int64_t clock;
-    int64_t users; // streams of data that use it
-    int32_t bos;
-    int32_t eos;
-    int32_t stops[QLORA__TEXT_MAX_STOPS];
-    size_t stop_count;
-    qlora__json* parsed; // arguments that were strings, during a rendering
-    size_t parsed_count;
-    size_t parsed_capacity;
-};
-
-static const char* const qlora__text_token_names[4] = {"bos_token", "eos_token", "pad_token",
-                                                       "unk_token"};
-// 2024-07-26T12:00:00. A fixed day, so that training does not depend on when it happens.
-#define QLORA__TEXT_CLOCK 1721995200
 
 static void qlora__text_owned_free(qlora__env* env, qlora__text_owned* owned) {
     qlora__env_free(env, owned->data, owned->size + 1);
@@ -27852,10 +27936,156 @@ static qlora_result qlora__text_owned_set(qlora__env* env, qlora__text_owned* ow
     return qlora__text_copy(env, data, size, &owned->data, &owned->size);
 }
 
+static bool qlora__text_owned_same(const qlora__text_owned* a, const qlora__text_owned* b) {
+    return (a->data == NULL) == (b->data == NULL) && a->size == b->size &&
+           (a->size == 0 || memcmp(a->data, b->data, a->size) == 0);
+}
+
+typedef struct qlora__text_found {
+    qlora__text_owned text;  // data is NULL: the folder has no template
+    qlora__text_owned tools; // for conversations with tools; data is NULL: the same
+    const char* source;      // in words
+    const char* tools_source;
+} qlora__text_found;
+
+static void qlora__text_found_free(qlora__env* env, qlora__text_found* found) {
+    qlora__text_owned_free(env, &found->text);
+    qlora__text_owned_free(env, &found->tools);
+}
+
+// chat_template: a string, or [{"name", "template"}]: the one with that name, or NULL. `any`: else
+// the first.
+static const qlora__json_token* qlora__text_config_template(const qlora__json* json,
+                                                            const char* wanted, bool any) {
+    const qlora__json_token* value = qlora__text_json_get(json, json->tokens, "chat_template");
+    if (value == NULL || value->kind != QLORA__JSON_ARRAY) {
+        return any && qlora__text_json_string(value) ? value : NULL;
+    }
+    const qlora__json_token* item = value + 1;
+    const qlora__json_token* found = NULL;
+    for (uint32_t i = 0; i < value->count; i++) {
+        const qlora__json_token* name = qlora__text_json_get(json, item, "name");
+        if ((found == NULL && any) || qlora__text_json_is(json, name, wanted)) {
+            found = qlora__text_json_get(json, item, "template");
+        }
+        item = qlora__text_json_next(json, item);
+    }
+    return qlora__text_json_string(found) ? found : NULL;
+}
+
+// chat_template.jinja, and that for tools beside it.
+static qlora_result qlora__text_found_jinja(qlora__env* env, const char* folder,
+                                            qlora__text_found* out) {
+    static const char* const names[2] = {"chat_template.jinja", QLORA__TEXT_TOOLS_FILE};
+    qlora__text_owned* texts[2] = {&out->text, &out->tools};
+    bool found = true;
+    for (size_t i = 0; i < 2 && found; i++) {
+        qlora_text_bytes file;
+        memset(&file, 0, sizeof(file));
+        found = false;
+        qlora_result r = qlora__text_folder_read(env, folder, names[i], &file, &found);
+        if (r == QLORA_OK && found) {
+            r = qlora__text_owned_set(env, texts[i], file.data, file.count);
+        }
+        qlora__text_bytes_free(env, &file);
+        QLORA__TRY(r);
+    }
+    out->source = names[0];
+    out->tools_source = names[1];
+    return QLORA_OK;
+}
+
+// Those in a JSON file.
+static qlora_result qlora__text_found_json(qlora__env* env, const char* folder, const char* name,
+                                           const char* source, qlora__text_found* out) {
+    qlora_text_bytes file;
+    qlora__json json;
+    bool found = false;
+    memset(&file, 0, sizeof(file));
+    qlora_result r = qlora__text_folder_read(env, folder, name, &file, &found);
+    if (r == QLORA_OK && found) {
+        r = qlora__text_json(env, name, file.data, file.count, &json);
+        found = r == QLORA_OK;
+    }
+    qlora__text_bytes_free(env, &file);
+    if (r != QLORA_OK || !found) {
+        return r;
+    }
+    const qlora__json_token* text = qlora__text_config_template(&json, "default", true);
+    const qlora__json_token* tools = qlora__text_config_template(&json, "tool_use", false);
+    if (text != NULL) {
+        out->source = source;
+        out->tools_source = source;
+        r = qlora__text_owned_set(env, &out->text, qlora__text_json_text(&json, text),
+                                  qlora__text_json_size(text));
+    }
+    if (r == QLORA_OK && text != NULL && tools != NULL) {
+        r = qlora__text_owned_set(env, &out->tools, qlora__text_json_text(&json, tools),
+                                  qlora__text_json_size(tools));
+    }
+    qlora__json_free(env, &json);
+    return r;
+}
+
+// The first file that has one. `folder` may also be a GGUF file. Free the result also on failure.
+static qlora_result qlora__text_found_read(qlora__env* env, const char* folder,
+                                           qlora__text_found* out) {
+    memset(out, 0, sizeof(*out));
+    QLORA__TRY(qlora__text_found_jinja(env, folder, out));
+    if (out->text.data == NULL) {
+        QLORA__TRY(
+            qlora__text_found_json(env, folder, "chat_template.json", "chat_template.json", out));
+    }
+    return out->text.data != NULL
+               ? QLORA_OK
+               : qlora__text_found_json(env, folder, "tokenizer_config.json",
+                                        "the chat_template in tokenizer_config.json", out);
+}
+
+//@@ src/text/chat.h
+
+// Chats: which template a model has, and its special tokens.
+
+struct qlora_text_chat {
+    qlora_text* text;
+    qlora_text_tok* tok;
+    qlora_text_template* template_;  // renders conversations
+    qlora_text_template* with_tools; // for those with tools, where the model has one; may be NULL
+    const char* name;                // of a built-in format, or "model"
+    const char* source;
+    const char* missing; // the end marker of the format, if the tokenizer lacks it
+    bool built_in;
+    bool guessed;                // nobody chose the format: neither the caller nor a folder
+    bool used;                   // a conversation was rendered
+    bool own;                    // the template is that of tokenizer_folder
+    bool replaced;               // tokenizer_folder has another one
+    qlora__text_owned shown[2];  // the source of the template (with tools)
+    bool keeps_strings[2];       // the template (with tools) asks whether arguments are a string
+    bool blocks;                 // what is trained comes from generation blocks
+    qlora__text_owned tokens[4]; // the texts of bos_token, eos_token, pad_token, unk_token
+    int64_t clock;
+    int64_t users; // streams of data that use it
+    int32_t bos;
+    int32_t eos;
+    int32_t stops[QLORA__TEXT_MAX_STOPS];
+    size_t stop_count;
+    qlora__stop_ids config_stops; // while it is opened
+    qlora__json* parsed; // arguments that were strings, during a rendering
+    size_t parsed_count;
+    size_t parsed_capacity;
+};
+
+static const char* const qlora__text_token_names[4] = {"bos_token", "eos_token", "pad_token",
+                                                       "unk_token"};
+// 2024-07-26T12:00:00. A fixed day, so that training does not depend on when it happens.
+#define QLORA__TEXT_CLOCK 1721995200
+
 static void qlora__text_chat_free(qlora__env* env, qlora_text_chat* chat) {
     for (size_t i = 0; i < 4; i++) {
         qlora__text_owned_free(env, &chat->tokens[i]);
     }
+    qlora__text_owned_free(env, &chat->shown[0]);
+    qlora__text_owned_free(env, &chat->shown[1]);
     if (chat->template_ != NULL) {
         qlora__jin_template_free(env, chat->template_);
     }
@@ -27908,10 +28138,35 @@ static bool qlora__text_asks_string(const qlora__jin_node* first) {
     return false;
 }
 
+static qlora_result qlora__text_chat_built_in(qlora_text_chat* chat,
+                                              const qlora__text_format* format,
+                                              const char* source) {
+    size_t size = strlen(format->source);
+    QLORA__TRY(qlora__text_owned_set(&chat->text->env, &chat->shown[0], format->source, size));
+    QLORA__TRY(
+        qlora__jin_compile(chat->text, format->name, format->source, size, &chat->template_));
+    chat->name = format->name;
+    chat->source = source;
+    chat->built_in = true;
+    if (format->end != NULL && qlora__text_tok_find(chat->tok, format->end) < 0) {
+        chat->missing = format->end;
+    }
+    return QLORA_OK;
+}
+
+// A file with the text of a built-in format is that format: it was written with an adapter, and is
+// to be tokenized as in training.
 static qlora_result qlora__text_chat_compile(qlora_text_chat* chat, const char* source,
                                              const char* text, size_t size) {
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_formats); i++) {
+        const qlora__text_format* format = &qlora__text_formats[i];
+        if (strlen(format->source) == size && memcmp(format->source, text, size) == 0) {
+            return qlora__text_chat_built_in(chat, format, source);
+        }
+    }
     chat->source = source;
     chat->name = "model";
+    QLORA__TRY(qlora__text_owned_set(&chat->text->env, &chat->shown[0], text, size));
     QLORA__TRY(qlora__jin_compile(chat->text, source, text, size, &chat->template_));
     chat->keeps_strings[0] = qlora__text_asks_string(chat->template_->root->c);
     return QLORA_OK;
@@ -27920,22 +28175,9 @@ static qlora_result qlora__text_chat_compile(qlora_text_chat* chat, const char* 
 // The template for conversations with tools, where a model has two.
 static qlora_result qlora__text_chat_compile_tools(qlora_text_chat* chat, const char* source,
                                                    const char* text, size_t size) {
+    QLORA__TRY(qlora__text_owned_set(&chat->text->env, &chat->shown[1], text, size));
     QLORA__TRY(qlora__jin_compile(chat->text, source, text, size, &chat->with_tools));
     chat->keeps_strings[1] = qlora__text_asks_string(chat->with_tools->root->c);
-    return QLORA_OK;
-}
-
-static qlora_result qlora__text_chat_built_in(qlora_text_chat* chat,
-                                              const qlora__text_format* format,
-                                              const char* source) {
-    QLORA__TRY(qlora__jin_compile(chat->text, format->name, format->source, strlen(format->source),
-                                  &chat->template_));
-    chat->name = format->name;
-    chat->source = source;
-    chat->built_in = true;
-    if (format->end != NULL && qlora__text_tok_find(chat->tok, format->end) < 0) {
-        chat->missing = format->end;
-    }
     return QLORA_OK;
 }
 
@@ -27950,31 +28192,9 @@ static const char* qlora__text_config_text(const qlora__json* json, const char* 
     return qlora__text_json_cstring(json, value);
 }
 
-// chat_template: a string, or [{"name", "template"}]: the one with that name, or NULL. `any`: else
-// the first.
-static const qlora__json_token* qlora__text_config_template(const qlora__json* json,
-                                                            const char* wanted, bool any) {
-    const qlora__json_token* value = qlora__text_json_get(json, json->tokens, "chat_template");
-    if (value == NULL || value->kind != QLORA__JSON_ARRAY) {
-        return any && qlora__text_json_string(value) ? value : NULL;
-    }
-    const qlora__json_token* item = value + 1;
-    const qlora__json_token* found = NULL;
-    for (uint32_t i = 0; i < value->count; i++) {
-        const qlora__json_token* name = qlora__text_json_get(json, item, "name");
-        if ((found == NULL && any) || qlora__text_json_is(json, name, wanted)) {
-            found = qlora__text_json_get(json, item, "template");
-        }
-        item = qlora__text_json_next(json, item);
-    }
-    return qlora__text_json_string(found) ? found : NULL;
-}
-
-// tokenizer_config.json (or chat_template.json): special tokens, and the template unless it has a
-// file of its own.
-static qlora_result qlora__text_config_tokenizer(qlora__env* env, qlora_text_chat* chat,
-                                                 const qlora__json* json, const char* source,
-                                                 bool wanted) {
+// tokenizer_config.json (or chat_template.json): special tokens.
+static qlora_result qlora__text_config_tokens(qlora__env* env, qlora_text_chat* chat,
+                                              const qlora__json* json) {
     for (size_t i = 0; i < 4; i++) {
         const char* token = qlora__text_config_text(json, qlora__text_token_names[i]);
         if (token != NULL) {
@@ -27982,89 +28202,87 @@ static qlora_result qlora__text_config_tokenizer(qlora__env* env, qlora_text_cha
             QLORA__TRY(qlora__text_owned_set(env, &chat->tokens[i], token, strlen(token)));
         }
     }
-    const qlora__json_token* found = qlora__text_config_template(json, "default", true);
-    if (found == NULL || chat->template_ != NULL || !wanted) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__text_chat_compile(chat, source, qlora__text_json_text(json, found),
-                                        qlora__text_json_size(found)));
-    const qlora__json_token* tools = qlora__text_config_template(json, "tool_use", false);
-    return tools == NULL
-               ? QLORA_OK
-               : qlora__text_chat_compile_tools(chat, source, qlora__text_json_text(json, tools),
-                                                qlora__text_json_size(tools));
+    return QLORA_OK;
 }
 
 // config.json and generation_config.json, read in this order: see formats/stop_ids.h.
-static qlora_result qlora__text_config_stops(qlora__env* env, const qlora__json* json,
-                                             qlora__stop_ids* stops) {
+static qlora_result qlora__text_config_stops(qlora__env* env, qlora_text_chat* chat,
+                                             const qlora__json* json) {
     uint32_t inner = qlora__json_find(json, 0, "text_config");
     bool nested = inner != 0 && qlora__json_kind_of(json, inner) == QLORA__JSON_OBJECT;
-    return qlora__stop_ids_read(env, json, nested ? inner : 0, INT32_MAX, stops);
+    return qlora__stop_ids_read(env, json, nested ? inner : 0, INT32_MAX, &chat->config_stops);
 }
 
-typedef struct qlora__text_folder {
-    qlora_text_chat* chat;
-    const char* path;
-    bool wanted; // take the template
-    qlora__stop_ids stops;
-} qlora__text_folder;
-
-enum {
-    QLORA__TEXT_FILE_TEMPLATE,
-    QLORA__TEXT_FILE_TOOLS,
-    QLORA__TEXT_FILE_TEMPLATE_JSON,
-    QLORA__TEXT_FILE_TOKENIZER,
-    QLORA__TEXT_FILE_CONFIG
-};
-
-static qlora_result qlora__text_folder_file(qlora__env* env, qlora__text_folder* folder, int which,
-                                            const char* name, const qlora_text_bytes* file) {
-    qlora_text_chat* chat = folder->chat;
-    if (which == QLORA__TEXT_FILE_TEMPLATE) {
-        return folder->wanted
-                   ? qlora__text_chat_compile(chat, "chat_template.jinja", file->data, file->count)
-                   : QLORA_OK;
-    }
-    if (which == QLORA__TEXT_FILE_TOOLS) { // beside chat_template.jinja only
-        return folder->wanted && chat->template_ != NULL
-                   ? qlora__text_chat_compile_tools(chat, name, file->data, file->count)
-                   : QLORA_OK;
-    }
+// Calls `read` with a JSON file of a folder, if there is such a file.
+typedef qlora_result (*qlora__text_read_fn)(qlora__env* env, qlora_text_chat* chat,
+                                            const qlora__json* json);
+static qlora_result qlora__text_folder_json(qlora__env* env, qlora_text_chat* chat,
+                                            const char* path, const char* name,
+                                            qlora__text_read_fn read, bool* found) {
+    qlora_text_bytes file;
     qlora__json json;
-    QLORA__TRY(qlora__text_json(env, name, file->data, file->count, &json));
-    qlora_result r =
-        which >= QLORA__TEXT_FILE_CONFIG
-            ? qlora__text_config_stops(env, &json, &folder->stops)
-            : qlora__text_config_tokenizer(env, chat, &json,
-                                           which == QLORA__TEXT_FILE_TOKENIZER
-                                               ? "the chat_template in tokenizer_config.json"
-                                               : "chat_template.json",
-                                           folder->wanted);
-    qlora__json_free(env, &json);
+    memset(&file, 0, sizeof(file));
+    *found = false;
+    qlora_result r = qlora__text_folder_read(env, path, name, &file, found);
+    if (r == QLORA_OK && *found) {
+        r = qlora__text_json(env, name, file.data, file.count, &json);
+        if (r == QLORA_OK) {
+            r = read(env, chat, &json);
+            qlora__json_free(env, &json);
+        }
+    }
+    qlora__text_bytes_free(env, &file);
     return r;
 }
 
-static qlora_result qlora__text_folder_load(qlora__env* env, qlora__text_folder* folder) {
-    static const char* const names[] = {
-        "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
-        "chat_template.json",  "tokenizer_config.json",
-        "config.json",         "generation_config.json"};
-    qlora_result r = QLORA_OK;
-    for (size_t i = 0; r == QLORA_OK && i < QLORA__TEXT_COUNT(names); i++) {
-        qlora_text_bytes file;
-        bool found = false;
-        memset(&file, 0, sizeof(file));
-        r = qlora__text_folder_read(env, folder->path, names[i], &file, &found);
-        if (r == QLORA_OK && found) {
-            r = qlora__text_folder_file(env, folder, (int)i, names[i], &file);
+// The special tokens: where the tokenizer is configured. The ids at which generation ends are the
+// model's.
+static qlora_result qlora__text_folder_load(qlora__env* env, qlora_text_chat* chat,
+                                            const char* const folders[2]) {
+    static const char* const names[] = {"chat_template.json", "tokenizer_config.json"};
+    static const char* const configs[] = {"config.json", "generation_config.json"};
+    bool found = false;
+    for (size_t i = 0; i < 2 && !found; i++) {
+        for (size_t k = 0; k < 2 && folders[i] != NULL; k++) {
+            QLORA__TRY(qlora__text_folder_json(env, chat, folders[i], names[k],
+                                               qlora__text_config_tokens, &found));
         }
-        qlora__text_bytes_free(env, &file);
     }
-    for (int32_t i = 0; i < folder->stops.count; i++) {
-        qlora__text_chat_add_stop(folder->chat, folder->stops.id[i]);
+    for (size_t k = 0; k < 2 && folders[1] != NULL; k++) {
+        QLORA__TRY(qlora__text_folder_json(env, chat, folders[1], configs[k],
+                                           qlora__text_config_stops, &found));
     }
-    return r;
+    for (int32_t i = 0; i < chat->config_stops.count; i++) {
+        qlora__text_chat_add_stop(chat, chat->config_stops.id[i]);
+    }
+    return QLORA_OK;
+}
+
+// The template: that of the folder with the tokenizer, else the model's. One that the caller has
+// chosen replaces both.
+static qlora_result qlora__text_folder_template(qlora__env* env, qlora_text_chat* chat,
+                                                const char* const folders[2]) {
+    qlora__text_found found;
+    for (size_t i = 0; i < 2; i++) {
+        if (folders[i] == NULL || (i == 1 && chat->template_ != NULL)) {
+            continue;
+        }
+        qlora_result r = qlora__text_found_read(env, folders[i], &found);
+        const qlora__text_owned* text = &found.text;
+        if (r == QLORA_OK && text->data != NULL && chat->template_ != NULL) {
+            chat->replaced = !qlora__text_owned_same(text, &chat->shown[0]);
+        } else if (r == QLORA_OK && text->data != NULL) {
+            chat->own = i == 0;
+            r = qlora__text_chat_compile(chat, found.source, text->data, text->size);
+            if (r == QLORA_OK && found.tools.data != NULL) {
+                r = qlora__text_chat_compile_tools(chat, found.tools_source, found.tools.data,
+                                                   found.tools.size);
+            }
+        }
+        qlora__text_found_free(env, &found);
+        QLORA__TRY(r);
+    }
+    return QLORA_OK;
 }
 
 // ---- opening
@@ -28139,20 +28357,16 @@ static qlora_result qlora__text_chat_file(qlora__env* env, qlora_text_chat* chat
 
 static qlora_result qlora__text_chat_fill(qlora__env* env, qlora_text_chat* chat,
                                           const qlora_text_chat_desc* desc) {
-    qlora__text_folder folder;
-    memset(&folder, 0, sizeof(folder));
-    folder.chat = chat;
-    folder.path = desc->folder;
-    folder.wanted = desc->name == NULL && desc->template_file == NULL;
+    const char* const folders[2] = {desc->tokenizer_folder, desc->folder};
     if (desc->template_file != NULL) {
         QLORA__TRY(qlora__text_chat_file(env, chat, desc->template_file));
     } else if (desc->name != NULL) {
         QLORA__TRY(qlora__text_chat_named(env, chat, desc->name));
     }
-    if (desc->folder != NULL) {
-        QLORA__TRY(qlora__text_folder_load(env, &folder));
-    }
+    QLORA__TRY(qlora__text_folder_template(env, chat, folders));
+    QLORA__TRY(qlora__text_folder_load(env, chat, folders));
     if (chat->template_ == NULL) {
+        chat->guessed = true;
         QLORA__TRY(qlora__text_chat_guess(chat));
     }
     return qlora__text_chat_finish(env, chat);
@@ -28241,12 +28455,7 @@ static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_
     size_t from = o->ids->count;
     QLORA__TRY(qlora__text_output_ids(env, o, chat, text, size));
     bool first = from == o->start;
-    if (first && chat->bos >= 0 && (o->ids->count == from || o->ids->data[from] != chat->bos)) {
-        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
-        memmove(o->ids->data + from + 1, o->ids->data + from,
-                (o->ids->count - from - 1) * sizeof(int32_t));
-        o->ids->data[from] = chat->bos;
-    }
+    QLORA__TRY(first ? qlora__text_bos_first(env, chat->bos, o->ids, from) : QLORA_OK);
     if (first && trained && o->ids->count > from && o->ids->data[from] == chat->bos &&
         o->labels != NULL) {
         QLORA__TRY(qlora__text_ids_add(env, o->labels, -100)); // BOS is never generated
@@ -28724,6 +28933,7 @@ static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_t
     qlora__jin_buffer text;
     uint64_t input = 4096;
     memset(&text, 0, sizeof text);
+    chat->used = true;
     out->count = 0;
     QLORA__TRY(qlora__text_bytes_room(env, out, 1)); // so that offsets are always those of memory
     for (size_t i = 0; i < count; i++) {
@@ -29030,6 +29240,7 @@ qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* 
     chat->clock = desc->clock != 0 ? desc->clock : QLORA__TEXT_CLOCK;
     qlora_result r = qlora__text_chat_fill(env, chat, desc);
     r = r == QLORA_OK ? qlora__text_chat_probe(env, chat) : r;
+    chat->used = false;
     if (r != QLORA_OK) {
         qlora__text_chat_free(env, chat);
         return r;
@@ -29083,6 +29294,8 @@ qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* 
     out->stops = chat->stops;
     out->stop_count = chat->stop_count;
     out->missing = chat->missing;
+    out->own = chat->own;
+    out->replaced = chat->replaced;
     return QLORA_OK;
 }
 
@@ -29227,6 +29440,67 @@ qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conv
         }
     }
     return r;
+}
+
+//@@ src/text/chat_save.h
+
+// The format of a chat, kept with an adapter: where transformers and qlora_text_chat_open look for
+// it.
+
+// Writes the template, and that for tools, as files of their own.
+static qlora_result qlora__text_shown_write(qlora__env* env, const qlora_text_chat* chat,
+                                            const char* to) {
+    char path[QLORA__PATH_ROOM];
+    const qlora__text_owned* tools = &chat->shown[1];
+    if (tools->data != NULL) {
+        QLORA__TRY(qlora__path_join(env, to, QLORA__TEXT_TOOLS_FOLDER, path));
+        QLORA__TRY(qlora__dir_make(env, path));
+        QLORA__TRY(qlora__path_join(env, to, QLORA__TEXT_TOOLS_FILE, path));
+        QLORA__TRY(qlora__file_write(env, path, tools->data, tools->size));
+    }
+    QLORA__TRY(qlora__path_join(env, to, "chat_template.jinja", path));
+    return qlora__file_write(env, path, chat->shown[0].data, chat->shown[0].size);
+}
+
+static qlora_result qlora__text_chat_save(qlora__env* env, const qlora_text_chat* chat,
+                                          qlora__text_carry* c) {
+    char path[QLORA__PATH_ROOM];
+    qlora__text_found found;
+    bool exists = false;
+    qlora_result r = qlora__text_found_read(env, c->folder, &found);
+    bool same = r == QLORA_OK && qlora__text_owned_same(&found.text, &chat->shown[0]) &&
+                qlora__text_owned_same(&found.tools, &chat->shown[1]);
+    qlora__text_found_free(env, &found);
+    QLORA__TRY(r);
+    if (!qlora__gguf_path(c->folder)) {
+        QLORA__TRY(qlora__path_join(env, c->folder, "tokenizer.json", path));
+        QLORA__TRY(qlora__file_exists(env, path, &exists));
+    }
+    // A guess that nothing was rendered with says nothing about the training.
+    if ((chat->guessed && !chat->used) || (same && exists)) {
+        return exists ? qlora__text_tok_save(env, c) : QLORA_OK;
+    }
+    QLORA__TRY(qlora__text_shown_write(env, chat, c->to));
+    c->template_ = chat->shown[0].data;
+    c->template_size = chat->shown[0].size;
+    return exists ? qlora__text_tok_save(env, c) : QLORA_OK;
+}
+
+qlora_result qlora_text_chat_save(qlora_text_chat* chat, const char* folder,
+                                  const qlora_text_new_token* tokens, size_t count,
+                                  const char* to) {
+    if (chat == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &chat->text->env;
+    qlora__text_enter(chat->text, "qlora_text_chat_save");
+    QLORA__TEXT_NEED(env, folder);
+    QLORA__TEXT_NEED(env, to);
+    if (tokens == NULL && count > 0) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "tokens is NULL");
+    }
+    qlora__text_carry c = qlora__text_carry_of(folder, tokens, count, to);
+    return qlora__text_chat_save(env, chat, &c);
 }
 
 //@@ src/text/samples.h
@@ -29719,12 +29993,7 @@ static qlora_result qlora__text_data_bos(qlora__env* env, const qlora__text_load
                                          size_t begin) {
     qlora_text_ids* ids = &loader->data->ids;
     int32_t bos = loader->desc->chat->bos;
-    if (bos >= 0 && (ids->count == begin || ids->data[begin] != bos)) {
-        QLORA__TRY(qlora__text_ids_add(env, ids, bos));
-        memmove(ids->data + begin + 1, ids->data + begin,
-                (ids->count - begin - 1) * sizeof(int32_t));
-        ids->data[begin] = bos;
-    }
+    QLORA__TRY(qlora__text_bos_first(env, bos, ids, begin));
     return bos < 0 ? QLORA_OK : qlora__text_ids_add(env, &loader->data->labels, -100);
 }
 
@@ -32851,4 +33120,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 54b8375f6f85f8c2
+//@@ end 844d953d451c50b4

@@ -223,6 +223,7 @@ extern "C" {
 #include "model/open.h"
 #include "model/evaluate.h"
 #include "adapter/save.h"
+#include "adapter/merge_template.h"
 #include "adapter/merge.h"
 #include "adapter/merge_gguf.h"
 #include "adapter/merge_tokens.h"

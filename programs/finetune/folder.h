@@ -58,11 +58,11 @@ static bool step_named(const char* name) { // step-N, as the library names them
 
 // What a checkpoint and an adapter consist of; a file that is being written ends in .tmp.
 static bool step_file_named(const char* name) {
-    static const char* const names[] = {"adapter_model.safetensors", "adapter_config.json",
-                                        "trained_norms.safetensors", "state.safetensors",
-                                        "tokenizer.json",            "tokenizer_config.json",
-                                        "added_tokens.json",         "special_tokens_map.json",
-                                        "chat_template.jinja",       "chat_template.json"};
+    static const char* const names[] = {
+        "adapter_model.safetensors", "adapter_config.json",      "trained_norms.safetensors",
+        "state.safetensors",         "tokenizer.json",           "tokenizer_config.json",
+        "added_tokens.json",         "special_tokens_map.json",  "chat_template.jinja",
+        "chat_template.json",        "additional_chat_templates"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         size_t length = strlen(names[i]);
         if (strncmp(name, names[i], length) == 0 &&
@@ -226,6 +226,8 @@ static bool files_remove(app* a, const char* dir) {
             (void)folder_remove(dir);
             return true;
         }
+        snprintf(file, sizeof file, "%s/additional_chat_templates/tool_use.jinja", dir);
+        (void)remove(file); // there is hardly ever one
         snprintf(file, sizeof file, "%s/%s", dir, files.ours);
         if (remove(file) != 0) {
             return error_set(a->error, "cannot remove %s: %s", file, strerror(errno));

@@ -22,7 +22,7 @@ static bool tokenizer_open(app* a) {
     if (qlora_text_tok_query(a->tok, &info) != QLORA_OK) {
         return text_fail(a, "");
     }
-    if (folder != a->o.model && info.count > a->config.vocab) {
+    if (a->o.adapter != NULL && adapter_has_rows(a->o.adapter) && info.count > a->config.vocab) {
         a->config.vocab = info.count; // the adapter has their rows; without them, it is refused
     }
     if (info.count > a->config.vocab) {
@@ -33,6 +33,7 @@ static bool tokenizer_open(app* a) {
     }
     desc.tok = a->tok;
     desc.folder = a->o.demo ? NULL : a->o.model;
+    desc.tokenizer_folder = a->o.adapter;
     desc.name = a->o.template_name;
     desc.template_file = a->o.chat_template;
     if (qlora_text_chat_open(a->text, &desc, &a->chat) != QLORA_OK ||
@@ -40,8 +41,13 @@ static bool tokenizer_open(app* a) {
         return text_fail(a, "the chat format (see --template): ");
     }
     if (chat.missing != NULL) {
-        say(a, "note: --template %s: the tokenizer has no token %s; it is written as text\n",
-            chat.name, chat.missing);
+        say(a, "note: %s %s: the tokenizer has no token %s; it is written as text\n",
+            a->o.template_name != NULL ? "--template" : "chat format", chat.name, chat.missing);
+    }
+    if (chat.replaced) {
+        say(a, "note: --%s %s is used; %s was trained with another chat format\n",
+            a->o.template_name != NULL ? "template" : "chat-template",
+            a->o.template_name != NULL ? a->o.template_name : a->o.chat_template, a->o.adapter);
     }
     return true;
 }

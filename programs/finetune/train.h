@@ -406,7 +406,7 @@ static bool adapter_write(app* a, const char* path) {
     memset(&desc, 0, sizeof desc);
     desc.base_name = a->o.base_name != NULL ? a->o.base_name : a->model_desc.dir;
     return lib(a, qlora_adapter_save(a->model, path, &desc), "saving the adapter") &&
-           new_tokens_save(a, path);
+           tokenizer_save(a, path);
 }
 
 static bool adapter_save(app* a) {

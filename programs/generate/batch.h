@@ -119,7 +119,6 @@ static void asked_name(const app* a, asked* p) {
 }
 
 static bool asked_encode(app* a, asked* p, prompt_kind kind, const char* text, size_t size) {
-    qlora_text_tok_info info;
     qlora_text_message messages[2];
     size_t count = 0;
     memset(messages, 0, sizeof messages);
@@ -128,9 +127,7 @@ static bool asked_encode(app* a, asked* p, prompt_kind kind, const char* text, s
                QLORA_OK;
     }
     if (!a->o.chat) { // continued as it is, after BOS
-        return qlora_text_tok_query(a->tok, &info) == QLORA_OK &&
-               (info.bos < 0 || qlora_text_ids_add(a->text, &p->ids, info.bos) == QLORA_OK) &&
-               qlora_text_encode(a->tok, text, size, 0, &p->ids) == QLORA_OK;
+        return text_encode(a, text, size, &p->ids);
     }
     if (a->o.system != NULL) {
         messages[count].role = "system";

@@ -92,7 +92,7 @@ QLORA_API qlora_result qlora_text_tok_open_with(qlora_text* text, const char* fo
                                                 qlora_text_tok** out);
 // Writes the tokenizer files of a folder with these tokens, whose ids are set, to the folder `to`:
 // tokenizer.json, tokenizer_config.json, and added_tokens.json, special_tokens_map.json and chat
-// templates where they exist. transformers reads them.
+// templates where they exist. transformers reads them. See also qlora_text_chat_save.
 QLORA_API qlora_result qlora_text_tok_save(qlora_text* text, const char* folder,
                                            const qlora_text_new_token* tokens, size_t count,
                                            const char* to);
@@ -102,6 +102,7 @@ enum {
     QLORA_TEXT_LITERAL = 2,  // encode: special tokens that are spelt out are ordinary text
     QLORA_TEXT_CONTINUE = 4, // encode: the text continues another one; no space is prepended
     QLORA_TEXT_SKIP = 8,     // decode: skip special tokens
+    QLORA_TEXT_BOS = 32,     // encode: BOS first, unless the text begins with it, as in training
     QLORA_TEXT_REPLACE = 16  // decode: U+FFFD for invalid UTF-8, as the tokenizers library does
 };
 
@@ -190,6 +191,10 @@ typedef struct qlora_text_chat_desc {
     // generation_config.json and config.json are read if they exist. Or a GGUF file, which has the
     // same inside. NULL = none.
     const char* folder;
+    // Where the tokenizer comes from, if not from `folder`: an adapter's folder, whose chat
+    // template and tokenizer_config.json come before the model's, as in transformers. NULL =
+    // `folder`.
+    const char* tokenizer_folder;
     // A built-in format: chatml, llama3, mistral, alpaca, plain, ...; NULL = the model's template,
     // else a format whose tokens the tokenizer has, else alpaca.
     const char* name;
@@ -215,8 +220,19 @@ typedef struct qlora_text_chat_info {
     size_t stop_count;
     const char* missing; // the end marker of the built-in format, if the tokenizer does not have it
                          // and it is therefore ordinary text, followed by eos; otherwise NULL
+    bool own;            // the template is that of tokenizer_folder
+    bool replaced;       // tokenizer_folder has another template than the one that was chosen
 } qlora_text_chat_info;
 QLORA_API qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* out);
+
+// Keeps the format of a chat with an adapter that was trained with it: writes the tokenizer files
+// of `folder` to the folder `to`, as qlora_text_tok_save does, with the chat's template. There,
+// transformers and qlora_text_chat_open (tokenizer_folder) find what was trained. If `folder` has
+// no tokenizer.json or is a GGUF file, only chat_template.jinja is written. A format that neither
+// the caller nor a folder chose is written only if a conversation was encoded with it.
+QLORA_API qlora_result qlora_text_chat_save(qlora_text_chat* chat, const char* folder,
+                                            const qlora_text_new_token* tokens, size_t count,
+                                            const char* to);
 
 // Appends the ids and, unless `labels` is NULL, as many labels: -100 where nothing is trained.
 // With `prompt` the result ends where the assistant's answer begins.

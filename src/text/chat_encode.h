@@ -206,6 +206,7 @@ static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_t
     qlora__jin_buffer text;
     uint64_t input = 4096;
     memset(&text, 0, sizeof text);
+    chat->used = true;
     out->count = 0;
     QLORA__TRY(qlora__text_bytes_room(env, out, 1)); // so that offsets are always those of memory
     for (size_t i = 0; i < count; i++) {
@@ -512,6 +513,7 @@ qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* 
     chat->clock = desc->clock != 0 ? desc->clock : QLORA__TEXT_CLOCK;
     qlora_result r = qlora__text_chat_fill(env, chat, desc);
     r = r == QLORA_OK ? qlora__text_chat_probe(env, chat) : r;
+    chat->used = false;
     if (r != QLORA_OK) {
         qlora__text_chat_free(env, chat);
         return r;
@@ -565,6 +567,8 @@ qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* 
     out->stops = chat->stops;
     out->stop_count = chat->stop_count;
     out->missing = chat->missing;
+    out->own = chat->own;
+    out->replaced = chat->replaced;
     return QLORA_OK;
 }
 

@@ -79,12 +79,7 @@ static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_
     size_t from = o->ids->count;
     QLORA__TRY(qlora__text_output_ids(env, o, chat, text, size));
     bool first = from == o->start;
-    if (first && chat->bos >= 0 && (o->ids->count == from || o->ids->data[from] != chat->bos)) {
-        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
-        memmove(o->ids->data + from + 1, o->ids->data + from,
-                (o->ids->count - from - 1) * sizeof(int32_t));
-        o->ids->data[from] = chat->bos;
-    }
+    QLORA__TRY(first ? qlora__text_bos_first(env, chat->bos, o->ids, from) : QLORA_OK);
     if (first && trained && o->ids->count > from && o->ids->data[from] == chat->bos &&
         o->labels != NULL) {
         QLORA__TRY(qlora__text_ids_add(env, o->labels, -100)); // BOS is never generated

@@ -59,12 +59,7 @@ static qlora_result qlora__text_data_bos(qlora__env* env, const qlora__text_load
                                          size_t begin) {
     qlora_text_ids* ids = &loader->data->ids;
     int32_t bos = loader->desc->chat->bos;
-    if (bos >= 0 && (ids->count == begin || ids->data[begin] != bos)) {
-        QLORA__TRY(qlora__text_ids_add(env, ids, bos));
-        memmove(ids->data + begin + 1, ids->data + begin,
-                (ids->count - begin - 1) * sizeof(int32_t));
-        ids->data[begin] = bos;
-    }
+    QLORA__TRY(qlora__text_bos_first(env, bos, ids, begin));
     return bos < 0 ? QLORA_OK : qlora__text_ids_add(env, &loader->data->labels, -100);
 }
 
