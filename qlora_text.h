@@ -618,9 +618,8 @@ typedef struct qlora_text_chat_desc {
     // generation_config.json and config.json are read if they exist. Or a GGUF file, which has the
     // same inside. NULL = none.
     const char* folder;
-    // Where the tokenizer comes from, if not from `folder`: an adapter's folder, whose chat
-    // template and tokenizer_config.json come before the model's, as in transformers. NULL =
-    // `folder`.
+    // An adapter's folder, whose chat template and tokenizer_config.json come before the model's,
+    // as its tokenizer does. NULL = none.
     const char* tokenizer_folder;
     // A built-in format: chatml, llama3, mistral, alpaca, plain, ...; NULL = the model's template,
     // else a format whose tokens the tokenizer has, else alpaca.
@@ -670,6 +669,7 @@ QLORA_API qlora_result qlora_text_chat_encode(qlora_text_chat* chat,
 
 // The same for a conversation as JSON: an object with "messages", perhaps "tools", and any other
 // variable of the template. Appends the rendering to `text` as well; text and labels may be NULL.
+// What is changed in the messages: see qlora_text_data_desc.
 // The ids are those of the whole text. An answer that the template renders differently once later
 // turns follow is trained in a sample of its own: it has no labels here, and a warning is logged.
 QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conversation,
@@ -689,6 +689,14 @@ typedef enum qlora_text_preference {
     QLORA_TEXT_JUDGED = 2   // an answer with a "label", true or false
 } qlora_text_preference;
 
+// A conversation, here and in qlora_text_chat_encode_json: the messages are passed to the template
+// as they are, and those with the role "assistant" are trained. Three things are changed.
+// ShareGPT's {"from", "value"} becomes {"role", "content"}: from human, prompter or input is the
+// user; gpt, model, bot, chatgpt, bing, bard or output is the assistant; developer is the system;
+// observation, function, ipython, function_response, tool_response or tool_results is the tool.
+// Arguments of a tool call that are JSON in a string become the object, unless the template asks
+// whether they are a string. A content in parts becomes one string if the template does not take
+// parts.
 typedef struct qlora_text_data_desc {
     uint32_t reserved_must_be_zero0;
     const char* path;      // ends in one of qlora_text_data_formats; .gz may follow
@@ -745,6 +753,7 @@ typedef struct qlora_text_sample {
     size_t trained;        // labels other than -100, not counting the first position
     size_t line;           // where the record starts in the file
     bool desirable;        // QLORA_TEXT_JUDGED: its "label"; QLORA_TEXT_PAIRS: the chosen one
+    bool endless;          // the last answer of a conversation is trained without an end marker
 } qlora_text_sample;
 // Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count, and for a stream
 // with QLORA_ERR_FILE when the file has changed.
@@ -28054,12 +28063,15 @@ struct qlora_text_chat {
     const char* name;                // of a built-in format, or "model"
     const char* source;
     const char* missing; // the end marker of the format, if the tokenizer lacks it
+    int32_t opens;       // the marker before the content of an answer, or -1
+    qlora__text_owned closes; // what ends an answer that another turn follows, or ""
     bool built_in;
     bool guessed;                // nobody chose the format: neither the caller nor a folder
     bool used;                   // a conversation was rendered
     bool own;                    // the template is that of tokenizer_folder
     bool replaced;               // tokenizer_folder has another one
     qlora__text_owned shown[2];  // the source of the template (with tools)
+    bool takes_parts[2];         // the template (with tools) takes a content in parts
     bool keeps_strings[2];       // the template (with tools) asks whether arguments are a string
     bool blocks;                 // what is trained comes from generation blocks
     qlora__text_owned tokens[4]; // the texts of bos_token, eos_token, pad_token, unk_token
@@ -28086,6 +28098,7 @@ static void qlora__text_chat_free(qlora__env* env, qlora_text_chat* chat) {
     }
     qlora__text_owned_free(env, &chat->shown[0]);
     qlora__text_owned_free(env, &chat->shown[1]);
+    qlora__text_owned_free(env, &chat->closes);
     if (chat->template_ != NULL) {
         qlora__jin_template_free(env, chat->template_);
     }
@@ -28470,12 +28483,15 @@ static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_
 }
 
 // The markers in a text: how many, whether there is nothing else but whitespace, whether it ends
-// with one, and the first one if the text starts with it.
+// with one, and the first one if nothing but whitespace comes before it.
 typedef struct qlora__text_marks_seen {
     size_t count;
+    size_t run; // at the start of the text, with nothing but whitespace between them
     bool alone;
     bool last;
     int32_t first; // -1: something else comes first
+    size_t first_end;
+    int32_t final; // the last one, or -1
 } qlora__text_marks_seen;
 
 static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_chat* chat,
@@ -28487,6 +28503,7 @@ static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_ch
     memset(&ids, 0, sizeof ids);
     memset(seen, 0, sizeof *seen);
     seen->first = -1;
+    seen->final = -1;
     seen->alone = true;
     qlora_result r = size == 0 ? QLORA_OK
                                : qlora__text_encode(env, chat->tok, text, size,
@@ -28501,8 +28518,13 @@ static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_ch
             continue;
         }
         seen->alone = seen->alone && qlora__jin_skip_space(text, hit, at) == hit;
-        seen->first = seen->count == 0 && hit == 0 ? ids.data[i] : seen->first;
+        if (seen->count == 0 && seen->alone) {
+            seen->first = ids.data[i];
+            seen->first_end = hit + name.size;
+        }
+        seen->final = ids.data[i];
         seen->count++;
+        seen->run += seen->alone ? 1 : 0;
         at = hit + name.size;
     }
     seen->alone = seen->alone && qlora__jin_skip_space(text, size, at) == size;
@@ -28733,7 +28755,7 @@ static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_o
 // say) cannot be trained on one text: then each turn is a sample of its own, as inference sees it.
 
 // One message of a conversation. `node` is the whole message in `json`, or NULL: then it has only a
-// role and a content.
+// role and a content. Otherwise the content here only says how long it is.
 typedef struct qlora__text_turn {
     const char* role;
     const char* content; // NULL: null
@@ -28749,7 +28771,7 @@ typedef struct qlora__text_talk {
     size_t count;
     const qlora__json* json;         // of the nodes, and of:
     const qlora__json_token* record; // other keys are variables of the template; may be NULL
-    bool literal; // nothing is changed: neither roles, nor contents, nor arguments
+    bool literal; // what is rendered is shown whole: every key of the record, and every turn
     // work, reused from turn to turn
     qlora_text_bytes whole;
     qlora_text_bytes before;
@@ -28820,43 +28842,139 @@ static qlora_text_template* qlora__text_talk_template(const qlora__text_talk* ta
     return qlora__text_talk_second(talk) ? talk->chat->with_tools : talk->chat->template_;
 }
 
+static bool qlora__text_talk_takes(const qlora__text_talk* talk) {
+    return talk->chat->takes_parts[qlora__text_talk_second(talk) ? 1 : 0];
+}
+
 static bool qlora__text_talk_keeps(const qlora__text_talk* talk) {
     return talk->chat->keeps_strings[qlora__text_talk_second(talk) ? 1 : 0];
 }
 
-// The message as the template sees it.
+// What the names mean that ShareGPT data has in "from". "role" is passed on as it is.
+static const char* qlora__text_role_of(const char* name) {
+    static const char* const names[][2] = {{"system", "system"},
+                                           {"developer", "system"},
+                                           {"user", "user"},
+                                           {"human", "user"},
+                                           {"prompter", "user"},
+                                           {"input", "user"},
+                                           {"assistant", "assistant"},
+                                           {"gpt", "assistant"},
+                                           {"model", "assistant"},
+                                           {"bot", "assistant"},
+                                           {"chatgpt", "assistant"},
+                                           {"bing", "assistant"},
+                                           {"bard", "assistant"},
+                                           {"output", "assistant"},
+                                           {"tool", "tool"},
+                                           {"observation", "tool"},
+                                           {"ipython", "tool"},
+                                           {"function", "tool"},
+                                           {"function_response", "tool"},
+                                           {"tool_response", "tool"},
+                                           {"tool_results", "tool"}};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(names); i++) {
+        if (strcmp(name, names[i][0]) == 0) {
+            return names[i][1];
+        }
+    }
+    return NULL;
+}
+
+// The role of a message in JSON: "role" as it is, or what "from" means.
+static qlora_result qlora__text_message_role(qlora__env* env, const qlora__json* json,
+                                             const qlora__json_token* node, const char** out) {
+    const qlora__json_token* role = qlora__text_json_get(json, node, "role");
+    bool plain = !qlora__text_json_absent(role);
+    role = plain ? role : qlora__text_json_get(json, node, "from");
+    const char* name = qlora__text_json_cstring(json, role);
+    if (name == NULL || name[0] == '\0') {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
+    }
+    if (!plain && (strcmp(name, "function_call") == 0 || strcmp(name, "tool_call") == 0)) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "has the role \"%s\", a tool call as plain text; give it as "
+                               "\"tool_calls\" of an assistant message",
+                               name);
+    }
+    bool whole = strlen(name) == qlora__text_json_size(role); // it has no zero inside
+    *out = !whole ? NULL : plain ? name : qlora__text_role_of(name);
+    return *out != NULL ? QLORA_OK
+                        : qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                          "has the role \"%.60s\", which is not supported", name);
+}
+
+// A content in parts as one string, if all of them are texts.
+static qlora_result qlora__text_parts_join(qlora__jin_machine* m, qlora__jin_value* content) {
+    const qlora__jin_list* list = content->as.list;
+    void* memory = NULL;
+    size_t size = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        size_t at = 0;
+        for (size_t i = 0; i < list->count; i++) {
+            const qlora__jin_dict* part =
+                list->items[i].kind == QLORA__JIN_DICT ? list->items[i].as.dict : NULL;
+            size_t text = part != NULL ? qlora__jin_dict_at(part, "text", 4) : 0;
+            size_t type = part != NULL ? qlora__jin_dict_at(part, "type", 4) : 0;
+            if (part == NULL || text == part->count ||
+                part->values[text].kind != QLORA__JIN_STRING ||
+                (type < part->count && !qlora__jin_is(part->values[type], "text", 4))) {
+                return QLORA_OK;
+            }
+            const qlora__jin_string* s = part->values[text].as.string;
+            if (pass == 1 && s->bytes > 0) {
+                memcpy((char*)memory + at, s->data, s->bytes);
+            }
+            at += s->bytes;
+        }
+        if (pass == 0) {
+            size = at;
+            QLORA__TRY(qlora__jin_get(m, size + 1, &memory));
+        }
+    }
+    return qlora__jin_string_share(m, (const char*)memory, size, content);
+}
+
+// The message as the template sees it: as it is given. Only a content in parts becomes one string
+// where the template does not take parts, arguments that are JSON in a string become the object, as
+// servers do it, and ShareGPT's names those of everybody else.
 static qlora_result qlora__text_turn_value(qlora__jin_machine* m, const qlora__text_talk* talk,
                                            const qlora__text_turn* turn, qlora__jin_value* out) {
     qlora__jin_value content = qlora__jin_none();
     qlora__jin_value role;
-    if (talk->literal && turn->node != NULL) {
-        return qlora__jin_from_json(m, talk->json, turn->node, out);
-    }
+    qlora__jin_value all;
+    bool shared = turn->node != NULL &&
+                  qlora__text_json_absent(qlora__text_json_get(talk->json, turn->node, "role"));
     QLORA__TRY(qlora__jin_string_of(m, turn->role, &role));
-    if (turn->content != NULL) {
-        QLORA__TRY(qlora__jin_string_share(m, turn->content, turn->length, &content));
-    }
     QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 4, out));
-    QLORA__TRY(qlora__jin_dict_put(m, out->as.dict, "role", role));
-    QLORA__TRY(qlora__jin_dict_put(m, out->as.dict, "content", content));
     if (turn->node == NULL) {
+        if (turn->content != NULL) {
+            QLORA__TRY(qlora__jin_string_share(m, turn->content, turn->length, &content));
+        }
+        QLORA__TRY(qlora__jin_dict_put(m, out->as.dict, "role", role));
+        return qlora__jin_dict_put(m, out->as.dict, "content", content);
+    }
+    QLORA__TRY(qlora__jin_from_json(m, talk->json, turn->node, &all));
+    if (all.kind != QLORA__JIN_DICT) {
+        *out = all;
         return QLORA_OK;
     }
-    static const char* const ours[] = {"role", "content", "from", "value", "weight", "train"};
-    qlora__jin_value all;
-    QLORA__TRY(qlora__jin_from_json(m, talk->json, turn->node, &all));
-    for (size_t i = 0; all.kind == QLORA__JIN_DICT && i < all.as.dict->count; i++) {
+    for (size_t i = 0; i < all.as.dict->count; i++) {
         qlora__jin_value key = all.as.dict->keys[i];
-        bool known = false;
-        for (size_t k = 0; k < QLORA__TEXT_COUNT(ours); k++) {
-            known = known || qlora__jin_is(key, ours[k], strlen(ours[k]));
+        qlora__jin_value value = all.as.dict->values[i];
+        if (shared && qlora__jin_is(key, "from", 4)) {
+            QLORA__TRY(qlora__jin_dict_put(m, out->as.dict, "role", role));
+            continue;
         }
-        if (!known) {
-            QLORA__TRY(qlora__jin_dict_add(m, out->as.dict, key, all.as.dict->values[i]));
+        bool body = qlora__jin_is(key, "content", 7) || (shared && qlora__jin_is(key, "value", 5));
+        if (body && value.kind == QLORA__JIN_LIST && !qlora__text_talk_takes(talk)) {
+            QLORA__TRY(qlora__text_parts_join(m, &value));
         }
         if (qlora__jin_is(key, "tool_calls", 10) && !qlora__text_talk_keeps(talk)) {
-            QLORA__TRY(qlora__text_tool_calls(m, talk->chat, all.as.dict->values[i]));
+            QLORA__TRY(qlora__text_tool_calls(m, talk->chat, value));
         }
+        QLORA__TRY(body ? qlora__jin_dict_put(m, out->as.dict, "content", value)
+                        : qlora__jin_dict_add(m, out->as.dict, key, value));
     }
     return QLORA_OK;
 }
@@ -28975,14 +29093,56 @@ static bool qlora__text_starts(const qlora_text_bytes* text, const qlora_text_by
            (size == 0 || memcmp(text->data, start->data, size) == 0);
 }
 
-// Where the answer ends in talk->after. What follows its end marker is not generated: whitespace,
-// and what the template writes only at the end of a conversation (such as EOS). A template that
-// writes the end marker only when something follows gets it here. `next` is a longer rendering.
-static qlora_result qlora__text_answer_end(qlora__env* env, qlora__text_talk* talk, size_t begin,
-                                           const qlora_text_bytes* next, size_t* end) {
+// Whether the answer talk->after[begin, end) ends with an end marker: not with the one before its
+// content, if it has none.
+static qlora_result qlora__text_answer_ended(qlora__env* env, const qlora__text_talk* talk,
+                                             size_t begin, size_t end, bool* ended) {
+    const qlora_text_chat* chat = talk->chat;
+    qlora__text_marks_seen seen;
+    QLORA__TRY(qlora__text_see_markers(env, chat, talk->after.data + begin, end - begin, &seen));
+    *ended = seen.last && (seen.final != chat->opens || qlora__text_chat_stops(chat, seen.final));
+    return QLORA_OK;
+}
+
+// The end marker of an answer that the template writes without one. A marker that follows it in a
+// longer rendering, `next`, counts if generation stops at it, or if another one follows at once:
+// then it ends the turn and does not begin the next one. If the answer is the `last` of the text,
+// it gets what follows answers elsewhere, or EOS. `same`: the bytes that both texts start with.
+static qlora_result qlora__text_answer_mark(qlora__env* env, qlora__text_talk* talk,
+                                            const qlora_text_bytes* next, size_t same, bool last) {
     const qlora_text_chat* chat = talk->chat;
     qlora_text_bytes* after = &talk->after;
     qlora__text_marks_seen seen;
+    if (same == after->count && next->count > same) {
+        QLORA__TRY(
+            qlora__text_see_markers(env, chat, next->data + same, next->count - same, &seen));
+        bool closes = seen.first >= 0 && seen.first != chat->bos &&
+                      (seen.run > 1 || qlora__text_chat_stops(chat, seen.first));
+        if (closes) {
+            return qlora__text_bytes_add(env, after, next->data + same, seen.first_end);
+        }
+    }
+    if (!last) {
+        return QLORA_OK;
+    }
+    if (chat->closes.size > 0) {
+        return qlora__text_bytes_add(env, after, chat->closes.data, chat->closes.size);
+    }
+    const qlora__text_owned* eos = &chat->tokens[1];
+    return chat->eos >= 0 && qlora__text_is_marker(chat->tok, chat->eos) && eos->size > 0
+               ? qlora__text_bytes_add(env, after, eos->data, eos->size)
+               : QLORA_OK;
+}
+
+// Where the answer ends in talk->after. What follows its end marker is not generated: whitespace,
+// and what the template writes only at the end of a conversation (such as EOS). A template that
+// writes no end marker gets it here. `next` is a longer rendering.
+static qlora_result qlora__text_answer_end(qlora__env* env, qlora__text_talk* talk, size_t begin,
+                                           const qlora_text_bytes* next, bool last, size_t* end) {
+    const qlora_text_chat* chat = talk->chat;
+    qlora_text_bytes* after = &talk->after;
+    qlora__text_marks_seen seen;
+    bool ended = false;
     size_t same = qlora__text_common(after, next);
     *end = after->count;
     // two markers may start alike, so the difference may begin inside one
@@ -28995,20 +29155,13 @@ static qlora_result qlora__text_answer_end(qlora__env* env, qlora__text_talk* ta
             break;
         }
     }
-    size_t cut = qlora__jin_back_space(after->data, begin, *end);
-    QLORA__TRY(qlora__text_see_markers(env, chat, after->data + begin, cut - begin, &seen));
-    if (seen.last) {
-        *end = cut;
-        return QLORA_OK;
+    for (int i = 0; i < 2 && !ended; i++) { // without what only the last answer has, or with it
+        size_t cut = qlora__jin_back_space(after->data, begin, i == 0 ? *end : after->count);
+        QLORA__TRY(qlora__text_answer_ended(env, talk, begin, cut, &ended));
+        *end = ended ? cut : after->count;
     }
-    if (same < after->count || next->count == same) {
-        *end = after->count;
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__text_see_markers(env, chat, next->data + same, next->count - same, &seen));
-    if (seen.first >= 0 && seen.count > 1) {
-        qlora__text_span name = chat->tok->spans[seen.first];
-        QLORA__TRY(qlora__text_bytes_add(env, after, chat->tok->names.data + name.at, name.size));
+    if (!ended) {
+        QLORA__TRY(qlora__text_answer_mark(env, talk, next, same, last));
         *end = after->count;
     }
     return QLORA_OK;
@@ -29055,8 +29208,9 @@ static qlora_result qlora__text_turn_calls(qlora__env* env, const qlora__text_ta
 }
 
 // The answer of turn k: talk->after is the text up to it, *begin and *end its place there.
+// `last`: no turn follows in the text that is made of it.
 static qlora_result qlora__text_turn_span(qlora__env* env, qlora__text_talk* talk, size_t k,
-                                          size_t* begin, size_t* end) {
+                                          bool last, size_t* begin, size_t* end) {
     const qlora_text_bytes* next = NULL;
     QLORA__TRY(qlora__text_talk_render(env, talk, k, true, &talk->before, NULL));
     QLORA__TRY(qlora__text_talk_render(env, talk, k + 1, false, &talk->after, NULL));
@@ -29073,7 +29227,7 @@ static qlora_result qlora__text_turn_span(qlora__env* env, qlora__text_talk* tal
     }
     *begin = size;
     QLORA__TRY(qlora__text_talk_next(env, talk, k, &next));
-    QLORA__TRY(qlora__text_answer_end(env, talk, size, next, end));
+    QLORA__TRY(qlora__text_answer_end(env, talk, size, next, last, end));
     return qlora__text_turn_calls(env, talk, k, *begin, *end);
 }
 
@@ -29128,7 +29282,7 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
         if (!qlora__text_is_trained(&talk->turns[k])) {
             continue;
         }
-        QLORA__TRY(qlora__text_turn_span(env, talk, k, &begin, &end));
+        QLORA__TRY(qlora__text_turn_span(env, talk, k, k + 1 == talk->count, &begin, &end));
         if (k + 1 == talk->count &&
             qlora__text_starts(&talk->after, &talk->whole, talk->whole.count)) {
             // the last answer may have got its end marker
@@ -29148,7 +29302,7 @@ static qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* tal
                                           const qlora__text_output* o) {
     size_t begin = 0;
     size_t end = 0;
-    QLORA__TRY(qlora__text_turn_span(env, talk, k, &begin, &end));
+    QLORA__TRY(qlora__text_turn_span(env, talk, k, true, &begin, &end));
     talk->spans.count = 0;
     QLORA__TRY(qlora__jin_spans_add(env, &talk->spans, begin, end));
     return qlora__text_output_text(env, o, talk->chat, &talk->after, &talk->spans);
@@ -29176,9 +29330,74 @@ static qlora_result qlora__text_talk_encode(qlora__env* env, qlora__text_talk* t
 
 // ---- the public functions
 
+// What stands around the content of an answer: the marker before it, and what follows it where
+// generation stops with the next turn (GLM 4.5).
+static qlora_result qlora__text_chat_around(qlora__env* env, qlora__text_talk* talk,
+                                            const qlora__text_turn* answer) {
+    qlora_text_chat* chat = talk->chat;
+    qlora__text_marks_seen seen;
+    QLORA__TRY(qlora__text_talk_render(env, talk, 1, true, &talk->before, NULL));
+    for (size_t count = 2; count < 4; count++) {
+        QLORA__TRY(qlora__text_talk_render(env, talk, count, false, &talk->after, NULL));
+        const qlora_text_bytes* text = &talk->after;
+        size_t begin = talk->before.count;
+        size_t at =
+            qlora__jin_find_bytes(text->data, text->count, 0, answer->content, answer->length);
+        if (at == SIZE_MAX || at < begin || !qlora__text_starts(text, &talk->before, begin)) {
+            continue;
+        }
+        if (count == 2) {
+            QLORA__TRY(qlora__text_see_markers(env, chat, text->data + begin, at - begin, &seen));
+            chat->opens = seen.final;
+            continue;
+        }
+        at += answer->length;
+        QLORA__TRY(qlora__text_see_markers(env, chat, text->data + at, text->count - at, &seen));
+        if (seen.first >= 0 && qlora__text_chat_stops(chat, seen.first)) {
+            QLORA__TRY(qlora__text_owned_set(env, &chat->closes, text->data + at, seen.first_end));
+        }
+    }
+    return QLORA_OK;
+}
+
+// Whether a template, without and with tools, renders a content in parts as it renders the text in
+// them. Others print a list as Python does.
+static qlora_result qlora__text_chat_parts(qlora__env* env, qlora__text_talk* talk) {
+    static const char source[] = "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":"
+                                 "\"text\",\"text\":\"QLORA0PARTS\"}]}],\"tools\":[]}";
+    qlora_text_chat* chat = talk->chat;
+    const qlora__text_turn* before = talk->turns;
+    qlora__text_turn turn;
+    qlora__json json;
+    QLORA__TRY(qlora__text_json(env, "parts", source, sizeof source - 1, &json));
+    memset(&turn, 0, sizeof turn);
+    turn.role = "user";
+    turn.node = qlora__text_json_get(&json, json.tokens, "messages") + 1;
+    talk->turns = &turn;
+    talk->json = &json;
+    qlora_result r = QLORA_OK;
+    for (int i = 0; i < (chat->with_tools != NULL ? 2 : 1) && r != QLORA_ERR_MEMORY; i++) {
+        qlora_text_bytes* texts[2] = {&talk->before, &talk->after}; // of the parts joined, and not
+        talk->record = i == 1 ? json.tokens : NULL;
+        r = QLORA_OK;
+        for (int k = 0; k < 2 && r == QLORA_OK; k++) {
+            chat->takes_parts[i] = k == 1;
+            r = qlora__text_talk_render(env, talk, 1, false, texts[k], NULL);
+        }
+        chat->takes_parts[i] = r == QLORA_OK && talk->before.count == talk->after.count &&
+                               qlora__text_starts(&talk->before, &talk->after, talk->after.count);
+    }
+    talk->turns = before;
+    talk->json = NULL;
+    talk->record = NULL;
+    qlora__json_free(env, &json);
+    return r;
+}
+
 // The marker that ends an answer also ends generation: found by rendering one.
 static qlora_result qlora__text_chat_probe(qlora__env* env, qlora_text_chat* chat) {
-    qlora__text_turn turns[2];
+    static const char* const contents[3] = {"a", "QLORA0ANSWER", "a"};
+    qlora__text_turn turns[3];
     qlora__text_talk talk;
     qlora_text_ids ids;
     qlora_text_ids labels;
@@ -29186,14 +29405,21 @@ static qlora_result qlora__text_chat_probe(qlora__env* env, qlora_text_chat* cha
     memset(&talk, 0, sizeof talk);
     memset(&ids, 0, sizeof ids);
     memset(&labels, 0, sizeof labels);
-    for (int i = 0; i < 2; i++) {
-        turns[i].role = i == 0 ? "user" : "assistant";
-        turns[i].content = "a";
-        turns[i].length = 1;
+    for (int i = 0; i < 3; i++) {
+        turns[i].role = i == 1 ? "assistant" : "user";
+        turns[i].content = contents[i];
+        turns[i].length = strlen(contents[i]);
     }
     talk.chat = chat;
     talk.turns = turns;
     talk.count = 2;
+    chat->opens = -1;
+    if (qlora__text_chat_parts(env, &talk) == QLORA_ERR_MEMORY ||
+        (!chat->template_->generation &&
+         qlora__text_chat_around(env, &talk, &turns[1]) == QLORA_ERR_MEMORY)) {
+        qlora__text_talk_free(env, &talk);
+        return QLORA_ERR_MEMORY;
+    }
     qlora_result r = qlora__text_talk_encode(env, &talk, false, &ids, &labels);
     if (r == QLORA_OK && ids.count > 0 && labels.data[ids.count - 1] != -100 &&
         qlora__text_is_marker(chat->tok, ids.data[ids.count - 1])) {
@@ -29385,9 +29611,17 @@ static qlora_result qlora__text_json_turns(qlora__env* env, const qlora__json* j
     }
     const qlora__json_token* node = list + 1;
     for (uint32_t i = 0; i < list->count; i++) {
+        const qlora__json_token* from = qlora__text_json_get(json, node, "from");
         const char* role = qlora__text_json_cstring(json, qlora__text_json_get(json, node, "role"));
         turns[i].role = role != NULL ? role : "";
         turns[i].node = node;
+        if (role == NULL && !qlora__text_json_absent(from)) {
+            qlora_result r = qlora__text_message_role(env, json, node, &turns[i].role);
+            if (r != QLORA_OK) {
+                qlora__env_free(env, turns, list->count * sizeof(qlora__text_turn));
+                return qlora__env_wrap(env, r, "message %lu ", (unsigned long)i + 1);
+            }
+        }
         turns[i].masked =
             qlora__text_node_off(json, node, "weight") || qlora__text_node_off(json, node, "train");
         node = qlora__text_json_next(json, node);
@@ -29520,7 +29754,8 @@ typedef struct qlora__text_record {
     uint32_t part;  // which sample of the record; of a document, the first id that is in it
     uint32_t count; // tokens
     uint32_t trained;
-    uint64_t line : 59;
+    uint64_t line : 58;
+    uint64_t endless : 1;
     uint64_t desirable : 1;
     uint64_t kept : 1;
     uint64_t labelled : 1; // labels follow the ids, not bits
@@ -29555,6 +29790,7 @@ struct qlora_text_data {
     uint32_t size;
     uint32_t part;
     bool desirable;
+    bool endless;
     bool placed; // can be read again: nothing of it is kept
     bool begins; // as in qlora__text_record
     bool ends;
@@ -29670,7 +29906,8 @@ static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* d
     record->size = data->size;
     record->part = data->part++;
     record->count = (uint32_t)count;
-    record->line = line & (UINT64_MAX >> 5);
+    record->line = line & (UINT64_MAX >> 6);
+    record->endless = data->endless ? 1 : 0;
     record->desirable = data->desirable ? 1 : 0;
     record->kept = data->placed ? 0 : 1;
     record->begins = data->begins ? 1 : 0;
@@ -30050,43 +30287,11 @@ static qlora_result qlora__text_message_add(qlora__env* env, qlora__text_loader*
     return QLORA_OK;
 }
 
-// The names that data sets use.
-static const char* qlora__text_role_of(const char* name) {
-    static const char* const names[][2] = {{"system", "system"},
-                                           {"developer", "system"},
-                                           {"user", "user"},
-                                           {"human", "user"},
-                                           {"prompter", "user"},
-                                           {"input", "user"},
-                                           {"assistant", "assistant"},
-                                           {"gpt", "assistant"},
-                                           {"model", "assistant"},
-                                           {"bot", "assistant"},
-                                           {"chatgpt", "assistant"},
-                                           {"bing", "assistant"},
-                                           {"bard", "assistant"},
-                                           {"output", "assistant"},
-                                           {"tool", "tool"},
-                                           {"observation", "tool"},
-                                           {"ipython", "tool"},
-                                           {"function", "tool"},
-                                           {"function_response", "tool"},
-                                           {"tool_response", "tool"},
-                                           {"tool_results", "tool"}};
-    for (size_t i = 0; i < QLORA__TEXT_COUNT(names); i++) {
-        if (strcmp(name, names[i][0]) == 0) {
-            return names[i][1];
-        }
-    }
-    return NULL;
-}
-
-// Joins a content in parts, [{"type": "text", "text": ...}, ...], in loader->work.
-static qlora_result qlora__text_message_parts(qlora__env* env, qlora__text_loader* loader,
-                                              const qlora__json_token* parts, size_t* at) {
-    const qlora__json* json = loader->json;
+// Checks a content in parts, [{"type": "text", "text": ...}, ...]; *size = the bytes of its texts.
+static qlora_result qlora__text_message_parts(qlora__env* env, const qlora__json* json,
+                                              const qlora__json_token* parts, size_t* size) {
     const qlora__json_token* part = parts + 1;
-    *at = loader->work.count;
+    *size = 0;
     for (uint32_t i = 0; i < parts->count; i++) {
         const qlora__json_token* type = qlora__text_json_get(json, part, "type");
         const qlora__json_token* text = qlora__text_json_get(json, part, "text");
@@ -30101,8 +30306,7 @@ static qlora_result qlora__text_message_parts(qlora__env* env, qlora__text_loade
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                    "has a content part without a string in \"text\"");
         }
-        QLORA__TRY(qlora__text_bytes_add(env, &loader->work, qlora__text_json_text(json, text),
-                                         qlora__text_json_size(text)));
+        *size += qlora__text_json_size(text);
         part = qlora__text_json_next(json, part);
     }
     return QLORA_OK;
@@ -30178,9 +30382,10 @@ static qlora_result qlora__text_switch(qlora__env* env, const qlora__json* json,
     return QLORA_OK;
 }
 
-// Refuses what would change the text or its training, and lists the names that have no effect.
+// Refuses what would change the text or its training, and lists the names that have no effect: a
+// model's own template gets them all.
 static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loader* loader,
-                                              const qlora__json_token* node, bool* extra) {
+                                              const qlora__json_token* node) {
     static const char* const used[] = {"role", "from", "content", "value", "weight", "train"};
     // names that a model's own template knows what to do with; a built-in one does not
     static const char* const passed[] = {"reasoning_content", "reasoning", "thinking",
@@ -30200,7 +30405,6 @@ static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loade
         }
         for (size_t k = 0; k < QLORA__TEXT_COUNT(passed) && !built_in && !known; k++) {
             known = strcmp(name, passed[k]) == 0;
-            *extra = *extra || known;
         }
         for (size_t k = 0; k < QLORA__TEXT_COUNT(refused) && !known; k++) {
             if (strcmp(name, refused[k]) == 0) {
@@ -30208,7 +30412,7 @@ static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loade
                                        "has \"%s\", which is not supported", name);
             }
         }
-        if (!known) {
+        if (!known && built_in) {
             QLORA__TRY(qlora__text_ignore(env, loader->data, "messages/", name));
         }
         key = qlora__text_json_next(json, value);
@@ -30234,46 +30438,35 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
     const qlora__json* json = loader->json;
     const qlora__json_token* role = NULL;
     const qlora__json_token* content = NULL;
+    const char* name = NULL;
+    size_t size = 0;
     QLORA__TRY(qlora__text_message_either(env, json, node, "role", "from", &role));
     QLORA__TRY(qlora__text_message_either(env, json, node, "content", "value", &content));
-    const char* name = qlora__text_json_cstring(json, role);
-    if (name == NULL) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
-    }
-    if (strcmp(name, "function_call") == 0 || strcmp(name, "tool_call") == 0) {
-        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "has the role \"%s\", a tool call as plain text; give it as "
-                               "\"tool_calls\" of an assistant message",
-                               name);
-    }
-    bool whole = strlen(name) == qlora__text_json_size(role); // it has no zero inside
-    const char* known = whole ? qlora__text_role_of(name) : NULL;
-    bool tool = known != NULL && strcmp(known, "tool") == 0;
-    if (known == NULL || (tool && loader->desc->chat->built_in)) {
+    QLORA__TRY(qlora__text_message_role(env, json, node, &name));
+    if (loader->desc->chat->built_in && strcmp(name, "system") != 0 && strcmp(name, "user") != 0 &&
+        strcmp(name, "assistant") != 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "has the role \"%.60s\", which is not supported", name);
+                               "has the role \"%.60s\", which is not supported by the chat format "
+                               "%s",
+                               name, loader->desc->chat->name);
     }
-    bool extra = false;
-    QLORA__TRY(qlora__text_message_names(env, loader, node, &extra));
+    QLORA__TRY(qlora__text_message_names(env, loader, node));
     QLORA__TRY(qlora__text_switch(env, json, node, "weight", &masked));
     QLORA__TRY(qlora__text_switch(env, json, node, "train", &masked));
-    size_t at = 0;
     if (qlora__text_json_string(content)) {
-        QLORA__TRY(qlora__text_message_add(env, loader, known, qlora__text_json_text(json, content),
+        QLORA__TRY(qlora__text_message_add(env, loader, name, qlora__text_json_text(json, content),
                                            qlora__text_json_size(content), masked));
     } else if (content != NULL && content->kind == QLORA__JSON_ARRAY) {
-        QLORA__TRY(qlora__text_message_parts(env, loader, content, &at));
-        // the parts may still move: their place is known when all messages are read
-        QLORA__TRY(
-            qlora__text_message_add(env, loader, known, NULL, loader->work.count - at, masked));
+        QLORA__TRY(qlora__text_message_parts(env, json, content, &size));
+        QLORA__TRY(qlora__text_message_add(env, loader, name, "", 0, masked));
+        loader->messages[loader->message_count - 1].length = size; // the template gets the node's
     } else if (qlora__text_json_absent(content) &&
                qlora__text_is_filled(qlora__text_json_get(json, node, "tool_calls"))) {
-        QLORA__TRY(qlora__text_message_add(env, loader, known, "", 0, masked));
-        loader->messages[loader->message_count - 1].content = NULL; // None, as it is given
+        QLORA__TRY(qlora__text_message_add(env, loader, name, "", 0, masked));
     } else {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no text in \"content\" (or \"value\")");
     }
-    loader->messages[loader->message_count - 1].node = extra ? node : NULL;
+    loader->messages[loader->message_count - 1].node = node;
     return QLORA_OK;
 }
 
@@ -30321,6 +30514,33 @@ static void qlora__text_data_train_all(const qlora__text_loader* loader, size_t 
     }
 }
 
+// Notes whether what is trained from ids[begin] on ends with neither a stop id nor a marker.
+// Whitespace after an end marker does not count.
+static qlora_result qlora__text_data_ended(qlora__env* env, const qlora__text_loader* loader,
+                                           size_t begin) {
+    qlora_text_data* data = loader->data;
+    const qlora_text_chat* chat = loader->desc->chat;
+    qlora_text_bytes bytes;
+    qlora_result r = QLORA_OK;
+    size_t whole = 0;
+    bool ended = false;
+    memset(&bytes, 0, sizeof bytes);
+    data->endless = false; // if nothing is trained
+    for (size_t i = data->labels.count; r == QLORA_OK && i > begin && !ended; i--) {
+        int32_t id = data->labels.data[i - 1];
+        ended = id >= 0 && (qlora__text_chat_marker(chat, id) || qlora__text_chat_stops(chat, id));
+        if (id >= 0 && !ended) {
+            bytes.count = 0;
+            r = qlora__text_token_decode(env, loader->tok, id, false, &bytes, &whole);
+            data->endless = r == QLORA_OK && bytes.count > 0 &&
+                            qlora__jin_skip_space(bytes.data, bytes.count, 0) < bytes.count;
+            ended = data->endless;
+        }
+    }
+    qlora__text_bytes_free(env, &bytes);
+    return r;
+}
+
 // A template that changes earlier turns: one sample for each turn that is trained.
 static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader* loader,
                                              qlora__text_talk* talk) {
@@ -30337,9 +30557,32 @@ static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader
         first = false;
         qlora__text_output o = qlora__text_output_start(&data->ids, &data->labels);
         QLORA__TRY(qlora__text_talk_turn(env, talk, k, &o));
+        QLORA__TRY(qlora__text_data_ended(env, loader, o.start));
         qlora__text_data_train_all(loader, o.start);
     }
     return QLORA_OK;
+}
+
+// A conversation without an answer is not trained. Where it has one under another name, that would
+// be a surprise.
+static qlora_result qlora__text_data_answers(qlora__env* env, const qlora__text_loader* loader) {
+    size_t other = loader->message_count;
+    for (size_t i = loader->message_count; i-- > 0;) {
+        const char* role = loader->messages[i].role;
+        const char* meant = qlora__text_role_of(role);
+        if (strcmp(role, "assistant") == 0) {
+            return QLORA_OK;
+        }
+        other = meant != NULL && strcmp(meant, "assistant") == 0 ? i : other;
+    }
+    return other == loader->message_count
+               ? QLORA_OK
+               : qlora__env_fail(
+                     env, QLORA_ERR_FORMAT,
+                     "message %lu has the \"role\" \"%.60s\", and none is \"assistant\", "
+                     "whose messages are trained; such names are understood after "
+                     "\"from\"",
+                     (unsigned long)other + 1, loader->messages[other].role);
 }
 
 // Makes the sample, or the samples, from the collected messages.
@@ -30350,6 +30593,7 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
     if (loader->message_count == 0) {
         return QLORA_OK;
     }
+    QLORA__TRY(qlora__text_data_answers(env, loader));
     qlora__text_data_turns(loader);
     talk.chat = loader->desc->chat;
     talk.turns = loader->messages;
@@ -30360,6 +30604,7 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
     qlora_result r = qlora__text_talk_plan(env, &talk);
     if (r == QLORA_OK && talk.stable) {
         r = qlora__text_output_text(env, &o, talk.chat, &talk.whole, &talk.spans);
+        r = r == QLORA_OK ? qlora__text_data_ended(env, loader, o.start) : r;
         qlora__text_data_train_all(loader, o.start);
     } else if (r == QLORA_OK) {
         r = qlora__text_data_by_turn(env, loader, &talk);
@@ -30946,6 +31191,7 @@ static qlora_result qlora__text_record_take(qlora__env* env, qlora__text_loader*
     loader->line = line;
     loader->message_count = 0;
     loader->work.count = 0;
+    loader->data->endless = false;
     qlora_result r = qlora__text_record_read(env, loader, record);
     if (r != QLORA_OK) {
         return qlora__env_wrap(env, r, "%s:%lu: ", loader->name, (unsigned long)line);
@@ -33104,6 +33350,7 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     out->trained = record->trained;
     out->line = (size_t)record->line;
     out->desirable = record->desirable != 0;
+    out->endless = record->endless != 0;
     return QLORA_OK;
 }
 
@@ -33120,4 +33367,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 844d953d451c50b4
+//@@ end a88b990a859374b3

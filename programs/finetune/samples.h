@@ -178,7 +178,9 @@ static bool sample_count(app* a, const qlora_text_sample* s, int32_t bos, counts
     c->empty += all < 2 ? 1 : 0;
     c->silent += silent ? 1 : 0;
     // What is cut off is not trained, so the model does not see the end.
-    c->no_end += all >= 2 && (s->labels[all - 1] == -100 || (too_long && a->o.truncate)) ? 1 : 0;
+    bool cut = s->labels[all > 0 ? all - 1 : 0] == -100 || (too_long && a->o.truncate);
+    c->no_end += all >= 2 && (cut || s->endless) ? 1 : 0;
+    c->endless += all >= 2 && s->endless ? 1 : 0;
     c->two_bos += all >= 2 && bos >= 0 && s->ids[0] == bos && s->ids[1] == bos ? 1 : 0;
     *length = too_long ? (size_t)a->o.length : all;
     *trained = trained_count(s->labels, *length);
@@ -419,6 +421,12 @@ static void problems_print(app* a, const counts* c) {
     }
     if (c->masked > 0) {
         say(a, "  %zu with nothing to train on: skipped\n", c->masked);
+    }
+    if (c->endless > 0) {
+        say(a,
+            "  %zu whose answers have no end marker: the model will not learn to stop; see "
+            "--chat-template\n",
+            c->endless);
     }
     if (c->silent > 0) {
         say(a, "  %zu with an empty answer: the model learns to say nothing\n", c->silent);

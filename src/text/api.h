@@ -191,9 +191,8 @@ typedef struct qlora_text_chat_desc {
     // generation_config.json and config.json are read if they exist. Or a GGUF file, which has the
     // same inside. NULL = none.
     const char* folder;
-    // Where the tokenizer comes from, if not from `folder`: an adapter's folder, whose chat
-    // template and tokenizer_config.json come before the model's, as in transformers. NULL =
-    // `folder`.
+    // An adapter's folder, whose chat template and tokenizer_config.json come before the model's,
+    // as its tokenizer does. NULL = none.
     const char* tokenizer_folder;
     // A built-in format: chatml, llama3, mistral, alpaca, plain, ...; NULL = the model's template,
     // else a format whose tokens the tokenizer has, else alpaca.
@@ -243,6 +242,7 @@ QLORA_API qlora_result qlora_text_chat_encode(qlora_text_chat* chat,
 
 // The same for a conversation as JSON: an object with "messages", perhaps "tools", and any other
 // variable of the template. Appends the rendering to `text` as well; text and labels may be NULL.
+// What is changed in the messages: see qlora_text_data_desc.
 // The ids are those of the whole text. An answer that the template renders differently once later
 // turns follow is trained in a sample of its own: it has no labels here, and a warning is logged.
 QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conversation,
@@ -262,6 +262,14 @@ typedef enum qlora_text_preference {
     QLORA_TEXT_JUDGED = 2   // an answer with a "label", true or false
 } qlora_text_preference;
 
+// A conversation, here and in qlora_text_chat_encode_json: the messages are passed to the template
+// as they are, and those with the role "assistant" are trained. Three things are changed.
+// ShareGPT's {"from", "value"} becomes {"role", "content"}: from human, prompter or input is the
+// user; gpt, model, bot, chatgpt, bing, bard or output is the assistant; developer is the system;
+// observation, function, ipython, function_response, tool_response or tool_results is the tool.
+// Arguments of a tool call that are JSON in a string become the object, unless the template asks
+// whether they are a string. A content in parts becomes one string if the template does not take
+// parts.
 typedef struct qlora_text_data_desc {
     uint32_t reserved_must_be_zero0;
     const char* path;      // ends in one of qlora_text_data_formats; .gz may follow
@@ -318,6 +326,7 @@ typedef struct qlora_text_sample {
     size_t trained;        // labels other than -100, not counting the first position
     size_t line;           // where the record starts in the file
     bool desirable;        // QLORA_TEXT_JUDGED: its "label"; QLORA_TEXT_PAIRS: the chosen one
+    bool endless;          // the last answer of a conversation is trained without an end marker
 } qlora_text_sample;
 // Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count, and for a stream
 // with QLORA_ERR_FILE when the file has changed.

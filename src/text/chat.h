@@ -8,12 +8,15 @@ struct qlora_text_chat {
     const char* name;                // of a built-in format, or "model"
     const char* source;
     const char* missing; // the end marker of the format, if the tokenizer lacks it
+    int32_t opens;       // the marker before the content of an answer, or -1
+    qlora__text_owned closes; // what ends an answer that another turn follows, or ""
     bool built_in;
     bool guessed;                // nobody chose the format: neither the caller nor a folder
     bool used;                   // a conversation was rendered
     bool own;                    // the template is that of tokenizer_folder
     bool replaced;               // tokenizer_folder has another one
     qlora__text_owned shown[2];  // the source of the template (with tools)
+    bool takes_parts[2];         // the template (with tools) takes a content in parts
     bool keeps_strings[2];       // the template (with tools) asks whether arguments are a string
     bool blocks;                 // what is trained comes from generation blocks
     qlora__text_owned tokens[4]; // the texts of bos_token, eos_token, pad_token, unk_token
@@ -40,6 +43,7 @@ static void qlora__text_chat_free(qlora__env* env, qlora_text_chat* chat) {
     }
     qlora__text_owned_free(env, &chat->shown[0]);
     qlora__text_owned_free(env, &chat->shown[1]);
+    qlora__text_owned_free(env, &chat->closes);
     if (chat->template_ != NULL) {
         qlora__jin_template_free(env, chat->template_);
     }

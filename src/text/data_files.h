@@ -686,5 +686,6 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     out->trained = record->trained;
     out->line = (size_t)record->line;
     out->desirable = record->desirable != 0;
+    out->endless = record->endless != 0;
     return QLORA_OK;
 }

@@ -13,7 +13,8 @@ typedef struct qlora__text_record {
     uint32_t part;  // which sample of the record; of a document, the first id that is in it
     uint32_t count; // tokens
     uint32_t trained;
-    uint64_t line : 59;
+    uint64_t line : 58;
+    uint64_t endless : 1;
     uint64_t desirable : 1;
     uint64_t kept : 1;
     uint64_t labelled : 1; // labels follow the ids, not bits
@@ -48,6 +49,7 @@ struct qlora_text_data {
     uint32_t size;
     uint32_t part;
     bool desirable;
+    bool endless;
     bool placed; // can be read again: nothing of it is kept
     bool begins; // as in qlora__text_record
     bool ends;
@@ -163,7 +165,8 @@ static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* d
     record->size = data->size;
     record->part = data->part++;
     record->count = (uint32_t)count;
-    record->line = line & (UINT64_MAX >> 5);
+    record->line = line & (UINT64_MAX >> 6);
+    record->endless = data->endless ? 1 : 0;
     record->desirable = data->desirable ? 1 : 0;
     record->kept = data->placed ? 0 : 1;
     record->begins = data->begins ? 1 : 0;

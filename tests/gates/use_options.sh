@@ -842,7 +842,26 @@ kept_formats() { # the chat format of training stays with the adapter
         check "keeps it" grep -qF '"[user]hi<|endoftext|>[assistant]yo<|endoftext|>"' out
     done
     check "in every file" [ -z "$(grep -l base kept3/*.jinja kept3/tokenizer_config.json)" ]
+    begins_with_bos
     rm -rf base
+    printf '%s' '{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}!' \
+        '{% endfor %}' >t.jinja
+    works "answers without an end" "${all[@]}" --chat-template t.jinja --eval-only
+    check "are told" grep -q "^  1 whose answers have no end marker: the model will not learn" out
+    works "and counted" "${all[@]}" --chat-template t.jinja --doctor
+    check "as they are" grep -qE "^ *end not trained +1 " out
+}
+
+begins_with_bos() { # a text with a BOS of its own has the ids that training gives it
+    local post='{"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|endoftext|>"}},
+        {"Sequence": {"id": "A"}}], "special_tokens": {"<|endoftext|>": {"ids": [256]}}}' text
+    sed "s/^{\"model\"/{\"post_processor\": ${post//$'\n'/}, \"model\"/" model/tokenizer.json \
+        >base/tokenizer.json
+    for text in "hi" "<|endoftext|>hi"; do
+        run "$root/$B/generate" --model base --prompt "$text" --max-tokens 1 --stats
+        check "$text: BOS once" grep -q "^.prompt: 3 tokens" err
+    done
+    check "and told" grep -q "^.the prompt begins with <|endoftext|>; as in training" err
 }
 
 add_faults() {

@@ -7,6 +7,8 @@
 
 #include "test.h"
 
+#include <sys/stat.h>
+
 #include "model_rig.h"
 
 #define ASSERT_OK(R, CALL) ASSERT_EQm(qlora_last_error((R).ctx), QLORA_OK, (CALL))
