@@ -842,6 +842,13 @@ kept_formats() { # the chat format of training stays with the adapter
         check "keeps it" grep -qF '"[user]hi<|endoftext|>[assistant]yo<|endoftext|>"' out
     done
     check "in every file" [ -z "$(grep -l base kept3/*.jinja kept3/tokenizer_config.json)" ]
+    works "a base in a GGUF file" --model kept3.gguf "${all[@]:2}" --template zephyr --eval 0 \
+        --steps 1 --out other --resume never
+    check "has no tokenizer to keep" [ ! -e other/adapter/tokenizer.json ]
+    rm kept3/config.json # no longer a model
+    run "$tool/merge" --model kept3.gguf --adapter other --out kept3/merged.gguf
+    run "$tool/tokenize" kept3/merged.gguf --chat talk.jsonl
+    check "but the template, also merged ($status)" grep -qF '"<|user|>\u000ahi' out
     begins_with_bos
     rm -rf base
     printf '%s' '{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}!' \
