@@ -1507,8 +1507,10 @@ typedef struct qlora_merge_desc {
     qlora_progress_fn progress; // NULL = none
     void* progress_user;
     qlora_gguf_format gguf; // of the matrices in a GGUF file; 0 = dtype
-    // Folder with the files of a tokenizer that has more tokens, each with a row in the merged
-    // model; NULL = only those of the model's folder.
+    // Folder with tokenizer files or a chat template that come before the model's, such as the
+    // adapter's. If its tokenizer has more tokens, each needs a row in the merged model. A GGUF
+    // file gets the template, BOS, EOS and padding from it. NULL = only those of the model's
+    // folder.
     const char* tokenizer_dir;
     uint32_t reserved_must_be_zero1;
 } qlora_merge_desc;
@@ -45510,6 +45512,101 @@ qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
     return qlora__leave(ctx, r == QLORA_OK ? qlora__adapter_save_gguf(ctx, model, path) : r);
 }
 
+//@@ src/adapter/merge_template.h
+
+// ---- the chat template of a merged model --------------------------------------------------------
+
+// The value of chat_template in a JSON file: a string, or the one that is called "default" in a
+// list of {"name", "template"}. *found = false if it has none.
+static qlora_result qlora__merge_template_json(qlora__env* env, const char* path,
+                                               const qlora__map* map, qlora__string* out,
+                                               bool* found) {
+    qlora__json json;
+    QLORA__TRY(qlora__json_parse(env, path, map->data, map->size, 0, &json));
+    qlora_result r = qlora__json_decode(env, &json);
+    uint32_t value = r == QLORA_OK ? qlora__json_find(&json, 0, "chat_template") : 0;
+    if (value != 0 && qlora__json_kind_of(&json, value) == QLORA__JSON_ARRAY) {
+        uint32_t list = value;
+        value = 0;
+        for (uint32_t i = list + 1; i < json.tokens[list].next; i = json.tokens[i].next) {
+            uint32_t name = qlora__json_find(&json, i, "name");
+            bool main = name != 0 && qlora__json_is(&json, name, "default");
+            value = value == 0 || main ? qlora__json_find(&json, i, "template") : value;
+        }
+    }
+    *found = value != 0 && qlora__json_kind_of(&json, value) == QLORA__JSON_STRING;
+    if (*found) {
+        const qlora__json_token* text = &json.tokens[value];
+        qlora__string_add(out, json.strings + text->begin, text->end - text->begin);
+        r = out->result;
+    }
+    qlora__json_free(env, &json);
+    return r;
+}
+
+// The chat template of a folder, from the first of its files that has one. *which is its number, or
+// -1 if there is none.
+enum { QLORA__MERGE_TEMPLATE_CONFIG = 2 };
+static qlora_result qlora__merge_template(qlora__env* env, const char* dir, qlora__string* out,
+                                          int* which) {
+    static const char* const names[] = {"chat_template.jinja", "chat_template.json",
+                                        "tokenizer_config.json"};
+    bool found = false;
+    *which = -1;
+    for (int i = 0; i < 3 && !found; i++) {
+        char path[QLORA__PATH_ROOM];
+        qlora__map map;
+        bool exists = false;
+        QLORA__TRY(qlora__path_join(env, dir, names[i], path));
+        QLORA__TRY(qlora__file_exists(env, path, &exists));
+        if (!exists) {
+            continue;
+        }
+        QLORA__TRY(qlora__map_open(env, path, &map));
+        qlora_result r = QLORA_OK;
+        if (i > 0) {
+            r = qlora__merge_template_json(env, path, &map, out, &found);
+        } else {
+            qlora__string_add(out, map.data, (size_t)map.size);
+            r = out->result;
+            found = true;
+        }
+        qlora__map_close(env, &map);
+        QLORA__TRY(r);
+        *which = found ? i : -1;
+    }
+    return QLORA_OK;
+}
+
+// Whether the folder of the tokenizer (NULL: none) has a template. If only the model has one, in
+// its tokenizer_config.json, which that of the tokenizer replaces, writes it into the merged
+// folder.
+static qlora_result qlora__merge_write_template(qlora__env* env, const char* tokenizer,
+                                                const char* model, const char* dir, bool* own) {
+    char path[QLORA__PATH_ROOM];
+    qlora__string text;
+    bool exists = false;
+    int which = -1;
+    *own = false;
+    if (tokenizer == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__path_join(env, tokenizer, "tokenizer_config.json", path));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
+    qlora__string_begin(env, &text);
+    qlora_result r = qlora__merge_template(env, tokenizer, &text, &which);
+    *own = which >= 0;
+    if (r == QLORA_OK && !*own && exists && !qlora__gguf_path(model)) {
+        r = qlora__merge_template(env, model, &text, &which);
+        r = r == QLORA_OK ? qlora__path_join(env, dir, "chat_template.jinja", path) : r;
+        if (r == QLORA_OK && which == QLORA__MERGE_TEMPLATE_CONFIG) {
+            r = qlora__file_write(env, path, text.data, text.size);
+        }
+    }
+    qlora__string_free(&text);
+    return r;
+}
+
 //@@ src/adapter/merge.h
 
 // ---- export of merged models --------------------------------------------------------------------
@@ -46069,6 +46166,8 @@ static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
                                         "tokenizer.model",
                                         "chat_template.jinja",
                                         "chat_template.json"};
+    bool own = false; // the tokenizer's folder has a template
+    QLORA__TRY(qlora__merge_write_template(&g->ctx->env, g->tokenizer, g->m->dir, g->dir, &own));
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         char from[QLORA__PATH_ROOM];
         char to[QLORA__PATH_ROOM];
@@ -46078,7 +46177,8 @@ static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
             QLORA__TRY(qlora__path_join(&g->ctx->env, g->tokenizer, files[i], from));
             QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
         }
-        if (!exists) {
+        // two templates would contradict each other
+        if (!exists && !(own && strncmp(files[i], "chat_template", 13) == 0)) {
             QLORA__TRY(qlora__path_join(&g->ctx->env, g->m->dir, files[i], from));
             QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
         }
@@ -46390,11 +46490,38 @@ static void qlora__merge_copy_value(qlora__merge_file* f, const qlora__gguf_valu
     f->value_count++;
 }
 
-// The metadata of the source file.
-static void qlora__merge_values_copy(qlora__merge_file* f) {
+#define QLORA__MERGE_TEMPLATE_KEY "tokenizer.chat_template"
+
+// The chat template: that of the adapter's folder, else of the model's. *found = false if neither
+// has one; a model in a GGUF file brings its own.
+static qlora_result qlora__merge_put_template(qlora__merge_file* f, bool* found) {
+    const qlora__merge* g = f->g;
+    qlora__env* env = &g->ctx->env;
+    qlora__string text;
+    int which = -1;
+    qlora__string_begin(env, &text);
+    qlora_result r =
+        g->tokenizer != NULL ? qlora__merge_template(env, g->tokenizer, &text, &which) : QLORA_OK;
+    if (r == QLORA_OK && which < 0 && !qlora__gguf_path(g->m->dir)) {
+        r = qlora__merge_template(env, g->m->dir, &text, &which);
+    }
+    *found = r == QLORA_OK && text.size > 0;
+    if (*found) {
+        qlora__merge_key(f, QLORA__MERGE_TEMPLATE_KEY, QLORA__GGUF_STRING);
+        qlora__gguf_u64(&f->values, text.size);
+        qlora__string_add(&f->values, text.data, text.size);
+    }
+    qlora__string_free(&text);
+    return r;
+}
+
+// The metadata of the source file. `skip`: without its chat template.
+static void qlora__merge_values_copy(qlora__merge_file* f, bool skip) {
     const qlora__gguf* g = &f->g->folder.gguf.files[0].meta;
     for (uint32_t i = 0; i < g->count; i++) {
-        if (!qlora__merge_skips_key(&g->values[i])) {
+        const qlora__gguf_value* v = &g->values[i];
+        bool form = qlora__gguf_is(v->key, v->key_size, QLORA__MERGE_TEMPLATE_KEY);
+        if (!qlora__merge_skips_key(v) && !(skip && form)) {
             qlora__merge_copy_value(f, &g->values[i]);
         }
     }
@@ -46812,26 +46939,89 @@ static void qlora__merge_put_bool(qlora__merge_file* f, const char* key, bool va
     qlora__string_add(&f->values, &byte, 1);
 }
 
-// The ids that the config names. llama.cpp ends a text at three of them.
-static void qlora__merge_put_ids(qlora__merge_file* f) {
-    const qlora_model_config* c = &f->g->m->plan.config;
-    const struct {
-        const char* key;
-        int32_t id;
-    } ids[] = {{"tokenizer.ggml.bos_token_id", c->bos_id},
-               {"tokenizer.ggml.eos_token_id", c->stop_count > 0 ? c->stop_ids[0] : -1},
-               {"tokenizer.ggml.eot_token_id", c->stop_count > 1 ? c->stop_ids[1] : -1},
-               {"tokenizer.ggml.eom_token_id", c->stop_count > 2 ? c->stop_ids[2] : -1},
-               {"tokenizer.ggml.padding_token_id", c->pad_id}};
-    if (c->stop_count > 3) {
-        QLORA__LOG(f->g->ctx, WARN, MODEL,
-                   "the model has %d stop ids; a GGUF file holds three of them", c->stop_count);
+// The id of a special token that the configuration of the adapter's tokenizer names; *id stays as
+// it is if it names none that the vocabulary has.
+static void qlora__merge_named_id(const qlora__merge_vocab* v, const qlora__json* config,
+                                  const char* name, int32_t* id) {
+    uint32_t value = qlora__json_find(config, 0, name);
+    if (value != 0 && qlora__json_kind_of(config, value) == QLORA__JSON_OBJECT) {
+        value = qlora__json_find(config, value, "content");
     }
-    for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
-        if (ids[i].id >= 0) {
-            qlora__merge_put_u32(f, ids[i].key, ids[i].id);
+    uint32_t size = 0;
+    const char* text = value != 0 ? qlora__merge_text(config, value, &size) : "";
+    for (uint32_t i = 0; size > 0 && i < v->count; i++) {
+        const qlora__merge_token* token = &v->tokens[i];
+        if (token->type != 0 && token->size == size && memcmp(token->name, text, size) == 0) {
+            *id = (int32_t)i;
+            return;
         }
     }
+}
+
+// BOS, EOS and padding of the adapter's tokenizer_config.json, which come before the model's.
+static qlora_result qlora__merge_adapter_ids(const qlora__merge_vocab* v, int32_t* bos,
+                                             int32_t* eos, int32_t* pad) {
+    qlora__env* env = &v->f->g->ctx->env;
+    const char* dir = v->f->g->tokenizer;
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    qlora__map map;
+    qlora__json json;
+    if (dir == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__path_join(env, dir, "tokenizer_config.json", path));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
+    if (!exists) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__map_open(env, path, &map));
+    qlora_result r = qlora__json_parse(env, path, map.data, map.size, 0, &json);
+    if (r == QLORA_OK) {
+        r = qlora__json_decode(env, &json);
+        if (r == QLORA_OK) {
+            qlora__merge_named_id(v, &json, "bos_token", bos);
+            qlora__merge_named_id(v, &json, "eos_token", eos);
+            qlora__merge_named_id(v, &json, "pad_token", pad);
+        }
+        qlora__json_free(env, &json);
+    }
+    qlora__map_close(env, &map);
+    return r;
+}
+
+// The ids that the config names, after EOS of the adapter's tokenizer. llama.cpp ends a text at
+// three of them.
+static qlora_result qlora__merge_put_ids(qlora__merge_file* f, const qlora__merge_vocab* v) {
+    static const char* const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    const qlora_model_config* c = &f->g->m->plan.config;
+    int32_t bos = c->bos_id;
+    int32_t pad = c->pad_id;
+    int32_t eos = -1;
+    int count = 0;
+    QLORA__TRY(v != NULL ? qlora__merge_adapter_ids(v, &bos, &eos, &pad) : QLORA_OK);
+    if (bos >= 0) {
+        qlora__merge_put_u32(f, "tokenizer.ggml.bos_token_id", bos);
+    }
+    for (int32_t i = -1; i < c->stop_count; i++) {
+        int32_t id = i < 0 ? eos : c->stop_ids[i];
+        if (id < 0 || (i >= 0 && id == eos)) {
+            continue;
+        }
+        if (count < 3) {
+            qlora__merge_put_u32(f, keys[count], id);
+        }
+        count++;
+    }
+    if (count > 3) {
+        QLORA__LOG(f->g->ctx, WARN, MODEL,
+                   "the model has %d stop ids; a GGUF file holds three of them", count);
+    }
+    if (pad >= 0) {
+        qlora__merge_put_u32(f, "tokenizer.ggml.padding_token_id", pad);
+    }
+    return QLORA_OK;
 }
 
 // What is added to a text.
@@ -46877,47 +47067,8 @@ static qlora_result qlora__merge_put_vocab(qlora__merge_vocab* v) {
     qlora__gguf_string(&v->f->values, pre);
     QLORA__TRY(qlora__merge_put_merges(v));
     qlora__merge_put_tokens(v);
-    qlora__merge_put_ids(v->f);
+    QLORA__TRY(qlora__merge_put_ids(v->f, v));
     qlora__merge_put_added(v);
-    return QLORA_OK;
-}
-
-// chat_template.jinja, or chat_template of tokenizer_config.json if that is a string.
-static qlora_result qlora__merge_put_template(qlora__merge_file* f) {
-    static const char* const names[] = {"chat_template.jinja", "tokenizer_config.json"};
-    qlora__env* env = &f->g->ctx->env;
-    for (int i = 0; i < 2; i++) {
-        char path[QLORA__PATH_ROOM];
-        bool exists = false;
-        qlora__map map;
-        qlora__json json;
-        QLORA__TRY(qlora__path_join(env, f->g->m->dir, names[i], path));
-        QLORA__TRY(qlora__file_exists(env, path, &exists));
-        if (!exists) {
-            continue;
-        }
-        QLORA__TRY(qlora__map_open(env, path, &map));
-        qlora_result r = QLORA_OK;
-        const char* text = (const char*)map.data;
-        uint32_t size = (uint32_t)map.size;
-        memset(&json, 0, sizeof json);
-        if (i == 1) {
-            r = qlora__json_parse(env, path, map.data, map.size, 0, &json);
-            r = r == QLORA_OK ? qlora__json_decode(env, &json) : r;
-            uint32_t value = r == QLORA_OK ? qlora__json_find(&json, 0, "chat_template") : 0;
-            text = value != 0 ? qlora__merge_text(&json, value, &size) : NULL;
-            size = value != 0 ? size : 0;
-        }
-        if (r == QLORA_OK && size > 0) {
-            qlora__merge_key(f, "tokenizer.chat_template", QLORA__GGUF_STRING);
-            qlora__gguf_u64(&f->values, size);
-            qlora__string_add(&f->values, text, size);
-            i = 2;
-        }
-        qlora__json_free(env, &json);
-        qlora__map_close(env, &map);
-        QLORA__TRY(r);
-    }
     return QLORA_OK;
 }
 
@@ -46958,13 +47109,12 @@ static qlora_result qlora__merge_put_tokenizer(qlora__merge_file* f) {
                    path);
         qlora__merge_key(f, "tokenizer.ggml.model", QLORA__GGUF_STRING);
         qlora__gguf_string(&f->values, "no_vocab");
-        qlora__merge_put_ids(f); // generation stops at them all the same
-        return QLORA_OK;
+        return qlora__merge_put_ids(f, NULL); // generation stops at them all the same
     }
     QLORA__TRY(qlora__map_open(env, path, &map));
     qlora_result r = qlora__merge_parse_tokenizer(f, path, &map);
     qlora__map_close(env, &map);
-    return r == QLORA_OK ? qlora__merge_put_template(f) : r;
+    return r;
 }
 
 //@@ src/adapter/merge_folder.h
@@ -47346,8 +47496,10 @@ static qlora_result qlora__merge_gguf(qlora__merge* g, const char* path,
     qlora_result r = f.buffer != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     qlora__string_begin(&ctx->env, &f.values);
     bool copied = g->folder.gguf.count > 0;
+    bool found = false;
+    r = r == QLORA_OK ? qlora__merge_put_template(&f, &found) : r;
     if (r == QLORA_OK && copied) {
-        qlora__merge_values_copy(&f);
+        qlora__merge_values_copy(&f, found);
         r = qlora__merge_parts_copy(&f);
     } else if (r == QLORA_OK) {
         r = qlora__merge_from_folder(&f);
@@ -53117,4 +53269,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 0582e5ccceca86fd
+//@@ end 55776fd40e77e01c

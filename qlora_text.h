@@ -67,9 +67,11 @@
        text/jinja_run        statements and macros
        text/jinja_api        templates as objects
        text/chat_formats    built-in chat templates
+       text/chat_template   which file of a folder has the template
        text/chat            which template a model has
        text/chat_output     rendered texts to ids and labels
        text/chat_encode     conversations to ids, and what is trained
+       text/chat_save       the format of a chat, kept with an adapter
        text/samples         samples in memory, or found again in a file
        text/input           the bytes of a data file, in order
        text/input_gzip      those inside gzip
@@ -549,7 +551,7 @@ QLORA_API qlora_result qlora_text_tok_open_with(qlora_text* text, const char* fo
                                                 qlora_text_tok** out);
 // Writes the tokenizer files of a folder with these tokens, whose ids are set, to the folder `to`:
 // tokenizer.json, tokenizer_config.json, and added_tokens.json, special_tokens_map.json and chat
-// templates where they exist. transformers reads them.
+// templates where they exist. transformers reads them. See also qlora_text_chat_save.
 QLORA_API qlora_result qlora_text_tok_save(qlora_text* text, const char* folder,
                                            const qlora_text_new_token* tokens, size_t count,
                                            const char* to);
@@ -559,6 +561,7 @@ enum {
     QLORA_TEXT_LITERAL = 2,  // encode: special tokens that are spelt out are ordinary text
     QLORA_TEXT_CONTINUE = 4, // encode: the text continues another one; no space is prepended
     QLORA_TEXT_SKIP = 8,     // decode: skip special tokens
+    QLORA_TEXT_BOS = 32,     // encode: BOS first, unless the text begins with it, as in training
     QLORA_TEXT_REPLACE = 16  // decode: U+FFFD for invalid UTF-8, as the tokenizers library does
 };
 
@@ -642,6 +645,9 @@ typedef struct qlora_text_chat_desc {
     // generation_config.json and config.json are read if they exist. Or a GGUF file, which has the
     // same inside. NULL = none.
     const char* folder;
+    // An adapter's folder, whose chat template and tokenizer_config.json come before the model's,
+    // as its tokenizer does. NULL = none.
+    const char* tokenizer_folder;
     // A built-in format: chatml, llama3, mistral, alpaca, plain, ...; NULL = the model's template,
     // else a format whose tokens the tokenizer has, else alpaca.
     const char* name;
@@ -667,8 +673,19 @@ typedef struct qlora_text_chat_info {
     size_t stop_count;
     const char* missing; // the end marker of the built-in format, if the tokenizer does not have it
                          // and it is therefore ordinary text, followed by eos; otherwise NULL
+    bool own;            // the template is that of tokenizer_folder
+    bool replaced;       // tokenizer_folder has another template than the one that was chosen
 } qlora_text_chat_info;
 QLORA_API qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* out);
+
+// Keeps the format of a chat with an adapter that was trained with it: writes the tokenizer files
+// of `folder` to the folder `to`, as qlora_text_tok_save does, with the chat's template. There,
+// transformers and qlora_text_chat_open (tokenizer_folder) find what was trained. If `folder` has
+// no tokenizer.json or is a GGUF file, only chat_template.jinja is written. A format that neither
+// the caller nor a folder chose is written only if a conversation was encoded with it.
+QLORA_API qlora_result qlora_text_chat_save(qlora_text_chat* chat, const char* folder,
+                                            const qlora_text_new_token* tokens, size_t count,
+                                            const char* to);
 
 // Appends the ids and, unless `labels` is NULL, as many labels: -100 where nothing is trained.
 // With `prompt` the result ends where the assistant's answer begins.
@@ -679,6 +696,7 @@ QLORA_API qlora_result qlora_text_chat_encode(qlora_text_chat* chat,
 
 // The same for a conversation as JSON: an object with "messages", perhaps "tools", and any other
 // variable of the template. Appends the rendering to `text` as well; text and labels may be NULL.
+// What is changed in the messages: see qlora_text_data_desc.
 // The ids are those of the whole text. An answer that the template renders differently once later
 // turns follow is trained in a sample of its own: it has no labels here, and a warning is logged.
 QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conversation,
@@ -705,6 +723,14 @@ typedef enum qlora_text_prompts {
     QLORA_TEXT_ASK_CHAT = 2 // the same; one that is a string is a message of the user
 } qlora_text_prompts;
 
+// A conversation, here and in qlora_text_chat_encode_json: the messages are passed to the template
+// as they are, and those with the role "assistant" are trained. Three things are changed.
+// ShareGPT's {"from", "value"} becomes {"role", "content"}: from human, prompter or input is the
+// user; gpt, model, bot, chatgpt, bing, bard or output is the assistant; developer is the system;
+// observation, function, ipython, function_response, tool_response or tool_results is the tool.
+// Arguments of a tool call that are JSON in a string become the object, unless the template asks
+// whether they are a string. A content in parts becomes one string if the template does not take
+// parts.
 typedef struct qlora_text_data_desc {
     uint32_t reserved_must_be_zero0;
     const char* path;      // ends in one of qlora_text_data_formats; .gz may follow
@@ -774,6 +800,7 @@ typedef struct qlora_text_sample {
     bool chat;             // for prompts: the sample is in the chat format
     const char* reference; // for prompts: the record's answer, valid like ids; NULL if it has none
     size_t reference_size;
+    bool endless;          // the last answer of a conversation is trained without an end marker
 } qlora_text_sample;
 // Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count, and for a stream
 // with QLORA_ERR_FILE when the file has changed.
@@ -15661,6 +15688,9 @@ int32_t qlora_text_tok_find(const qlora_text_tok* tok, const char* token) {
 
 // New tokens: the tokenizer's files with more tokens.
 
+#define QLORA__TEXT_TOOLS_FOLDER "additional_chat_templates"
+#define QLORA__TEXT_TOOLS_FILE QLORA__TEXT_TOOLS_FOLDER "/tool_use.jinja"
+
 // One edit of a JSON text: `insert` replaces the bytes from `at` to `end`.
 typedef struct qlora__text_edit {
     size_t at;
@@ -15926,29 +15956,79 @@ qlora_result qlora_text_tok_open_with(qlora_text* text, const char* folder,
     return r;
 }
 
+// Gives the object in a JSON text a member that is a string, or replaces it.
+static qlora_result qlora__text_member_set(qlora__env* env, const char* path,
+                                           const qlora_text_bytes* file, const char* name,
+                                           const char* value, size_t size, qlora__string* out) {
+    qlora__json json;
+    qlora__text_edit e;
+    memset(&e, 0, sizeof e);
+    QLORA__TRY(qlora__json_parse(env, path, file->data, file->count, 0, &json));
+    qlora_result r = QLORA_OK;
+    if (qlora__json_kind_of(&json, 0) != QLORA__JSON_OBJECT) {
+        r = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", path);
+    }
+    uint32_t at = r == QLORA_OK ? qlora__json_find(&json, 0, name) : 0;
+    if (r == QLORA_OK) {
+        size_t quotes = qlora__json_kind_of(&json, at) == QLORA__JSON_STRING ? 1 : 0;
+        e.at = at != 0 ? json.tokens[at].begin - quotes : json.tokens[0].begin + 1u;
+        e.end = at != 0 ? json.tokens[at].end + quotes : e.at;
+        qlora__string_begin(env, &e.insert);
+        if (at == 0) {
+            qlora__json_write_quoted(&e.insert, name, strlen(name));
+            qlora__string_puts(&e.insert, ": ");
+        }
+        qlora__json_write_quoted(&e.insert, value, size);
+        qlora__string_puts(&e.insert, at == 0 && json.tokens[0].count > 0 ? ", " : "");
+        qlora__text_edit_apply(&e, file, out);
+        r = out->result;
+        qlora__string_free(&e.insert);
+    }
+    qlora__json_free(env, &json);
+    return r;
+}
+
+// The files of a tokenizer, on their way to another folder.
+typedef struct qlora__text_carry {
+    const char* folder;
+    const char* to;
+    const qlora_text_new_token* tokens;
+    size_t count;
+    const char* template_; // replaces that of the folder; NULL: its own
+    size_t template_size;
+} qlora__text_carry;
+
 // Writes one file of the folder to `to`, if it exists; kind NULL = a copy.
-static qlora_result qlora__text_file_carry(qlora__env* env, const char* folder, const char* name,
-                                           const qlora__text_token_file* kind,
-                                           const qlora_text_new_token* tokens, size_t count,
-                                           const char* to) {
+static qlora_result qlora__text_file_carry(qlora__env* env, const qlora__text_carry* c,
+                                           const char* name, const qlora__text_token_file* kind) {
     static const char plain[] = "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\"\n}";
     char from[QLORA__PATH_ROOM];
     char path[QLORA__PATH_ROOM];
     qlora_text_bytes file;
     qlora__string out;
     bool found = false;
+    bool config = strcmp(name, "tokenizer_config.json") == 0;
     memset(&file, 0, sizeof(file));
-    QLORA__TRY(qlora__path_join(env, folder, name, from));
-    QLORA__TRY(qlora__path_join(env, to, name, path));
+    QLORA__TRY(qlora__path_join(env, c->folder, name, from));
+    QLORA__TRY(qlora__path_join(env, c->to, name, path));
     qlora__string_begin(env, &out);
-    qlora_result r = qlora__text_folder_read(env, folder, name, &file, &found);
-    if (r == QLORA_OK && !found && strcmp(name, "tokenizer_config.json") == 0) {
+    qlora_result r = qlora__text_folder_read(env, c->folder, name, &file, &found);
+    if (r == QLORA_OK && !found && config) {
         // Without it, transformers would look for the class in a config that adapters lack.
         found = true;
         r = qlora__text_bytes_add(env, &file, plain, sizeof plain - 1);
     }
     if (r == QLORA_OK && found && kind != NULL) {
-        r = qlora__text_file_extend(env, from, kind, &file, tokens, count, &out);
+        r = qlora__text_file_extend(env, from, kind, &file, c->tokens, c->count, &out);
+    }
+    if (r == QLORA_OK && config && c->template_ != NULL) {
+        file.count = 0;
+        r = qlora__text_bytes_add(env, &file, out.data, out.size);
+        qlora__string_free(&out);
+        qlora__string_begin(env, &out);
+        r = r == QLORA_OK ? qlora__text_member_set(env, from, &file, "chat_template", c->template_,
+                                                   c->template_size, &out)
+                          : r;
     }
     if (r == QLORA_OK && found) {
         r = kind != NULL ? qlora__file_write(env, path, out.data, out.size)
@@ -15959,26 +16039,51 @@ static qlora_result qlora__text_file_carry(qlora__env* env, const char* folder, 
     return r;
 }
 
-static qlora_result qlora__text_tok_save(qlora__env* env, const char* folder,
-                                         const qlora_text_new_token* tokens, size_t count,
-                                         const char* to) {
+// The template for tools of the folder, in a folder of its own.
+static qlora_result qlora__text_tools_carry(qlora__env* env, const qlora__text_carry* c) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    QLORA__TRY(qlora__path_join(env, c->folder, QLORA__TEXT_TOOLS_FILE, path));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
+    if (!exists) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__path_join(env, c->to, QLORA__TEXT_TOOLS_FOLDER, path));
+    QLORA__TRY(qlora__dir_make(env, path));
+    return qlora__text_file_carry(env, c, QLORA__TEXT_TOOLS_FILE, NULL);
+}
+
+static qlora_result qlora__text_tok_save(qlora__env* env, const qlora__text_carry* c) {
     static const char* const copies[] = {"special_tokens_map.json", "chat_template.jinja",
                                          "chat_template.json"};
     qlora_text_bytes file;
     memset(&file, 0, sizeof(file));
-    qlora_result r = qlora__text_new_check(env, tokens, count);
-    r = r == QLORA_OK ? qlora__text_new_read(env, folder, &file) : r;
+    qlora_result r = qlora__text_new_check(env, c->tokens, c->count);
+    r = r == QLORA_OK ? qlora__text_new_read(env, c->folder, &file) : r;
     qlora__text_bytes_free(env, &file);
     QLORA__TRY(r);
-    for (size_t i = 0; i < QLORA__TEXT_COUNT(copies); i++) {
-        QLORA__TRY(qlora__text_file_carry(env, folder, copies[i], NULL, tokens, count, to));
+    for (size_t i = 0; i < (c->template_ == NULL ? QLORA__TEXT_COUNT(copies) : 1); i++) {
+        QLORA__TRY(qlora__text_file_carry(env, c, copies[i], NULL));
     }
+    QLORA__TRY(c->template_ == NULL ? qlora__text_tools_carry(env, c) : QLORA_OK);
     // tokenizer.json last: it is what the others belong to
     for (size_t i = QLORA__TEXT_COUNT(qlora__text_token_files); i-- > 0;) {
         const qlora__text_token_file* kind = &qlora__text_token_files[i];
-        QLORA__TRY(qlora__text_file_carry(env, folder, kind->name, kind, tokens, count, to));
+        QLORA__TRY(qlora__text_file_carry(env, c, kind->name, kind));
     }
     return QLORA_OK;
+}
+
+static qlora__text_carry qlora__text_carry_of(const char* folder,
+                                              const qlora_text_new_token* tokens, size_t count,
+                                              const char* to) {
+    qlora__text_carry c;
+    memset(&c, 0, sizeof c);
+    c.folder = folder;
+    c.tokens = tokens;
+    c.count = count;
+    c.to = to;
+    return c;
 }
 
 qlora_result qlora_text_tok_save(qlora_text* text, const char* folder,
@@ -15992,7 +16097,8 @@ qlora_result qlora_text_tok_save(qlora_text* text, const char* folder,
     if (tokens == NULL && count > 0) {
         return qlora__env_fail(&text->env, QLORA_ERR_ARGUMENT, "tokens is NULL");
     }
-    return qlora__text_tok_save(&text->env, folder, tokens, count, to);
+    qlora__text_carry c = qlora__text_carry_of(folder, tokens, count, to);
+    return qlora__text_tok_save(&text->env, &c);
 }
 
 //@@ src/qlora_text.h
@@ -16295,6 +16401,18 @@ static qlora_result qlora__text_ids_append(qlora__env* env, qlora_text_ids* ids,
     return QLORA_OK;
 }
 
+// BOS before ids[begin..), unless they start with it: a text may bring its own.
+static qlora_result qlora__text_bos_first(qlora__env* env, int32_t bos, qlora_text_ids* ids,
+                                          size_t begin) {
+    if (bos < 0 || (ids->count > begin && ids->data[begin] == bos)) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__text_ids_add(env, ids, bos));
+    memmove(ids->data + begin + 1, ids->data + begin, (ids->count - begin - 1) * sizeof(int32_t));
+    ids->data[begin] = bos;
+    return QLORA_OK;
+}
+
 // Text to ids, for the public call and for chats and data.
 static qlora_result qlora__text_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
                                        size_t length, uint32_t flags, qlora_text_ids* out) {
@@ -16330,6 +16448,9 @@ qlora_result qlora_text_encode(qlora_text_tok* tok, const char* text, size_t len
     }
     size_t before = out->count;
     qlora_result r = qlora__text_encode(env, tok, text, length, flags, out);
+    if (r == QLORA_OK && (flags & QLORA_TEXT_BOS) != 0) {
+        r = qlora__text_bos_first(env, qlora__text_tok_bos(tok), out, before);
+    }
     out->count = r == QLORA_OK ? out->count : before;
     return r;
 }
@@ -28022,43 +28143,15 @@ static const char* qlora__text_find(const char* text, size_t size, const char* w
     return NULL;
 }
 
-//@@ src/text/chat.h
+//@@ src/text/chat_template.h
 
-// Chats: which template a model has, and its special tokens.
+// The chat template of a folder: which of its files has it.
 
-// A string that is freed with the chat.
+// A string that is freed with what has it.
 typedef struct qlora__text_owned {
     char* data;
     size_t size; // one byte more is allocated
 } qlora__text_owned;
-
-struct qlora_text_chat {
-    qlora_text* text;
-    qlora_text_tok* tok;
-    qlora_text_template* template_;  // renders conversations
-    qlora_text_template* with_tools; // for those with tools, where the model has one; may be NULL
-    const char* name;                // of a built-in format, or "model"
-    const char* source;
-    const char* missing; // the end marker of the format, if the tokenizer lacks it
-    bool built_in;
-    bool keeps_strings[2];       // the template (with tools) asks whether arguments are a string
-    bool blocks;                 // what is trained comes from generation blocks
-    qlora__text_owned tokens[4]; // the texts of bos_token, eos_token, pad_token, unk_token
-    int64_t clock;
-    int64_t users; // streams of data that use it
-    int32_t bos;
-    int32_t eos;
-    int32_t stops[QLORA__TEXT_MAX_STOPS];
-    size_t stop_count;
-    qlora__json* parsed; // arguments that were strings, during a rendering
-    size_t parsed_count;
-    size_t parsed_capacity;
-};
-
-static const char* const qlora__text_token_names[4] = {"bos_token", "eos_token", "pad_token",
-                                                       "unk_token"};
-// 2024-07-26T12:00:00. A fixed day, so that training does not depend on when it happens.
-#define QLORA__TEXT_CLOCK 1721995200
 
 static void qlora__text_owned_free(qlora__env* env, qlora__text_owned* owned) {
     qlora__env_free(env, owned->data, owned->size + 1);
@@ -28070,10 +28163,160 @@ static qlora_result qlora__text_owned_set(qlora__env* env, qlora__text_owned* ow
     return qlora__text_copy(env, data, size, &owned->data, &owned->size);
 }
 
+static bool qlora__text_owned_same(const qlora__text_owned* a, const qlora__text_owned* b) {
+    return (a->data == NULL) == (b->data == NULL) && a->size == b->size &&
+           (a->size == 0 || memcmp(a->data, b->data, a->size) == 0);
+}
+
+typedef struct qlora__text_found {
+    qlora__text_owned text;  // data is NULL: the folder has no template
+    qlora__text_owned tools; // for conversations with tools; data is NULL: the same
+    const char* source;      // in words
+    const char* tools_source;
+} qlora__text_found;
+
+static void qlora__text_found_free(qlora__env* env, qlora__text_found* found) {
+    qlora__text_owned_free(env, &found->text);
+    qlora__text_owned_free(env, &found->tools);
+}
+
+// chat_template: a string, or [{"name", "template"}]: the one with that name, or NULL. `any`: else
+// the first.
+static const qlora__json_token* qlora__text_config_template(const qlora__json* json,
+                                                            const char* wanted, bool any) {
+    const qlora__json_token* value = qlora__text_json_get(json, json->tokens, "chat_template");
+    if (value == NULL || value->kind != QLORA__JSON_ARRAY) {
+        return any && qlora__text_json_string(value) ? value : NULL;
+    }
+    const qlora__json_token* item = value + 1;
+    const qlora__json_token* found = NULL;
+    for (uint32_t i = 0; i < value->count; i++) {
+        const qlora__json_token* name = qlora__text_json_get(json, item, "name");
+        if ((found == NULL && any) || qlora__text_json_is(json, name, wanted)) {
+            found = qlora__text_json_get(json, item, "template");
+        }
+        item = qlora__text_json_next(json, item);
+    }
+    return qlora__text_json_string(found) ? found : NULL;
+}
+
+// chat_template.jinja, and that for tools beside it.
+static qlora_result qlora__text_found_jinja(qlora__env* env, const char* folder,
+                                            qlora__text_found* out) {
+    static const char* const names[2] = {"chat_template.jinja", QLORA__TEXT_TOOLS_FILE};
+    qlora__text_owned* texts[2] = {&out->text, &out->tools};
+    bool found = true;
+    for (size_t i = 0; i < 2 && found; i++) {
+        qlora_text_bytes file;
+        memset(&file, 0, sizeof(file));
+        found = false;
+        qlora_result r = qlora__text_folder_read(env, folder, names[i], &file, &found);
+        if (r == QLORA_OK && found) {
+            r = qlora__text_owned_set(env, texts[i], file.data, file.count);
+        }
+        qlora__text_bytes_free(env, &file);
+        QLORA__TRY(r);
+    }
+    out->source = names[0];
+    out->tools_source = names[1];
+    return QLORA_OK;
+}
+
+// Those in a JSON file.
+static qlora_result qlora__text_found_json(qlora__env* env, const char* folder, const char* name,
+                                           const char* source, qlora__text_found* out) {
+    qlora_text_bytes file;
+    qlora__json json;
+    bool found = false;
+    memset(&file, 0, sizeof(file));
+    qlora_result r = qlora__text_folder_read(env, folder, name, &file, &found);
+    if (r == QLORA_OK && found) {
+        r = qlora__text_json(env, name, file.data, file.count, &json);
+        found = r == QLORA_OK;
+    }
+    qlora__text_bytes_free(env, &file);
+    if (r != QLORA_OK || !found) {
+        return r;
+    }
+    const qlora__json_token* text = qlora__text_config_template(&json, "default", true);
+    const qlora__json_token* tools = qlora__text_config_template(&json, "tool_use", false);
+    if (text != NULL) {
+        out->source = source;
+        out->tools_source = source;
+        r = qlora__text_owned_set(env, &out->text, qlora__text_json_text(&json, text),
+                                  qlora__text_json_size(text));
+    }
+    if (r == QLORA_OK && text != NULL && tools != NULL) {
+        r = qlora__text_owned_set(env, &out->tools, qlora__text_json_text(&json, tools),
+                                  qlora__text_json_size(tools));
+    }
+    qlora__json_free(env, &json);
+    return r;
+}
+
+// The first file that has one. `folder` may also be a GGUF file. Free the result also on failure.
+static qlora_result qlora__text_found_read(qlora__env* env, const char* folder,
+                                           qlora__text_found* out) {
+    memset(out, 0, sizeof(*out));
+    QLORA__TRY(qlora__text_found_jinja(env, folder, out));
+    if (out->text.data == NULL) {
+        QLORA__TRY(
+            qlora__text_found_json(env, folder, "chat_template.json", "chat_template.json", out));
+    }
+    return out->text.data != NULL
+               ? QLORA_OK
+               : qlora__text_found_json(env, folder, "tokenizer_config.json",
+                                        "the chat_template in tokenizer_config.json", out);
+}
+
+//@@ src/text/chat.h
+
+// Chats: which template a model has, and its special tokens.
+
+struct qlora_text_chat {
+    qlora_text* text;
+    qlora_text_tok* tok;
+    qlora_text_template* template_;  // renders conversations
+    qlora_text_template* with_tools; // for those with tools, where the model has one; may be NULL
+    const char* name;                // of a built-in format, or "model"
+    const char* source;
+    const char* missing; // the end marker of the format, if the tokenizer lacks it
+    int32_t opens;       // the marker before the content of an answer, or -1
+    qlora__text_owned closes; // what ends an answer that another turn follows, or ""
+    bool built_in;
+    bool guessed;                // nobody chose the format: neither the caller nor a folder
+    bool used;                   // a conversation was rendered
+    bool own;                    // the template is that of tokenizer_folder
+    bool replaced;               // tokenizer_folder has another one
+    qlora__text_owned shown[2];  // the source of the template (with tools)
+    bool takes_parts[2];         // the template (with tools) takes a content in parts
+    bool keeps_strings[2];       // the template (with tools) asks whether arguments are a string
+    bool blocks;                 // what is trained comes from generation blocks
+    qlora__text_owned tokens[4]; // the texts of bos_token, eos_token, pad_token, unk_token
+    int64_t clock;
+    int64_t users; // streams of data that use it
+    int32_t bos;
+    int32_t eos;
+    int32_t stops[QLORA__TEXT_MAX_STOPS];
+    size_t stop_count;
+    qlora__stop_ids config_stops; // while it is opened
+    qlora__json* parsed; // arguments that were strings, during a rendering
+    size_t parsed_count;
+    size_t parsed_capacity;
+};
+
+static const char* const qlora__text_token_names[4] = {"bos_token", "eos_token", "pad_token",
+                                                       "unk_token"};
+// 2024-07-26T12:00:00. A fixed day, so that training does not depend on when it happens.
+#define QLORA__TEXT_CLOCK 1721995200
+
 static void qlora__text_chat_free(qlora__env* env, qlora_text_chat* chat) {
     for (size_t i = 0; i < 4; i++) {
         qlora__text_owned_free(env, &chat->tokens[i]);
     }
+    qlora__text_owned_free(env, &chat->shown[0]);
+    qlora__text_owned_free(env, &chat->shown[1]);
+    qlora__text_owned_free(env, &chat->closes);
     if (chat->template_ != NULL) {
         qlora__jin_template_free(env, chat->template_);
     }
@@ -28126,10 +28369,35 @@ static bool qlora__text_asks_string(const qlora__jin_node* first) {
     return false;
 }
 
+static qlora_result qlora__text_chat_built_in(qlora_text_chat* chat,
+                                              const qlora__text_format* format,
+                                              const char* source) {
+    size_t size = strlen(format->source);
+    QLORA__TRY(qlora__text_owned_set(&chat->text->env, &chat->shown[0], format->source, size));
+    QLORA__TRY(
+        qlora__jin_compile(chat->text, format->name, format->source, size, &chat->template_));
+    chat->name = format->name;
+    chat->source = source;
+    chat->built_in = true;
+    if (format->end != NULL && qlora__text_tok_find(chat->tok, format->end) < 0) {
+        chat->missing = format->end;
+    }
+    return QLORA_OK;
+}
+
+// A file with the text of a built-in format is that format: it was written with an adapter, and is
+// to be tokenized as in training.
 static qlora_result qlora__text_chat_compile(qlora_text_chat* chat, const char* source,
                                              const char* text, size_t size) {
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_formats); i++) {
+        const qlora__text_format* format = &qlora__text_formats[i];
+        if (strlen(format->source) == size && memcmp(format->source, text, size) == 0) {
+            return qlora__text_chat_built_in(chat, format, source);
+        }
+    }
     chat->source = source;
     chat->name = "model";
+    QLORA__TRY(qlora__text_owned_set(&chat->text->env, &chat->shown[0], text, size));
     QLORA__TRY(qlora__jin_compile(chat->text, source, text, size, &chat->template_));
     chat->keeps_strings[0] = qlora__text_asks_string(chat->template_->root->c);
     return QLORA_OK;
@@ -28138,22 +28406,9 @@ static qlora_result qlora__text_chat_compile(qlora_text_chat* chat, const char* 
 // The template for conversations with tools, where a model has two.
 static qlora_result qlora__text_chat_compile_tools(qlora_text_chat* chat, const char* source,
                                                    const char* text, size_t size) {
+    QLORA__TRY(qlora__text_owned_set(&chat->text->env, &chat->shown[1], text, size));
     QLORA__TRY(qlora__jin_compile(chat->text, source, text, size, &chat->with_tools));
     chat->keeps_strings[1] = qlora__text_asks_string(chat->with_tools->root->c);
-    return QLORA_OK;
-}
-
-static qlora_result qlora__text_chat_built_in(qlora_text_chat* chat,
-                                              const qlora__text_format* format,
-                                              const char* source) {
-    QLORA__TRY(qlora__jin_compile(chat->text, format->name, format->source, strlen(format->source),
-                                  &chat->template_));
-    chat->name = format->name;
-    chat->source = source;
-    chat->built_in = true;
-    if (format->end != NULL && qlora__text_tok_find(chat->tok, format->end) < 0) {
-        chat->missing = format->end;
-    }
     return QLORA_OK;
 }
 
@@ -28168,31 +28423,9 @@ static const char* qlora__text_config_text(const qlora__json* json, const char* 
     return qlora__text_json_cstring(json, value);
 }
 
-// chat_template: a string, or [{"name", "template"}]: the one with that name, or NULL. `any`: else
-// the first.
-static const qlora__json_token* qlora__text_config_template(const qlora__json* json,
-                                                            const char* wanted, bool any) {
-    const qlora__json_token* value = qlora__text_json_get(json, json->tokens, "chat_template");
-    if (value == NULL || value->kind != QLORA__JSON_ARRAY) {
-        return any && qlora__text_json_string(value) ? value : NULL;
-    }
-    const qlora__json_token* item = value + 1;
-    const qlora__json_token* found = NULL;
-    for (uint32_t i = 0; i < value->count; i++) {
-        const qlora__json_token* name = qlora__text_json_get(json, item, "name");
-        if ((found == NULL && any) || qlora__text_json_is(json, name, wanted)) {
-            found = qlora__text_json_get(json, item, "template");
-        }
-        item = qlora__text_json_next(json, item);
-    }
-    return qlora__text_json_string(found) ? found : NULL;
-}
-
-// tokenizer_config.json (or chat_template.json): special tokens, and the template unless it has a
-// file of its own.
-static qlora_result qlora__text_config_tokenizer(qlora__env* env, qlora_text_chat* chat,
-                                                 const qlora__json* json, const char* source,
-                                                 bool wanted) {
+// tokenizer_config.json (or chat_template.json): special tokens.
+static qlora_result qlora__text_config_tokens(qlora__env* env, qlora_text_chat* chat,
+                                              const qlora__json* json) {
     for (size_t i = 0; i < 4; i++) {
         const char* token = qlora__text_config_text(json, qlora__text_token_names[i]);
         if (token != NULL) {
@@ -28200,89 +28433,87 @@ static qlora_result qlora__text_config_tokenizer(qlora__env* env, qlora_text_cha
             QLORA__TRY(qlora__text_owned_set(env, &chat->tokens[i], token, strlen(token)));
         }
     }
-    const qlora__json_token* found = qlora__text_config_template(json, "default", true);
-    if (found == NULL || chat->template_ != NULL || !wanted) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__text_chat_compile(chat, source, qlora__text_json_text(json, found),
-                                        qlora__text_json_size(found)));
-    const qlora__json_token* tools = qlora__text_config_template(json, "tool_use", false);
-    return tools == NULL
-               ? QLORA_OK
-               : qlora__text_chat_compile_tools(chat, source, qlora__text_json_text(json, tools),
-                                                qlora__text_json_size(tools));
+    return QLORA_OK;
 }
 
 // config.json and generation_config.json, read in this order: see formats/stop_ids.h.
-static qlora_result qlora__text_config_stops(qlora__env* env, const qlora__json* json,
-                                             qlora__stop_ids* stops) {
+static qlora_result qlora__text_config_stops(qlora__env* env, qlora_text_chat* chat,
+                                             const qlora__json* json) {
     uint32_t inner = qlora__json_find(json, 0, "text_config");
     bool nested = inner != 0 && qlora__json_kind_of(json, inner) == QLORA__JSON_OBJECT;
-    return qlora__stop_ids_read(env, json, nested ? inner : 0, INT32_MAX, stops);
+    return qlora__stop_ids_read(env, json, nested ? inner : 0, INT32_MAX, &chat->config_stops);
 }
 
-typedef struct qlora__text_folder {
-    qlora_text_chat* chat;
-    const char* path;
-    bool wanted; // take the template
-    qlora__stop_ids stops;
-} qlora__text_folder;
-
-enum {
-    QLORA__TEXT_FILE_TEMPLATE,
-    QLORA__TEXT_FILE_TOOLS,
-    QLORA__TEXT_FILE_TEMPLATE_JSON,
-    QLORA__TEXT_FILE_TOKENIZER,
-    QLORA__TEXT_FILE_CONFIG
-};
-
-static qlora_result qlora__text_folder_file(qlora__env* env, qlora__text_folder* folder, int which,
-                                            const char* name, const qlora_text_bytes* file) {
-    qlora_text_chat* chat = folder->chat;
-    if (which == QLORA__TEXT_FILE_TEMPLATE) {
-        return folder->wanted
-                   ? qlora__text_chat_compile(chat, "chat_template.jinja", file->data, file->count)
-                   : QLORA_OK;
-    }
-    if (which == QLORA__TEXT_FILE_TOOLS) { // beside chat_template.jinja only
-        return folder->wanted && chat->template_ != NULL
-                   ? qlora__text_chat_compile_tools(chat, name, file->data, file->count)
-                   : QLORA_OK;
-    }
+// Calls `read` with a JSON file of a folder, if there is such a file.
+typedef qlora_result (*qlora__text_read_fn)(qlora__env* env, qlora_text_chat* chat,
+                                            const qlora__json* json);
+static qlora_result qlora__text_folder_json(qlora__env* env, qlora_text_chat* chat,
+                                            const char* path, const char* name,
+                                            qlora__text_read_fn read, bool* found) {
+    qlora_text_bytes file;
     qlora__json json;
-    QLORA__TRY(qlora__text_json(env, name, file->data, file->count, &json));
-    qlora_result r =
-        which >= QLORA__TEXT_FILE_CONFIG
-            ? qlora__text_config_stops(env, &json, &folder->stops)
-            : qlora__text_config_tokenizer(env, chat, &json,
-                                           which == QLORA__TEXT_FILE_TOKENIZER
-                                               ? "the chat_template in tokenizer_config.json"
-                                               : "chat_template.json",
-                                           folder->wanted);
-    qlora__json_free(env, &json);
+    memset(&file, 0, sizeof(file));
+    *found = false;
+    qlora_result r = qlora__text_folder_read(env, path, name, &file, found);
+    if (r == QLORA_OK && *found) {
+        r = qlora__text_json(env, name, file.data, file.count, &json);
+        if (r == QLORA_OK) {
+            r = read(env, chat, &json);
+            qlora__json_free(env, &json);
+        }
+    }
+    qlora__text_bytes_free(env, &file);
     return r;
 }
 
-static qlora_result qlora__text_folder_load(qlora__env* env, qlora__text_folder* folder) {
-    static const char* const names[] = {
-        "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
-        "chat_template.json",  "tokenizer_config.json",
-        "config.json",         "generation_config.json"};
-    qlora_result r = QLORA_OK;
-    for (size_t i = 0; r == QLORA_OK && i < QLORA__TEXT_COUNT(names); i++) {
-        qlora_text_bytes file;
-        bool found = false;
-        memset(&file, 0, sizeof(file));
-        r = qlora__text_folder_read(env, folder->path, names[i], &file, &found);
-        if (r == QLORA_OK && found) {
-            r = qlora__text_folder_file(env, folder, (int)i, names[i], &file);
+// The special tokens: where the tokenizer is configured. The ids at which generation ends are the
+// model's.
+static qlora_result qlora__text_folder_load(qlora__env* env, qlora_text_chat* chat,
+                                            const char* const folders[2]) {
+    static const char* const names[] = {"chat_template.json", "tokenizer_config.json"};
+    static const char* const configs[] = {"config.json", "generation_config.json"};
+    bool found = false;
+    for (size_t i = 0; i < 2 && !found; i++) {
+        for (size_t k = 0; k < 2 && folders[i] != NULL; k++) {
+            QLORA__TRY(qlora__text_folder_json(env, chat, folders[i], names[k],
+                                               qlora__text_config_tokens, &found));
         }
-        qlora__text_bytes_free(env, &file);
     }
-    for (int32_t i = 0; i < folder->stops.count; i++) {
-        qlora__text_chat_add_stop(folder->chat, folder->stops.id[i]);
+    for (size_t k = 0; k < 2 && folders[1] != NULL; k++) {
+        QLORA__TRY(qlora__text_folder_json(env, chat, folders[1], configs[k],
+                                           qlora__text_config_stops, &found));
     }
-    return r;
+    for (int32_t i = 0; i < chat->config_stops.count; i++) {
+        qlora__text_chat_add_stop(chat, chat->config_stops.id[i]);
+    }
+    return QLORA_OK;
+}
+
+// The template: that of the folder with the tokenizer, else the model's. One that the caller has
+// chosen replaces both.
+static qlora_result qlora__text_folder_template(qlora__env* env, qlora_text_chat* chat,
+                                                const char* const folders[2]) {
+    qlora__text_found found;
+    for (size_t i = 0; i < 2; i++) {
+        if (folders[i] == NULL || (i == 1 && chat->template_ != NULL)) {
+            continue;
+        }
+        qlora_result r = qlora__text_found_read(env, folders[i], &found);
+        const qlora__text_owned* text = &found.text;
+        if (r == QLORA_OK && text->data != NULL && chat->template_ != NULL) {
+            chat->replaced = !qlora__text_owned_same(text, &chat->shown[0]);
+        } else if (r == QLORA_OK && text->data != NULL) {
+            chat->own = i == 0;
+            r = qlora__text_chat_compile(chat, found.source, text->data, text->size);
+            if (r == QLORA_OK && found.tools.data != NULL) {
+                r = qlora__text_chat_compile_tools(chat, found.tools_source, found.tools.data,
+                                                   found.tools.size);
+            }
+        }
+        qlora__text_found_free(env, &found);
+        QLORA__TRY(r);
+    }
+    return QLORA_OK;
 }
 
 // ---- opening
@@ -28357,20 +28588,16 @@ static qlora_result qlora__text_chat_file(qlora__env* env, qlora_text_chat* chat
 
 static qlora_result qlora__text_chat_fill(qlora__env* env, qlora_text_chat* chat,
                                           const qlora_text_chat_desc* desc) {
-    qlora__text_folder folder;
-    memset(&folder, 0, sizeof(folder));
-    folder.chat = chat;
-    folder.path = desc->folder;
-    folder.wanted = desc->name == NULL && desc->template_file == NULL;
+    const char* const folders[2] = {desc->tokenizer_folder, desc->folder};
     if (desc->template_file != NULL) {
         QLORA__TRY(qlora__text_chat_file(env, chat, desc->template_file));
     } else if (desc->name != NULL) {
         QLORA__TRY(qlora__text_chat_named(env, chat, desc->name));
     }
-    if (desc->folder != NULL) {
-        QLORA__TRY(qlora__text_folder_load(env, &folder));
-    }
+    QLORA__TRY(qlora__text_folder_template(env, chat, folders));
+    QLORA__TRY(qlora__text_folder_load(env, chat, folders));
     if (chat->template_ == NULL) {
+        chat->guessed = true;
         QLORA__TRY(qlora__text_chat_guess(chat));
     }
     return qlora__text_chat_finish(env, chat);
@@ -28459,12 +28686,7 @@ static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_
     size_t from = o->ids->count;
     QLORA__TRY(qlora__text_output_ids(env, o, chat, text, size));
     bool first = from == o->start;
-    if (first && chat->bos >= 0 && (o->ids->count == from || o->ids->data[from] != chat->bos)) {
-        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
-        memmove(o->ids->data + from + 1, o->ids->data + from,
-                (o->ids->count - from - 1) * sizeof(int32_t));
-        o->ids->data[from] = chat->bos;
-    }
+    QLORA__TRY(first ? qlora__text_bos_first(env, chat->bos, o->ids, from) : QLORA_OK);
     if (first && trained && o->ids->count > from && o->ids->data[from] == chat->bos &&
         o->labels != NULL) {
         QLORA__TRY(qlora__text_ids_add(env, o->labels, -100)); // BOS is never generated
@@ -28479,12 +28701,15 @@ static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_
 }
 
 // The markers in a text: how many, whether there is nothing else but whitespace, whether it ends
-// with one, and the first one if the text starts with it.
+// with one, and the first one if nothing but whitespace comes before it.
 typedef struct qlora__text_marks_seen {
     size_t count;
+    size_t run; // at the start of the text, with nothing but whitespace between them
     bool alone;
     bool last;
     int32_t first; // -1: something else comes first
+    size_t first_end;
+    int32_t final; // the last one, or -1
 } qlora__text_marks_seen;
 
 static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_chat* chat,
@@ -28496,6 +28721,7 @@ static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_ch
     memset(&ids, 0, sizeof ids);
     memset(seen, 0, sizeof *seen);
     seen->first = -1;
+    seen->final = -1;
     seen->alone = true;
     qlora_result r = size == 0 ? QLORA_OK
                                : qlora__text_encode(env, chat->tok, text, size,
@@ -28510,8 +28736,13 @@ static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_ch
             continue;
         }
         seen->alone = seen->alone && qlora__jin_skip_space(text, hit, at) == hit;
-        seen->first = seen->count == 0 && hit == 0 ? ids.data[i] : seen->first;
+        if (seen->count == 0 && seen->alone) {
+            seen->first = ids.data[i];
+            seen->first_end = hit + name.size;
+        }
+        seen->final = ids.data[i];
         seen->count++;
+        seen->run += seen->alone ? 1 : 0;
         at = hit + name.size;
     }
     seen->alone = seen->alone && qlora__jin_skip_space(text, size, at) == size;
@@ -28742,7 +28973,7 @@ static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_o
 // say) cannot be trained on one text: then each turn is a sample of its own, as inference sees it.
 
 // One message of a conversation. `node` is the whole message in `json`, or NULL: then it has only a
-// role and a content.
+// role and a content. Otherwise the content here only says how long it is.
 typedef struct qlora__text_turn {
     const char* role;
     const char* content; // NULL: null
@@ -28758,7 +28989,7 @@ typedef struct qlora__text_talk {
     size_t count;
     const qlora__json* json;         // of the nodes, and of:
     const qlora__json_token* record; // other keys are variables of the template; may be NULL
-    bool literal; // nothing is changed: neither roles, nor contents, nor arguments
+    bool literal; // what is rendered is shown whole: every key of the record, and every turn
     // work, reused from turn to turn
     qlora_text_bytes whole;
     qlora_text_bytes before;
@@ -28829,43 +29060,139 @@ static qlora_text_template* qlora__text_talk_template(const qlora__text_talk* ta
     return qlora__text_talk_second(talk) ? talk->chat->with_tools : talk->chat->template_;
 }
 
+static bool qlora__text_talk_takes(const qlora__text_talk* talk) {
+    return talk->chat->takes_parts[qlora__text_talk_second(talk) ? 1 : 0];
+}
+
 static bool qlora__text_talk_keeps(const qlora__text_talk* talk) {
     return talk->chat->keeps_strings[qlora__text_talk_second(talk) ? 1 : 0];
 }
 
-// The message as the template sees it.
+// What the names mean that ShareGPT data has in "from". "role" is passed on as it is.
+static const char* qlora__text_role_of(const char* name) {
+    static const char* const names[][2] = {{"system", "system"},
+                                           {"developer", "system"},
+                                           {"user", "user"},
+                                           {"human", "user"},
+                                           {"prompter", "user"},
+                                           {"input", "user"},
+                                           {"assistant", "assistant"},
+                                           {"gpt", "assistant"},
+                                           {"model", "assistant"},
+                                           {"bot", "assistant"},
+                                           {"chatgpt", "assistant"},
+                                           {"bing", "assistant"},
+                                           {"bard", "assistant"},
+                                           {"output", "assistant"},
+                                           {"tool", "tool"},
+                                           {"observation", "tool"},
+                                           {"ipython", "tool"},
+                                           {"function", "tool"},
+                                           {"function_response", "tool"},
+                                           {"tool_response", "tool"},
+                                           {"tool_results", "tool"}};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(names); i++) {
+        if (strcmp(name, names[i][0]) == 0) {
+            return names[i][1];
+        }
+    }
+    return NULL;
+}
+
+// The role of a message in JSON: "role" as it is, or what "from" means.
+static qlora_result qlora__text_message_role(qlora__env* env, const qlora__json* json,
+                                             const qlora__json_token* node, const char** out) {
+    const qlora__json_token* role = qlora__text_json_get(json, node, "role");
+    bool plain = !qlora__text_json_absent(role);
+    role = plain ? role : qlora__text_json_get(json, node, "from");
+    const char* name = qlora__text_json_cstring(json, role);
+    if (name == NULL || name[0] == '\0') {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
+    }
+    if (!plain && (strcmp(name, "function_call") == 0 || strcmp(name, "tool_call") == 0)) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "has the role \"%s\", a tool call as plain text; give it as "
+                               "\"tool_calls\" of an assistant message",
+                               name);
+    }
+    bool whole = strlen(name) == qlora__text_json_size(role); // it has no zero inside
+    *out = !whole ? NULL : plain ? name : qlora__text_role_of(name);
+    return *out != NULL ? QLORA_OK
+                        : qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                          "has the role \"%.60s\", which is not supported", name);
+}
+
+// A content in parts as one string, if all of them are texts.
+static qlora_result qlora__text_parts_join(qlora__jin_machine* m, qlora__jin_value* content) {
+    const qlora__jin_list* list = content->as.list;
+    void* memory = NULL;
+    size_t size = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        size_t at = 0;
+        for (size_t i = 0; i < list->count; i++) {
+            const qlora__jin_dict* part =
+                list->items[i].kind == QLORA__JIN_DICT ? list->items[i].as.dict : NULL;
+            size_t text = part != NULL ? qlora__jin_dict_at(part, "text", 4) : 0;
+            size_t type = part != NULL ? qlora__jin_dict_at(part, "type", 4) : 0;
+            if (part == NULL || text == part->count ||
+                part->values[text].kind != QLORA__JIN_STRING ||
+                (type < part->count && !qlora__jin_is(part->values[type], "text", 4))) {
+                return QLORA_OK;
+            }
+            const qlora__jin_string* s = part->values[text].as.string;
+            if (pass == 1 && s->bytes > 0) {
+                memcpy((char*)memory + at, s->data, s->bytes);
+            }
+            at += s->bytes;
+        }
+        if (pass == 0) {
+            size = at;
+            QLORA__TRY(qlora__jin_get(m, size + 1, &memory));
+        }
+    }
+    return qlora__jin_string_share(m, (const char*)memory, size, content);
+}
+
+// The message as the template sees it: as it is given. Only a content in parts becomes one string
+// where the template does not take parts, arguments that are JSON in a string become the object, as
+// servers do it, and ShareGPT's names those of everybody else.
 static qlora_result qlora__text_turn_value(qlora__jin_machine* m, const qlora__text_talk* talk,
                                            const qlora__text_turn* turn, qlora__jin_value* out) {
     qlora__jin_value content = qlora__jin_none();
     qlora__jin_value role;
-    if (talk->literal && turn->node != NULL) {
-        return qlora__jin_from_json(m, talk->json, turn->node, out);
-    }
+    qlora__jin_value all;
+    bool shared = turn->node != NULL &&
+                  qlora__text_json_absent(qlora__text_json_get(talk->json, turn->node, "role"));
     QLORA__TRY(qlora__jin_string_of(m, turn->role, &role));
-    if (turn->content != NULL) {
-        QLORA__TRY(qlora__jin_string_share(m, turn->content, turn->length, &content));
-    }
     QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 4, out));
-    QLORA__TRY(qlora__jin_dict_put(m, out->as.dict, "role", role));
-    QLORA__TRY(qlora__jin_dict_put(m, out->as.dict, "content", content));
     if (turn->node == NULL) {
+        if (turn->content != NULL) {
+            QLORA__TRY(qlora__jin_string_share(m, turn->content, turn->length, &content));
+        }
+        QLORA__TRY(qlora__jin_dict_put(m, out->as.dict, "role", role));
+        return qlora__jin_dict_put(m, out->as.dict, "content", content);
+    }
+    QLORA__TRY(qlora__jin_from_json(m, talk->json, turn->node, &all));
+    if (all.kind != QLORA__JIN_DICT) {
+        *out = all;
         return QLORA_OK;
     }
-    static const char* const ours[] = {"role", "content", "from", "value", "weight", "train"};
-    qlora__jin_value all;
-    QLORA__TRY(qlora__jin_from_json(m, talk->json, turn->node, &all));
-    for (size_t i = 0; all.kind == QLORA__JIN_DICT && i < all.as.dict->count; i++) {
+    for (size_t i = 0; i < all.as.dict->count; i++) {
         qlora__jin_value key = all.as.dict->keys[i];
-        bool known = false;
-        for (size_t k = 0; k < QLORA__TEXT_COUNT(ours); k++) {
-            known = known || qlora__jin_is(key, ours[k], strlen(ours[k]));
+        qlora__jin_value value = all.as.dict->values[i];
+        if (shared && qlora__jin_is(key, "from", 4)) {
+            QLORA__TRY(qlora__jin_dict_put(m, out->as.dict, "role", role));
+            continue;
         }
-        if (!known) {
-            QLORA__TRY(qlora__jin_dict_add(m, out->as.dict, key, all.as.dict->values[i]));
+        bool body = qlora__jin_is(key, "content", 7) || (shared && qlora__jin_is(key, "value", 5));
+        if (body && value.kind == QLORA__JIN_LIST && !qlora__text_talk_takes(talk)) {
+            QLORA__TRY(qlora__text_parts_join(m, &value));
         }
         if (qlora__jin_is(key, "tool_calls", 10) && !qlora__text_talk_keeps(talk)) {
-            QLORA__TRY(qlora__text_tool_calls(m, talk->chat, all.as.dict->values[i]));
+            QLORA__TRY(qlora__text_tool_calls(m, talk->chat, value));
         }
+        QLORA__TRY(body ? qlora__jin_dict_put(m, out->as.dict, "content", value)
+                        : qlora__jin_dict_add(m, out->as.dict, key, value));
     }
     return QLORA_OK;
 }
@@ -28942,6 +29269,7 @@ static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_t
     qlora__jin_buffer text;
     uint64_t input = 4096;
     memset(&text, 0, sizeof text);
+    chat->used = true;
     out->count = 0;
     QLORA__TRY(qlora__text_bytes_room(env, out, 1)); // so that offsets are always those of memory
     for (size_t i = 0; i < count; i++) {
@@ -28983,14 +29311,56 @@ static bool qlora__text_starts(const qlora_text_bytes* text, const qlora_text_by
            (size == 0 || memcmp(text->data, start->data, size) == 0);
 }
 
-// Where the answer ends in talk->after. What follows its end marker is not generated: whitespace,
-// and what the template writes only at the end of a conversation (such as EOS). A template that
-// writes the end marker only when something follows gets it here. `next` is a longer rendering.
-static qlora_result qlora__text_answer_end(qlora__env* env, qlora__text_talk* talk, size_t begin,
-                                           const qlora_text_bytes* next, size_t* end) {
+// Whether the answer talk->after[begin, end) ends with an end marker: not with the one before its
+// content, if it has none.
+static qlora_result qlora__text_answer_ended(qlora__env* env, const qlora__text_talk* talk,
+                                             size_t begin, size_t end, bool* ended) {
+    const qlora_text_chat* chat = talk->chat;
+    qlora__text_marks_seen seen;
+    QLORA__TRY(qlora__text_see_markers(env, chat, talk->after.data + begin, end - begin, &seen));
+    *ended = seen.last && (seen.final != chat->opens || qlora__text_chat_stops(chat, seen.final));
+    return QLORA_OK;
+}
+
+// The end marker of an answer that the template writes without one. A marker that follows it in a
+// longer rendering, `next`, counts if generation stops at it, or if another one follows at once:
+// then it ends the turn and does not begin the next one. If the answer is the `last` of the text,
+// it gets what follows answers elsewhere, or EOS. `same`: the bytes that both texts start with.
+static qlora_result qlora__text_answer_mark(qlora__env* env, qlora__text_talk* talk,
+                                            const qlora_text_bytes* next, size_t same, bool last) {
     const qlora_text_chat* chat = talk->chat;
     qlora_text_bytes* after = &talk->after;
     qlora__text_marks_seen seen;
+    if (same == after->count && next->count > same) {
+        QLORA__TRY(
+            qlora__text_see_markers(env, chat, next->data + same, next->count - same, &seen));
+        bool closes = seen.first >= 0 && seen.first != chat->bos &&
+                      (seen.run > 1 || qlora__text_chat_stops(chat, seen.first));
+        if (closes) {
+            return qlora__text_bytes_add(env, after, next->data + same, seen.first_end);
+        }
+    }
+    if (!last) {
+        return QLORA_OK;
+    }
+    if (chat->closes.size > 0) {
+        return qlora__text_bytes_add(env, after, chat->closes.data, chat->closes.size);
+    }
+    const qlora__text_owned* eos = &chat->tokens[1];
+    return chat->eos >= 0 && qlora__text_is_marker(chat->tok, chat->eos) && eos->size > 0
+               ? qlora__text_bytes_add(env, after, eos->data, eos->size)
+               : QLORA_OK;
+}
+
+// Where the answer ends in talk->after. What follows its end marker is not generated: whitespace,
+// and what the template writes only at the end of a conversation (such as EOS). A template that
+// writes no end marker gets it here. `next` is a longer rendering.
+static qlora_result qlora__text_answer_end(qlora__env* env, qlora__text_talk* talk, size_t begin,
+                                           const qlora_text_bytes* next, bool last, size_t* end) {
+    const qlora_text_chat* chat = talk->chat;
+    qlora_text_bytes* after = &talk->after;
+    qlora__text_marks_seen seen;
+    bool ended = false;
     size_t same = qlora__text_common(after, next);
     *end = after->count;
     // two markers may start alike, so the difference may begin inside one
@@ -29003,20 +29373,13 @@ static qlora_result qlora__text_answer_end(qlora__env* env, qlora__text_talk* ta
             break;
         }
     }
-    size_t cut = qlora__jin_back_space(after->data, begin, *end);
-    QLORA__TRY(qlora__text_see_markers(env, chat, after->data + begin, cut - begin, &seen));
-    if (seen.last) {
-        *end = cut;
-        return QLORA_OK;
+    for (int i = 0; i < 2 && !ended; i++) { // without what only the last answer has, or with it
+        size_t cut = qlora__jin_back_space(after->data, begin, i == 0 ? *end : after->count);
+        QLORA__TRY(qlora__text_answer_ended(env, talk, begin, cut, &ended));
+        *end = ended ? cut : after->count;
     }
-    if (same < after->count || next->count == same) {
-        *end = after->count;
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__text_see_markers(env, chat, next->data + same, next->count - same, &seen));
-    if (seen.first >= 0 && seen.count > 1) {
-        qlora__text_span name = chat->tok->spans[seen.first];
-        QLORA__TRY(qlora__text_bytes_add(env, after, chat->tok->names.data + name.at, name.size));
+    if (!ended) {
+        QLORA__TRY(qlora__text_answer_mark(env, talk, next, same, last));
         *end = after->count;
     }
     return QLORA_OK;
@@ -29063,8 +29426,9 @@ static qlora_result qlora__text_turn_calls(qlora__env* env, const qlora__text_ta
 }
 
 // The answer of turn k: talk->after is the text up to it, *begin and *end its place there.
+// `last`: no turn follows in the text that is made of it.
 static qlora_result qlora__text_turn_span(qlora__env* env, qlora__text_talk* talk, size_t k,
-                                          size_t* begin, size_t* end) {
+                                          bool last, size_t* begin, size_t* end) {
     const qlora_text_bytes* next = NULL;
     QLORA__TRY(qlora__text_talk_render(env, talk, k, true, &talk->before, NULL));
     QLORA__TRY(qlora__text_talk_render(env, talk, k + 1, false, &talk->after, NULL));
@@ -29081,7 +29445,7 @@ static qlora_result qlora__text_turn_span(qlora__env* env, qlora__text_talk* tal
     }
     *begin = size;
     QLORA__TRY(qlora__text_talk_next(env, talk, k, &next));
-    QLORA__TRY(qlora__text_answer_end(env, talk, size, next, end));
+    QLORA__TRY(qlora__text_answer_end(env, talk, size, next, last, end));
     return qlora__text_turn_calls(env, talk, k, *begin, *end);
 }
 
@@ -29136,7 +29500,7 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
         if (!qlora__text_is_trained(&talk->turns[k])) {
             continue;
         }
-        QLORA__TRY(qlora__text_turn_span(env, talk, k, &begin, &end));
+        QLORA__TRY(qlora__text_turn_span(env, talk, k, k + 1 == talk->count, &begin, &end));
         if (k + 1 == talk->count &&
             qlora__text_starts(&talk->after, &talk->whole, talk->whole.count)) {
             // the last answer may have got its end marker
@@ -29156,7 +29520,7 @@ static qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* tal
                                           const qlora__text_output* o) {
     size_t begin = 0;
     size_t end = 0;
-    QLORA__TRY(qlora__text_turn_span(env, talk, k, &begin, &end));
+    QLORA__TRY(qlora__text_turn_span(env, talk, k, true, &begin, &end));
     talk->spans.count = 0;
     QLORA__TRY(qlora__jin_spans_add(env, &talk->spans, begin, end));
     return qlora__text_output_text(env, o, talk->chat, &talk->after, &talk->spans);
@@ -29184,9 +29548,74 @@ static qlora_result qlora__text_talk_encode(qlora__env* env, qlora__text_talk* t
 
 // ---- the public functions
 
+// What stands around the content of an answer: the marker before it, and what follows it where
+// generation stops with the next turn (GLM 4.5).
+static qlora_result qlora__text_chat_around(qlora__env* env, qlora__text_talk* talk,
+                                            const qlora__text_turn* answer) {
+    qlora_text_chat* chat = talk->chat;
+    qlora__text_marks_seen seen;
+    QLORA__TRY(qlora__text_talk_render(env, talk, 1, true, &talk->before, NULL));
+    for (size_t count = 2; count < 4; count++) {
+        QLORA__TRY(qlora__text_talk_render(env, talk, count, false, &talk->after, NULL));
+        const qlora_text_bytes* text = &talk->after;
+        size_t begin = talk->before.count;
+        size_t at =
+            qlora__jin_find_bytes(text->data, text->count, 0, answer->content, answer->length);
+        if (at == SIZE_MAX || at < begin || !qlora__text_starts(text, &talk->before, begin)) {
+            continue;
+        }
+        if (count == 2) {
+            QLORA__TRY(qlora__text_see_markers(env, chat, text->data + begin, at - begin, &seen));
+            chat->opens = seen.final;
+            continue;
+        }
+        at += answer->length;
+        QLORA__TRY(qlora__text_see_markers(env, chat, text->data + at, text->count - at, &seen));
+        if (seen.first >= 0 && qlora__text_chat_stops(chat, seen.first)) {
+            QLORA__TRY(qlora__text_owned_set(env, &chat->closes, text->data + at, seen.first_end));
+        }
+    }
+    return QLORA_OK;
+}
+
+// Whether a template, without and with tools, renders a content in parts as it renders the text in
+// them. Others print a list as Python does.
+static qlora_result qlora__text_chat_parts(qlora__env* env, qlora__text_talk* talk) {
+    static const char source[] = "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":"
+                                 "\"text\",\"text\":\"QLORA0PARTS\"}]}],\"tools\":[]}";
+    qlora_text_chat* chat = talk->chat;
+    const qlora__text_turn* before = talk->turns;
+    qlora__text_turn turn;
+    qlora__json json;
+    QLORA__TRY(qlora__text_json(env, "parts", source, sizeof source - 1, &json));
+    memset(&turn, 0, sizeof turn);
+    turn.role = "user";
+    turn.node = qlora__text_json_get(&json, json.tokens, "messages") + 1;
+    talk->turns = &turn;
+    talk->json = &json;
+    qlora_result r = QLORA_OK;
+    for (int i = 0; i < (chat->with_tools != NULL ? 2 : 1) && r != QLORA_ERR_MEMORY; i++) {
+        qlora_text_bytes* texts[2] = {&talk->before, &talk->after}; // of the parts joined, and not
+        talk->record = i == 1 ? json.tokens : NULL;
+        r = QLORA_OK;
+        for (int k = 0; k < 2 && r == QLORA_OK; k++) {
+            chat->takes_parts[i] = k == 1;
+            r = qlora__text_talk_render(env, talk, 1, false, texts[k], NULL);
+        }
+        chat->takes_parts[i] = r == QLORA_OK && talk->before.count == talk->after.count &&
+                               qlora__text_starts(&talk->before, &talk->after, talk->after.count);
+    }
+    talk->turns = before;
+    talk->json = NULL;
+    talk->record = NULL;
+    qlora__json_free(env, &json);
+    return r;
+}
+
 // The marker that ends an answer also ends generation: found by rendering one.
 static qlora_result qlora__text_chat_probe(qlora__env* env, qlora_text_chat* chat) {
-    qlora__text_turn turns[2];
+    static const char* const contents[3] = {"a", "QLORA0ANSWER", "a"};
+    qlora__text_turn turns[3];
     qlora__text_talk talk;
     qlora_text_ids ids;
     qlora_text_ids labels;
@@ -29194,14 +29623,21 @@ static qlora_result qlora__text_chat_probe(qlora__env* env, qlora_text_chat* cha
     memset(&talk, 0, sizeof talk);
     memset(&ids, 0, sizeof ids);
     memset(&labels, 0, sizeof labels);
-    for (int i = 0; i < 2; i++) {
-        turns[i].role = i == 0 ? "user" : "assistant";
-        turns[i].content = "a";
-        turns[i].length = 1;
+    for (int i = 0; i < 3; i++) {
+        turns[i].role = i == 1 ? "assistant" : "user";
+        turns[i].content = contents[i];
+        turns[i].length = strlen(contents[i]);
     }
     talk.chat = chat;
     talk.turns = turns;
     talk.count = 2;
+    chat->opens = -1;
+    if (qlora__text_chat_parts(env, &talk) == QLORA_ERR_MEMORY ||
+        (!chat->template_->generation &&
+         qlora__text_chat_around(env, &talk, &turns[1]) == QLORA_ERR_MEMORY)) {
+        qlora__text_talk_free(env, &talk);
+        return QLORA_ERR_MEMORY;
+    }
     qlora_result r = qlora__text_talk_encode(env, &talk, false, &ids, &labels);
     if (r == QLORA_OK && ids.count > 0 && labels.data[ids.count - 1] != -100 &&
         qlora__text_is_marker(chat->tok, ids.data[ids.count - 1])) {
@@ -29248,6 +29684,7 @@ qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* 
     chat->clock = desc->clock != 0 ? desc->clock : QLORA__TEXT_CLOCK;
     qlora_result r = qlora__text_chat_fill(env, chat, desc);
     r = r == QLORA_OK ? qlora__text_chat_probe(env, chat) : r;
+    chat->used = false;
     if (r != QLORA_OK) {
         qlora__text_chat_free(env, chat);
         return r;
@@ -29301,6 +29738,8 @@ qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* 
     out->stops = chat->stops;
     out->stop_count = chat->stop_count;
     out->missing = chat->missing;
+    out->own = chat->own;
+    out->replaced = chat->replaced;
     return QLORA_OK;
 }
 
@@ -29390,9 +29829,17 @@ static qlora_result qlora__text_json_turns(qlora__env* env, const qlora__json* j
     }
     const qlora__json_token* node = list + 1;
     for (uint32_t i = 0; i < list->count; i++) {
+        const qlora__json_token* from = qlora__text_json_get(json, node, "from");
         const char* role = qlora__text_json_cstring(json, qlora__text_json_get(json, node, "role"));
         turns[i].role = role != NULL ? role : "";
         turns[i].node = node;
+        if (role == NULL && !qlora__text_json_absent(from)) {
+            qlora_result r = qlora__text_message_role(env, json, node, &turns[i].role);
+            if (r != QLORA_OK) {
+                qlora__env_free(env, turns, list->count * sizeof(qlora__text_turn));
+                return qlora__env_wrap(env, r, "message %lu ", (unsigned long)i + 1);
+            }
+        }
         turns[i].masked =
             qlora__text_node_off(json, node, "weight") || qlora__text_node_off(json, node, "train");
         node = qlora__text_json_next(json, node);
@@ -29447,6 +29894,67 @@ qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conv
     return r;
 }
 
+//@@ src/text/chat_save.h
+
+// The format of a chat, kept with an adapter: where transformers and qlora_text_chat_open look for
+// it.
+
+// Writes the template, and that for tools, as files of their own.
+static qlora_result qlora__text_shown_write(qlora__env* env, const qlora_text_chat* chat,
+                                            const char* to) {
+    char path[QLORA__PATH_ROOM];
+    const qlora__text_owned* tools = &chat->shown[1];
+    if (tools->data != NULL) {
+        QLORA__TRY(qlora__path_join(env, to, QLORA__TEXT_TOOLS_FOLDER, path));
+        QLORA__TRY(qlora__dir_make(env, path));
+        QLORA__TRY(qlora__path_join(env, to, QLORA__TEXT_TOOLS_FILE, path));
+        QLORA__TRY(qlora__file_write(env, path, tools->data, tools->size));
+    }
+    QLORA__TRY(qlora__path_join(env, to, "chat_template.jinja", path));
+    return qlora__file_write(env, path, chat->shown[0].data, chat->shown[0].size);
+}
+
+static qlora_result qlora__text_chat_save(qlora__env* env, const qlora_text_chat* chat,
+                                          qlora__text_carry* c) {
+    char path[QLORA__PATH_ROOM];
+    qlora__text_found found;
+    bool exists = false;
+    qlora_result r = qlora__text_found_read(env, c->folder, &found);
+    bool same = r == QLORA_OK && qlora__text_owned_same(&found.text, &chat->shown[0]) &&
+                qlora__text_owned_same(&found.tools, &chat->shown[1]);
+    qlora__text_found_free(env, &found);
+    QLORA__TRY(r);
+    if (!qlora__gguf_path(c->folder)) {
+        QLORA__TRY(qlora__path_join(env, c->folder, "tokenizer.json", path));
+        QLORA__TRY(qlora__file_exists(env, path, &exists));
+    }
+    // A guess that nothing was rendered with says nothing about the training.
+    if ((chat->guessed && !chat->used) || (same && exists)) {
+        return exists ? qlora__text_tok_save(env, c) : QLORA_OK;
+    }
+    QLORA__TRY(qlora__text_shown_write(env, chat, c->to));
+    c->template_ = chat->shown[0].data;
+    c->template_size = chat->shown[0].size;
+    return exists ? qlora__text_tok_save(env, c) : QLORA_OK;
+}
+
+qlora_result qlora_text_chat_save(qlora_text_chat* chat, const char* folder,
+                                  const qlora_text_new_token* tokens, size_t count,
+                                  const char* to) {
+    if (chat == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora__env* env = &chat->text->env;
+    qlora__text_enter(chat->text, "qlora_text_chat_save");
+    QLORA__TEXT_NEED(env, folder);
+    QLORA__TEXT_NEED(env, to);
+    if (tokens == NULL && count > 0) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "tokens is NULL");
+    }
+    qlora__text_carry c = qlora__text_carry_of(folder, tokens, count, to);
+    return qlora__text_chat_save(env, chat, &c);
+}
+
 //@@ src/qlora_text.h
 
 QLORA__ONCE_END
@@ -29469,10 +29977,11 @@ typedef struct qlora__text_record {
     uint32_t part;  // which sample of the record; of a document, the first id that is in it
     uint32_t count; // tokens
     uint32_t trained;
-    uint64_t line : 56;
+    uint64_t line : 55;
     uint64_t answered : 1;  // it has a reference
     uint64_t chat : 1;      // it is in the chat format
     uint64_t continues : 1; // of the same record as the sample before
+    uint64_t endless : 1;
     uint64_t desirable : 1;
     uint64_t kept : 1;
     uint64_t labelled : 1; // labels follow the ids, not bits
@@ -29508,6 +30017,7 @@ struct qlora_text_data {
     uint32_t part;
     bool desirable;
     bool any_chat; // a record was a conversation
+    bool endless;
     bool placed; // can be read again: nothing of it is kept
     bool begins; // as in qlora__text_record
     bool ends;
@@ -29647,8 +30157,9 @@ static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* d
     record->size = data->size;
     record->part = data->part++;
     record->count = (uint32_t)count;
-    record->line = line & (UINT64_MAX >> 8);
+    record->line = line & (UINT64_MAX >> 9);
     record->continues = continues ? 1 : 0;
+    record->endless = data->endless ? 1 : 0;
     record->desirable = data->desirable ? 1 : 0;
     record->kept = data->placed ? 0 : 1;
     record->begins = data->begins ? 1 : 0;
@@ -29973,12 +30484,7 @@ static qlora_result qlora__text_data_bos(qlora__env* env, const qlora__text_load
                                          size_t begin) {
     qlora_text_ids* ids = &loader->data->ids;
     int32_t bos = loader->desc->chat->bos;
-    if (bos >= 0 && (ids->count == begin || ids->data[begin] != bos)) {
-        QLORA__TRY(qlora__text_ids_add(env, ids, bos));
-        memmove(ids->data + begin + 1, ids->data + begin,
-                (ids->count - begin - 1) * sizeof(int32_t));
-        ids->data[begin] = bos;
-    }
+    QLORA__TRY(qlora__text_bos_first(env, bos, ids, begin));
     return bos < 0 ? QLORA_OK : qlora__text_ids_add(env, &loader->data->labels, -100);
 }
 
@@ -30074,43 +30580,11 @@ static qlora_result qlora__text_message_add(qlora__env* env, qlora__text_loader*
     return QLORA_OK;
 }
 
-// The names that data sets use.
-static const char* qlora__text_role_of(const char* name) {
-    static const char* const names[][2] = {{"system", "system"},
-                                           {"developer", "system"},
-                                           {"user", "user"},
-                                           {"human", "user"},
-                                           {"prompter", "user"},
-                                           {"input", "user"},
-                                           {"assistant", "assistant"},
-                                           {"gpt", "assistant"},
-                                           {"model", "assistant"},
-                                           {"bot", "assistant"},
-                                           {"chatgpt", "assistant"},
-                                           {"bing", "assistant"},
-                                           {"bard", "assistant"},
-                                           {"output", "assistant"},
-                                           {"tool", "tool"},
-                                           {"observation", "tool"},
-                                           {"ipython", "tool"},
-                                           {"function", "tool"},
-                                           {"function_response", "tool"},
-                                           {"tool_response", "tool"},
-                                           {"tool_results", "tool"}};
-    for (size_t i = 0; i < QLORA__TEXT_COUNT(names); i++) {
-        if (strcmp(name, names[i][0]) == 0) {
-            return names[i][1];
-        }
-    }
-    return NULL;
-}
-
-// Joins a content in parts, [{"type": "text", "text": ...}, ...], in loader->work.
-static qlora_result qlora__text_message_parts(qlora__env* env, qlora__text_loader* loader,
-                                              const qlora__json_token* parts, size_t* at) {
-    const qlora__json* json = loader->json;
+// Checks a content in parts, [{"type": "text", "text": ...}, ...]; *size = the bytes of its texts.
+static qlora_result qlora__text_message_parts(qlora__env* env, const qlora__json* json,
+                                              const qlora__json_token* parts, size_t* size) {
     const qlora__json_token* part = parts + 1;
-    *at = loader->work.count;
+    *size = 0;
     for (uint32_t i = 0; i < parts->count; i++) {
         const qlora__json_token* type = qlora__text_json_get(json, part, "type");
         const qlora__json_token* text = qlora__text_json_get(json, part, "text");
@@ -30125,8 +30599,7 @@ static qlora_result qlora__text_message_parts(qlora__env* env, qlora__text_loade
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                    "has a content part without a string in \"text\"");
         }
-        QLORA__TRY(qlora__text_bytes_add(env, &loader->work, qlora__text_json_text(json, text),
-                                         qlora__text_json_size(text)));
+        *size += qlora__text_json_size(text);
         part = qlora__text_json_next(json, part);
     }
     return QLORA_OK;
@@ -30202,9 +30675,10 @@ static qlora_result qlora__text_switch(qlora__env* env, const qlora__json* json,
     return QLORA_OK;
 }
 
-// Refuses what would change the text or its training, and lists the names that have no effect.
+// Refuses what would change the text or its training, and lists the names that have no effect: a
+// model's own template gets them all.
 static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loader* loader,
-                                              const qlora__json_token* node, bool* extra) {
+                                              const qlora__json_token* node) {
     static const char* const used[] = {"role", "from", "content", "value", "weight", "train"};
     // names that a model's own template knows what to do with; a built-in one does not
     static const char* const passed[] = {"reasoning_content", "reasoning", "thinking",
@@ -30224,7 +30698,6 @@ static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loade
         }
         for (size_t k = 0; k < QLORA__TEXT_COUNT(passed) && !built_in && !known; k++) {
             known = strcmp(name, passed[k]) == 0;
-            *extra = *extra || known;
         }
         for (size_t k = 0; k < QLORA__TEXT_COUNT(refused) && !known; k++) {
             if (strcmp(name, refused[k]) == 0) {
@@ -30232,7 +30705,7 @@ static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loade
                                        "has \"%s\", which is not supported", name);
             }
         }
-        if (!known) {
+        if (!known && built_in) {
             QLORA__TRY(qlora__text_ignore(env, loader->data, "messages/", name));
         }
         key = qlora__text_json_next(json, value);
@@ -30258,46 +30731,35 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
     const qlora__json* json = loader->json;
     const qlora__json_token* role = NULL;
     const qlora__json_token* content = NULL;
+    const char* name = NULL;
+    size_t size = 0;
     QLORA__TRY(qlora__text_message_either(env, json, node, "role", "from", &role));
     QLORA__TRY(qlora__text_message_either(env, json, node, "content", "value", &content));
-    const char* name = qlora__text_json_cstring(json, role);
-    if (name == NULL) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
-    }
-    if (strcmp(name, "function_call") == 0 || strcmp(name, "tool_call") == 0) {
-        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "has the role \"%s\", a tool call as plain text; give it as "
-                               "\"tool_calls\" of an assistant message",
-                               name);
-    }
-    bool whole = strlen(name) == qlora__text_json_size(role); // it has no zero inside
-    const char* known = whole ? qlora__text_role_of(name) : NULL;
-    bool tool = known != NULL && strcmp(known, "tool") == 0;
-    if (known == NULL || (tool && loader->desc->chat->built_in)) {
+    QLORA__TRY(qlora__text_message_role(env, json, node, &name));
+    if (loader->desc->chat->built_in && strcmp(name, "system") != 0 && strcmp(name, "user") != 0 &&
+        strcmp(name, "assistant") != 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "has the role \"%.60s\", which is not supported", name);
+                               "has the role \"%.60s\", which is not supported by the chat format "
+                               "%s",
+                               name, loader->desc->chat->name);
     }
-    bool extra = false;
-    QLORA__TRY(qlora__text_message_names(env, loader, node, &extra));
+    QLORA__TRY(qlora__text_message_names(env, loader, node));
     QLORA__TRY(qlora__text_switch(env, json, node, "weight", &masked));
     QLORA__TRY(qlora__text_switch(env, json, node, "train", &masked));
-    size_t at = 0;
     if (qlora__text_json_string(content)) {
-        QLORA__TRY(qlora__text_message_add(env, loader, known, qlora__text_json_text(json, content),
+        QLORA__TRY(qlora__text_message_add(env, loader, name, qlora__text_json_text(json, content),
                                            qlora__text_json_size(content), masked));
     } else if (content != NULL && content->kind == QLORA__JSON_ARRAY) {
-        QLORA__TRY(qlora__text_message_parts(env, loader, content, &at));
-        // the parts may still move: their place is known when all messages are read
-        QLORA__TRY(
-            qlora__text_message_add(env, loader, known, NULL, loader->work.count - at, masked));
+        QLORA__TRY(qlora__text_message_parts(env, json, content, &size));
+        QLORA__TRY(qlora__text_message_add(env, loader, name, "", 0, masked));
+        loader->messages[loader->message_count - 1].length = size; // the template gets the node's
     } else if (qlora__text_json_absent(content) &&
                qlora__text_is_filled(qlora__text_json_get(json, node, "tool_calls"))) {
-        QLORA__TRY(qlora__text_message_add(env, loader, known, "", 0, masked));
-        loader->messages[loader->message_count - 1].content = NULL; // None, as it is given
+        QLORA__TRY(qlora__text_message_add(env, loader, name, "", 0, masked));
     } else {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no text in \"content\" (or \"value\")");
     }
-    loader->messages[loader->message_count - 1].node = extra ? node : NULL;
+    loader->messages[loader->message_count - 1].node = node;
     return QLORA_OK;
 }
 
@@ -30417,6 +30879,33 @@ static qlora_result qlora__text_data_train_rest(qlora__env* env, qlora__text_loa
     return QLORA_OK;
 }
 
+// Notes whether what is trained from ids[begin] on ends with neither a stop id nor a marker.
+// Whitespace after an end marker does not count.
+static qlora_result qlora__text_data_ended(qlora__env* env, const qlora__text_loader* loader,
+                                           size_t begin) {
+    qlora_text_data* data = loader->data;
+    const qlora_text_chat* chat = loader->desc->chat;
+    qlora_text_bytes bytes;
+    qlora_result r = QLORA_OK;
+    size_t whole = 0;
+    bool ended = false;
+    memset(&bytes, 0, sizeof bytes);
+    data->endless = false; // if nothing is trained
+    for (size_t i = data->labels.count; r == QLORA_OK && i > begin && !ended; i--) {
+        int32_t id = data->labels.data[i - 1];
+        ended = id >= 0 && (qlora__text_chat_marker(chat, id) || qlora__text_chat_stops(chat, id));
+        if (id >= 0 && !ended) {
+            bytes.count = 0;
+            r = qlora__text_token_decode(env, loader->tok, id, false, &bytes, &whole);
+            data->endless = r == QLORA_OK && bytes.count > 0 &&
+                            qlora__jin_skip_space(bytes.data, bytes.count, 0) < bytes.count;
+            ended = data->endless;
+        }
+    }
+    qlora__text_bytes_free(env, &bytes);
+    return r;
+}
+
 // A template that changes earlier turns: one sample for each turn that is trained.
 static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader* loader,
                                              qlora__text_talk* talk) {
@@ -30432,6 +30921,7 @@ static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader
         }
         qlora__text_output o = qlora__text_output_start(&data->ids, &data->labels);
         QLORA__TRY(qlora__text_talk_turn(env, talk, k, &o));
+        QLORA__TRY(qlora__text_data_ended(env, loader, o.start));
         if (done == SIZE_MAX) {
             qlora__text_data_train_all(loader, o.start);
         } else if (loader->desc->train_prompt) {
@@ -30442,6 +30932,28 @@ static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader
     return QLORA_OK;
 }
 
+// A conversation without an answer is not trained. Where it has one under another name, that would
+// be a surprise.
+static qlora_result qlora__text_data_answers(qlora__env* env, const qlora__text_loader* loader) {
+    size_t other = loader->message_count;
+    for (size_t i = loader->message_count; i-- > 0;) {
+        const char* role = loader->messages[i].role;
+        const char* meant = qlora__text_role_of(role);
+        if (strcmp(role, "assistant") == 0) {
+            return QLORA_OK;
+        }
+        other = meant != NULL && strcmp(meant, "assistant") == 0 ? i : other;
+    }
+    return other == loader->message_count
+               ? QLORA_OK
+               : qlora__env_fail(
+                     env, QLORA_ERR_FORMAT,
+                     "message %lu has the \"role\" \"%.60s\", and none is \"assistant\", "
+                     "whose messages are trained; such names are understood after "
+                     "\"from\"",
+                     (unsigned long)other + 1, loader->messages[other].role);
+}
+
 // Makes the sample, or the samples, from the collected messages.
 static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* loader) {
     qlora_text_data* data = loader->data;
@@ -30450,6 +30962,7 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
     if (loader->message_count == 0) {
         return QLORA_OK;
     }
+    QLORA__TRY(qlora__text_data_answers(env, loader));
     qlora__text_data_turns(loader);
     data->any_chat = true;
     talk.chat = loader->desc->chat;
@@ -30466,6 +30979,7 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
     qlora_result r = qlora__text_talk_plan(env, &talk);
     if (r == QLORA_OK && talk.stable) {
         r = qlora__text_output_text(env, &o, talk.chat, &talk.whole, &talk.spans);
+        r = r == QLORA_OK ? qlora__text_data_ended(env, loader, o.start) : r;
         qlora__text_data_train_all(loader, o.start);
     } else if (r == QLORA_OK) {
         r = qlora__text_data_by_turn(env, loader, &talk);
@@ -31119,6 +31633,7 @@ static qlora_result qlora__text_record_take(qlora__env* env, qlora__text_loader*
     loader->line = line;
     loader->message_count = 0;
     loader->work.count = 0;
+    loader->data->endless = false;
     qlora_result r = qlora__text_record_read(env, loader, record);
     if (r != QLORA_OK) {
         return qlora__env_wrap(env, r, "%s:%lu: ", loader->name, (unsigned long)line);
@@ -33300,6 +33815,7 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     out->chat = record->chat != 0;
     out->reference = record->answered != 0 ? data->references.data + record->place : NULL;
     out->reference_size = record->answered != 0 ? record->size : 0;
+    out->endless = record->endless != 0;
     return QLORA_OK;
 }
 
@@ -33316,4 +33832,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end c6ccd39e40b159a2
+//@@ end 3f998d643f352cdb

@@ -23,6 +23,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "adapter_files.h"
 #include "folders.h"
 #include "json_array.h"
 #include "options.h"

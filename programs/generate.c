@@ -12,6 +12,7 @@
 #include "qlora_text.h"
 
 #define PROGRAM "generate"
+#include "adapter_files.h"
 #include "auto_mode.h"
 #include "folders.h"
 #include "json_array.h"
@@ -82,7 +83,8 @@ static const option option_table[] = {
     {"adapter", OPT_TEXT, AT(adapter), false, 0, 0, "DIR",
         "PEFT adapter or finetune run to apply (default: none)"},
     {"tokenizer", OPT_TEXT, AT(tokenizer), false, 0, 0, "PATH",
-        "tokenizer file or folder (default: --adapter if it has a tokenizer, otherwise --model)"},
+        "tokenizer file or folder (default: --adapter if it has a tokenizer, otherwise --model); "
+        "a folder's chat template and special tokens are used as well"},
     {"rope-scale", OPT_TEXT, AT(rope_scale), false, 0, 0, "TYPE:F",
         "scale the rotary positions for texts longer than the model's limit: yarn:F or linear:F, "
         "as in yarn:4; an adapter needs the scaling that it was trained with (default: none)"},
@@ -123,9 +125,9 @@ static const option option_table[] = {
     {"system", OPT_ANY_TEXT, AT(system), false, 0, 0, "TEXT",
         "system message for --chat; with --data, for all conversations, which must not have one"},
     {"template", OPT_TEXT, AT(template_name), false, 0, 0, "NAME",
-        "chat format (default: the model's own)"},
+        "chat format (default: the adapter's, otherwise the model's own)"},
     {"chat-template", OPT_TEXT, AT(chat_template), false, 0, 0, "FILE",
-        "Jinja template of the chat (default: the model's own)"},
+        "Jinja template of the chat (default: the adapter's, otherwise the model's own)"},
     {"context", OPT_WHOLE, AT(context), false, 16, 1e6, "N",
         "maximum tokens in a conversation (default 2048, or the model's limit if lower)"},
     {"Text", OPT_HEADING, 0, false, 0, 0, "", ""},
@@ -205,6 +207,8 @@ typedef struct app {
     int32_t stops[MAX_STOPS];
     int32_t stop_count;
     int64_t made;     // tokens in the last text
+    bool own_format;  // the chat format is the adapter's
+    bool own_bos;     // a prompt that begins with BOS was reported
     bool broken;      // writing failed, or memory ran out
     bool ended;       // by a --stop text
     bool interrupted; // by Ctrl-C
@@ -432,23 +436,48 @@ static bool speak(app* a, const qlora_text_ids* prompt, int64_t most) {
 
 // ---- opening ----------------------------------------------------------------------------------
 
-// Collects the model's own stop ids and, in a chat, those of the chat format.
-static void stops_collect(app* a, const qlora_model_config* config) {
-    qlora_text_chat_info chat;
-    memset(&chat, 0, sizeof chat);
+// What a chat is formed with. The template and the special tokens come from where the tokenizer
+// comes from, if they are there, and otherwise from the model.
+static qlora_text_chat_desc chat_describe(const app* a) {
+    qlora_text_chat_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.tok = a->tok;
+    desc.folder = a->o.model;
+    desc.tokenizer_folder = a->o.adapter;
+    if (a->o.tokenizer != NULL && path_is_folder(a->o.tokenizer)) {
+        desc.tokenizer_folder = a->o.tokenizer;
+    }
+    return desc;
+}
+
+// Collects the model's own stop ids, in a chat those of the chat format, and in a text with an
+// adapter that of its tokenizer: training ends texts with it.
+static bool stops_collect(app* a, const qlora_model_config* config) {
+    qlora_text_chat_info info;
+    qlora_text_chat* plain = NULL;
+    memset(&info, 0, sizeof info);
     for (int32_t i = 0; i < config->stop_count; i++) {
         a->stops[a->stop_count++] = config->stop_ids[i];
     }
     bool talks = a->chat != NULL && (a->talks || a->o.data == NULL);
-    if (talks && qlora_text_chat_query(a->chat, &chat) != QLORA_OK) {
-        chat.stop_count = 0;
+    if (!talks && a->o.adapter != NULL) {
+        qlora_text_chat_desc desc = chat_describe(a);
+        desc.name = "plain";
+        if (qlora_text_chat_open(a->text, &desc, &plain) != QLORA_OK) {
+            return text_fail(a, "the stop tokens: ");
+        }
     }
-    for (size_t i = 0; i < chat.stop_count && a->stop_count < MAX_STOPS; i++) {
-        a->stops[a->stop_count++] = chat.stops[i];
+    qlora_text_chat* chat = talks ? a->chat : plain;
+    if (chat != NULL && qlora_text_chat_query(chat, &info) != QLORA_OK) {
+        info.stop_count = 0;
+    }
+    for (size_t i = 0; i < info.stop_count && a->stop_count < MAX_STOPS; i++) {
+        a->stops[a->stop_count++] = info.stops[i];
     }
     if (a->stop_count == 0) {
         a->stops[a->stop_count++] = -1;
     }
+    return qlora_text_chat_close(plain) == QLORA_OK;
 }
 
 enum { MODE_TF32 = 2 }; // its place in the list of --mode: F32 with the context's math
@@ -480,8 +509,8 @@ static bool context_open(app* a) {
         return false;
     }
     qlora_text_tok_info tok;
-    if (adapter_tokens(a) && qlora_text_tok_query(a->tok, &tok) == QLORA_OK &&
-        tok.count > a->config.vocab) {
+    if (adapter_tokens(a) && adapter_has_rows(a->o.adapter) &&
+        qlora_text_tok_query(a->tok, &tok) == QLORA_OK && tok.count > a->config.vocab) {
         a->config.vocab = tok.count; // until the model is open
     }
     a->limit = a->config.max_positions > 0 ? a->config.max_positions : INT64_MAX;
@@ -569,8 +598,7 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
                 o->adapter, info.trained_base, info.base, info.trained_base);
     }
     a->config.vocab = info.plan->config.vocab;
-    stops_collect(a, &a->config);
-    return tokenizer_warn(a);
+    return stops_collect(a, &a->config) && tokenizer_warn(a);
 }
 
 // ---- the prompt -------------------------------------------------------------------------------
@@ -614,17 +642,30 @@ static bool prompt_check(const app* a, const qlora_text_ids* ids, int64_t limit,
 
 // ---- one text ---------------------------------------------------------------------------------
 
+// The ids of a text to continue: as in training, BOS is not added to a text that begins with it.
+static bool text_encode(app* a, const char* text, size_t size, qlora_text_ids* ids) {
+    qlora_text_tok_info tok;
+    qlora_text_token_info bos;
+    bool ok = qlora_text_tok_query(a->tok, &tok) == QLORA_OK &&
+              qlora_text_encode(a->tok, text, size, 0, ids) == QLORA_OK;
+    if (ok && !a->own_bos && tok.bos >= 0 && ids->count > 0 && ids->data[0] == tok.bos &&
+        qlora_text_token_query(a->tok, tok.bos, &bos) == QLORA_OK) {
+        a->own_bos = true; // said once
+        fprintf(stderr, "[%s begins with %.*s; as in training, it is not added a second time]\n",
+                a->o.data != NULL ? "a prompt" : "the prompt", (int)bos.length, bos.name);
+    }
+    ids->count = 0;
+    return ok && qlora_text_encode(a->tok, text, size, QLORA_TEXT_BOS, ids) == QLORA_OK;
+}
+
 static bool complete(app* a) {
     const options* o = &a->o;
     qlora_text_bytes given;
     qlora_text_ids ids;
     memset(&given, 0, sizeof given);
     memset(&ids, 0, sizeof ids);
-    qlora_text_tok_info info;
     bool ok = prompt_read(a, &given);
-    if (ok && !(qlora_text_tok_query(a->tok, &info) == QLORA_OK &&
-                (info.bos < 0 || qlora_text_ids_add(a->text, &ids, info.bos) == QLORA_OK) &&
-                qlora_text_encode(a->tok, given.data, given.count, 0, &ids) == QLORA_OK)) {
+    if (ok && !text_encode(a, given.data, given.count, &ids)) {
         ok = text_fail(a, "the prompt: ");
     }
     if (ok && ids.count == 0) {
@@ -763,15 +804,29 @@ static int64_t local_clock(void) {
 }
 
 static bool chat_format_open(app* a) {
-    qlora_text_chat_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.tok = a->tok;
-    desc.folder = a->o.model;
-    desc.name = a->o.template_name;
-    desc.template_file = a->o.chat_template;
+    qlora_text_chat_info info;
+    qlora_text_chat_desc desc = chat_describe(a);
+    const options* o = &a->o;
+    desc.name = o->template_name;
+    desc.template_file = o->chat_template;
     desc.clock = local_clock();
-    return qlora_text_chat_open(a->text, &desc, &a->chat) == QLORA_OK ||
-           text_fail(a, "the chat format (see --template): ");
+    if (qlora_text_chat_open(a->text, &desc, &a->chat) != QLORA_OK ||
+        qlora_text_chat_query(a->chat, &info) != QLORA_OK) {
+        return text_fail(a, "the chat format (see --template): ");
+    }
+    if (info.replaced && o->adapter != NULL) {
+        bool named = o->template_name != NULL;
+        fprintf(stderr, "[--%s %s is used; %s has another chat format]\n",
+                named ? "template" : "chat-template", named ? o->template_name : o->chat_template,
+                desc.tokenizer_folder);
+    }
+    if (desc.tokenizer_folder != o->adapter && o->adapter != NULL &&
+        folder_has_template(o->adapter)) {
+        fprintf(stderr, "[--tokenizer %s is used, not the chat format of %s]\n", o->tokenizer,
+                o->adapter);
+    }
+    a->own_format = info.own && desc.tokenizer_folder == o->adapter;
+    return true;
 }
 
 // Opens the chat format and starts the conversation with --system.
@@ -830,8 +885,8 @@ static bool converse(app* a, talk* t) {
     bool ok = model_open(a, a->o.context, a->o.context) &&
               (qlora_text_chat_query(a->chat, &info) == QLORA_OK || text_fail(a, ""));
     if (ok) {
-        fprintf(stderr, "[chat format %s, %s; /clear starts over, /exit or Ctrl-D quits]\n",
-                info.name, info.source);
+        fprintf(stderr, "[chat format %s, %s%s; /clear starts over, /exit or Ctrl-D quits]\n",
+                info.name, info.source, a->own_format ? " of the adapter" : "");
     }
     while (ok) {
         fprintf(stderr, "> ");

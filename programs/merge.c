@@ -9,6 +9,7 @@
 #include "qlora.h"
 
 #define PROGRAM "merge"
+#include "adapter_files.h"
 #include "folders.h"
 #include "tool.h"
 
@@ -139,6 +140,7 @@ static bool name_is_weights(const char* name) {
 typedef struct output {
     const char* model;
     const char* out;
+    bool formed; // the adapter has a chat template, which replaces the model's
     bool ours; // the marker is there
     bool ok;
 } output;
@@ -176,7 +178,8 @@ static bool model_file_copy(void* user, const char* name) {
     snprintf(from, sizeof from, "%s/%s", f->model, name);
     snprintf(to, sizeof to, "%s/%s", f->out, name);
     if (name[0] == '.' || strcmp(name, "config.json") == 0 || name_is_weights(name) ||
-        name_ends(name, ".md") || !path_is_file(from)) {
+        name_ends(name, ".md") || !path_is_file(from) ||
+        (f->formed && strncmp(name, "chat_template.", 14) == 0)) {
         return true;
     }
     f->ok = file_copy(from, to, error) || fail("%s", error);
@@ -228,6 +231,7 @@ static bool out_begin(const options* o) {
     memset(&f, 0, sizeof f);
     f.model = o->model;
     f.out = o->out;
+    f.formed = folder_has_template(o->adapter);
     f.ok = true;
     if (!out_check(o)) { // the folder may have changed since the start
         return false;
@@ -247,7 +251,8 @@ static bool out_begin(const options* o) {
     if (code != 0) {
         return fail("cannot read %s: %s", o->model, strerror(code));
     }
-    return f.ok && folder_copy(o->model, o->out, "additional_chat_templates");
+    return f.ok &&
+           folder_copy(f.formed ? o->adapter : o->model, o->out, "additional_chat_templates");
 }
 
 static bool out_end(const options* o) {
@@ -379,7 +384,7 @@ static bool run(const options* o, qlora_ctx* ctx) {
         d.gguf = types[o->dtype].gguf;
         d.base = weights ? QLORA_MERGE_TRAINED : QLORA_MERGE_ORIGINAL;
         d.shard_bytes = (uint64_t)o->shard;
-        d.tokenizer_dir = file_missing(o->adapter, "tokenizer.json") ? NULL : o->adapter;
+        d.tokenizer_dir = o->adapter; // where it has such files
         d.progress = on_progress;
         d.progress_user = &p;
         bool file = name_ends(o->out, ".gguf");

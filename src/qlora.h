@@ -228,6 +228,7 @@ QLORA__ONCE_BEGIN
 #include "model/open.h"
 #include "model/evaluate.h"
 #include "adapter/save.h"
+#include "adapter/merge_template.h"
 #include "adapter/merge.h"
 #include "adapter/merge_gguf.h"
 #include "adapter/merge_tokens.h"

@@ -109,9 +109,11 @@ QLORA__ONCE_BEGIN
 #include "text/jinja_run.h"
 #include "text/jinja_api.h"
 #include "text/chat_formats.h"
+#include "text/chat_template.h"
 #include "text/chat.h"
 #include "text/chat_output.h"
 #include "text/chat_encode.h"
+#include "text/chat_save.h"
 QLORA__ONCE_END
 #include "text/samples.h"
 #include "text/input.h"

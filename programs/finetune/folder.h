@@ -70,6 +70,7 @@ static bool step_file_named(const char* name) {
                                         "special_tokens_map.json",
                                         "chat_template.jinja",
                                         "chat_template.json",
+                                        "additional_chat_templates",
                                         "README.md",
                                         BEST_NAME};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -235,6 +236,8 @@ static bool files_remove(app* a, const char* dir) {
             (void)folder_remove(dir);
             return true;
         }
+        snprintf(file, sizeof file, "%s/additional_chat_templates/tool_use.jinja", dir);
+        (void)remove(file); // there is hardly ever one
         snprintf(file, sizeof file, "%s/%s", dir, files.ours);
         if (remove(file) != 0) {
             return error_set(a->error, "cannot remove %s: %s", file, strerror(errno));

@@ -277,14 +277,14 @@ static uint64_t new_tokens_hash(const app* a, uint64_t hash) {
 
 // ---- the files ----
 
-// An adapter with new tokens is of no use without its tokenizer.
-static bool new_tokens_save(app* a, const char* to) {
+// The tokenizer and the chat template of the training are kept with the adapter: what uses it has
+// to form the same prompts.
+static bool tokenizer_save(app* a, const char* to) {
     const new_tokens* n = &a->new_tokens;
-    const char* folder = tokenizer_folder(a);
-    if (n->row_count == 0 && (a->o.demo || folder == a->o.model)) {
-        return true;
-    }
-    return qlora_text_tok_save(a->text, folder, n->tokens, n->count, to) == QLORA_OK ||
+    char demo[PATH_SIZE];
+    out_path(a, "model", demo);
+    const char* folder = a->o.demo ? demo : tokenizer_folder(a);
+    return qlora_text_chat_save(a->chat, folder, n->tokens, n->count, to) == QLORA_OK ||
            text_fail(a, "saving the tokenizer: ");
 }
 

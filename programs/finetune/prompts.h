@@ -65,14 +65,11 @@ static bool prompt_fits(app* a, const sample_prompt* p, const char* what) {
 
 // A text to continue as it is, after BOS.
 static bool prompt_plain(app* a, const char* what, const char* text, size_t size) {
-    qlora_text_tok_info info;
     sample_prompt* p = prompt_utf8(a, what, text, size) ? prompt_new(a, what) : NULL;
     if (p == NULL) {
         return false;
     }
-    if (qlora_text_tok_query(a->tok, &info) != QLORA_OK ||
-        (info.bos >= 0 && qlora_text_ids_add(a->text, &p->ids, info.bos) != QLORA_OK) ||
-        qlora_text_encode(a->tok, text, size, 0, &p->ids) != QLORA_OK) {
+    if (qlora_text_encode(a->tok, text, size, QLORA_TEXT_BOS, &p->ids) != QLORA_OK) {
         return text_fail(a, "a prompt for samples: ");
     }
     return (blob_add(&p->text, text, size) || error_set(a->error, "out of memory")) &&

@@ -259,7 +259,7 @@ static bool prompt_show(app* a, const char* when) {
     if (a->o.prompt == NULL) {
         return true;
     }
-    bool ok = qlora_text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), QLORA_TEXT_SPECIAL,
+    bool ok = qlora_text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), QLORA_TEXT_BOS,
                                 &all.ids) == QLORA_OK ||
               text_fail(a, "--prompt: ");
     size_t given = all.ids.count;

@@ -22,7 +22,7 @@ static bool tokenizer_open(app* a) {
     if (qlora_text_tok_query(a->tok, &info) != QLORA_OK) {
         return text_fail(a, "");
     }
-    if (folder != a->o.model && info.count > a->config.vocab) {
+    if (a->o.adapter != NULL && adapter_has_rows(a->o.adapter) && info.count > a->config.vocab) {
         a->config.vocab = info.count; // the adapter has their rows; without them, it is refused
     }
     if (info.count > a->config.vocab) {
@@ -33,6 +33,7 @@ static bool tokenizer_open(app* a) {
     }
     desc.tok = a->tok;
     desc.folder = a->o.demo ? NULL : a->o.model;
+    desc.tokenizer_folder = a->o.adapter;
     desc.name = a->o.template_name;
     desc.template_file = a->o.chat_template;
     if (qlora_text_chat_open(a->text, &desc, &a->chat) != QLORA_OK ||
@@ -40,8 +41,13 @@ static bool tokenizer_open(app* a) {
         return text_fail(a, "the chat format (see --template): ");
     }
     if (chat.missing != NULL) {
-        say(a, "note: --template %s: the tokenizer has no token %s; it is written as text\n",
-            chat.name, chat.missing);
+        say(a, "note: %s %s: the tokenizer has no token %s; it is written as text\n",
+            a->o.template_name != NULL ? "--template" : "chat format", chat.name, chat.missing);
+    }
+    if (chat.replaced) {
+        say(a, "note: --%s %s is used; %s was trained with another chat format\n",
+            a->o.template_name != NULL ? "template" : "chat-template",
+            a->o.template_name != NULL ? a->o.template_name : a->o.chat_template, a->o.adapter);
     }
     return true;
 }
@@ -172,7 +178,9 @@ static bool sample_count(app* a, const qlora_text_sample* s, int32_t bos, counts
     c->empty += all < 2 ? 1 : 0;
     c->silent += silent ? 1 : 0;
     // What is cut off is not trained, so the model does not see the end.
-    c->no_end += all >= 2 && (s->labels[all - 1] == -100 || (too_long && a->o.truncate)) ? 1 : 0;
+    bool cut = s->labels[all > 0 ? all - 1 : 0] == -100 || (too_long && a->o.truncate);
+    c->no_end += all >= 2 && (cut || s->endless) ? 1 : 0;
+    c->endless += all >= 2 && s->endless ? 1 : 0;
     c->two_bos += all >= 2 && bos >= 0 && s->ids[0] == bos && s->ids[1] == bos ? 1 : 0;
     *length = too_long ? (size_t)a->o.length : all;
     *trained = trained_count(s->labels, *length);
@@ -491,6 +499,12 @@ static void problems_print(app* a, const counts* c) {
     }
     if (c->masked > 0) {
         say(a, "  %zu with nothing to train on: skipped\n", c->masked);
+    }
+    if (c->endless > 0) {
+        say(a,
+            "  %zu whose answers have no end marker: the model will not learn to stop; see "
+            "--chat-template\n",
+            c->endless);
     }
     if (c->silent > 0) {
         say(a, "  %zu with an empty answer: the model learns to say nothing\n", c->silent);

@@ -366,8 +366,8 @@ static bool prompt_check(app* a) {
     if (a->o.prompt == NULL || a->tok == NULL) {
         return true;
     }
-    bool ok = qlora_text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), QLORA_TEXT_SPECIAL,
-                                &ids) == QLORA_OK ||
+    bool ok = qlora_text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), QLORA_TEXT_BOS, &ids) ==
+                  QLORA_OK ||
               text_fail(a, "--prompt: ");
     long long limit = (long long)a->model_desc.generate_tokens - 1;
     ok =

@@ -49,7 +49,8 @@ typedef struct counts { // statistics of the data, taken before training
     size_t longest;       // in tokens
     size_t empty;
     size_t masked; // samples without a trained token
-    size_t no_end; // samples whose last token is not trained
+    size_t no_end; // samples whose end is not trained
+    size_t endless; // of these, conversations whose answers have no end marker
     size_t two_bos;
     size_t silent;   // samples with an empty answer
     uint64_t tokens; // in the samples used

@@ -118,9 +118,9 @@ static const option option_table[] = {
     {"out", OPT_TEXT, AT(out), false, 0, 0, "DIR",
         "output folder for the adapter, checkpoint, log, plot and page (required)"},
     {"template", OPT_TEXT, AT(template_name), true, 0, 0, "NAME",
-        "built-in chat format, see below (default: the model's own template)"},
+        "built-in chat format, see below (default: the adapter's or the model's own template)"},
     {"chat-template", OPT_TEXT, AT(chat_template), true, 0, 0, "FILE",
-        "Jinja template of the chat (default: the model's own)"},
+        "Jinja template of the chat (default: the adapter's or the model's own)"},
     {"adapter", OPT_TEXT, AT(adapter), true, 0, 0, "DIR",
         "start from this PEFT adapter or finetune run; sets rank, alpha, targets and rslora"},
     {"base-name", OPT_TEXT, AT(base_name), false, 0, 0, "NAME",
@@ -413,6 +413,9 @@ static void help_print(const option_set* set) {
         "  {\"text\"}  {\"prompt\", \"completion\"}  {\"messages\": [{\"role\", \"content\"}]}\n"
         "  {\"conversations\": [{\"from\", \"value\"}]}  {\"instruction\", \"input\", \"output\"}\n"
         "  {\"question\", \"answer\"}  {\"input_ids\", \"labels\"}\n"
+        "  \"role\" is passed to the template as it is, and \"assistant\" is trained; \"from\" "
+        "may\n"
+        "  also be human, gpt, model, bot, ... (user, assistant), observation, ... (tool)\n"
         "  --method dpo: {\"prompt\", \"chosen\", \"rejected\"}, or both as lists of messages\n"
         "  --method kto: {\"prompt\", \"completion\", \"label\"} or {\"messages\", \"label\"}\n"
         "  .csv, .tsv: with a header that has these names; .parquet: rows with them\n"

@@ -408,7 +408,7 @@ static bool adapter_write(app* a, const char* path) {
     memset(&desc, 0, sizeof desc);
     desc.base_name = base_named(a, room);
     return lib(a, qlora_adapter_save(a->model, path, &desc), "saving the adapter") &&
-           new_tokens_save(a, path) && card_write(a, path);
+           tokenizer_save(a, path) && card_write(a, path);
 }
 
 // Nothing half written stays where there was nothing.

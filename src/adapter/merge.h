@@ -555,6 +555,8 @@ static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
                                         "tokenizer.model",
                                         "chat_template.jinja",
                                         "chat_template.json"};
+    bool own = false; // the tokenizer's folder has a template
+    QLORA__TRY(qlora__merge_write_template(&g->ctx->env, g->tokenizer, g->m->dir, g->dir, &own));
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         char from[QLORA__PATH_ROOM];
         char to[QLORA__PATH_ROOM];
@@ -564,7 +566,8 @@ static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
             QLORA__TRY(qlora__path_join(&g->ctx->env, g->tokenizer, files[i], from));
             QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
         }
-        if (!exists) {
+        // two templates would contradict each other
+        if (!exists && !(own && strncmp(files[i], "chat_template", 13) == 0)) {
             QLORA__TRY(qlora__path_join(&g->ctx->env, g->m->dir, files[i], from));
             QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
         }

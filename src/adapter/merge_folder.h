@@ -375,8 +375,10 @@ static qlora_result qlora__merge_gguf(qlora__merge* g, const char* path,
     qlora_result r = f.buffer != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     qlora__string_begin(&ctx->env, &f.values);
     bool copied = g->folder.gguf.count > 0;
+    bool found = false;
+    r = r == QLORA_OK ? qlora__merge_put_template(&f, &found) : r;
     if (r == QLORA_OK && copied) {
-        qlora__merge_values_copy(&f);
+        qlora__merge_values_copy(&f, found);
         r = qlora__merge_parts_copy(&f);
     } else if (r == QLORA_OK) {
         r = qlora__merge_from_folder(&f);

@@ -153,11 +153,38 @@ static void qlora__merge_copy_value(qlora__merge_file* f, const qlora__gguf_valu
     f->value_count++;
 }
 
-// The metadata of the source file.
-static void qlora__merge_values_copy(qlora__merge_file* f) {
+#define QLORA__MERGE_TEMPLATE_KEY "tokenizer.chat_template"
+
+// The chat template: that of the adapter's folder, else of the model's. *found = false if neither
+// has one; a model in a GGUF file brings its own.
+static qlora_result qlora__merge_put_template(qlora__merge_file* f, bool* found) {
+    const qlora__merge* g = f->g;
+    qlora__env* env = &g->ctx->env;
+    qlora__string text;
+    int which = -1;
+    qlora__string_begin(env, &text);
+    qlora_result r =
+        g->tokenizer != NULL ? qlora__merge_template(env, g->tokenizer, &text, &which) : QLORA_OK;
+    if (r == QLORA_OK && which < 0 && !qlora__gguf_path(g->m->dir)) {
+        r = qlora__merge_template(env, g->m->dir, &text, &which);
+    }
+    *found = r == QLORA_OK && text.size > 0;
+    if (*found) {
+        qlora__merge_key(f, QLORA__MERGE_TEMPLATE_KEY, QLORA__GGUF_STRING);
+        qlora__gguf_u64(&f->values, text.size);
+        qlora__string_add(&f->values, text.data, text.size);
+    }
+    qlora__string_free(&text);
+    return r;
+}
+
+// The metadata of the source file. `skip`: without its chat template.
+static void qlora__merge_values_copy(qlora__merge_file* f, bool skip) {
     const qlora__gguf* g = &f->g->folder.gguf.files[0].meta;
     for (uint32_t i = 0; i < g->count; i++) {
-        if (!qlora__merge_skips_key(&g->values[i])) {
+        const qlora__gguf_value* v = &g->values[i];
+        bool form = qlora__gguf_is(v->key, v->key_size, QLORA__MERGE_TEMPLATE_KEY);
+        if (!qlora__merge_skips_key(v) && !(skip && form)) {
             qlora__merge_copy_value(f, &g->values[i]);
         }
     }

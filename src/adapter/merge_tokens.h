@@ -268,26 +268,89 @@ static void qlora__merge_put_bool(qlora__merge_file* f, const char* key, bool va
     qlora__string_add(&f->values, &byte, 1);
 }
 
-// The ids that the config names. llama.cpp ends a text at three of them.
-static void qlora__merge_put_ids(qlora__merge_file* f) {
-    const qlora_model_config* c = &f->g->m->plan.config;
-    const struct {
-        const char* key;
-        int32_t id;
-    } ids[] = {{"tokenizer.ggml.bos_token_id", c->bos_id},
-               {"tokenizer.ggml.eos_token_id", c->stop_count > 0 ? c->stop_ids[0] : -1},
-               {"tokenizer.ggml.eot_token_id", c->stop_count > 1 ? c->stop_ids[1] : -1},
-               {"tokenizer.ggml.eom_token_id", c->stop_count > 2 ? c->stop_ids[2] : -1},
-               {"tokenizer.ggml.padding_token_id", c->pad_id}};
-    if (c->stop_count > 3) {
-        QLORA__LOG(f->g->ctx, WARN, MODEL,
-                   "the model has %d stop ids; a GGUF file holds three of them", c->stop_count);
+// The id of a special token that the configuration of the adapter's tokenizer names; *id stays as
+// it is if it names none that the vocabulary has.
+static void qlora__merge_named_id(const qlora__merge_vocab* v, const qlora__json* config,
+                                  const char* name, int32_t* id) {
+    uint32_t value = qlora__json_find(config, 0, name);
+    if (value != 0 && qlora__json_kind_of(config, value) == QLORA__JSON_OBJECT) {
+        value = qlora__json_find(config, value, "content");
     }
-    for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
-        if (ids[i].id >= 0) {
-            qlora__merge_put_u32(f, ids[i].key, ids[i].id);
+    uint32_t size = 0;
+    const char* text = value != 0 ? qlora__merge_text(config, value, &size) : "";
+    for (uint32_t i = 0; size > 0 && i < v->count; i++) {
+        const qlora__merge_token* token = &v->tokens[i];
+        if (token->type != 0 && token->size == size && memcmp(token->name, text, size) == 0) {
+            *id = (int32_t)i;
+            return;
         }
     }
+}
+
+// BOS, EOS and padding of the adapter's tokenizer_config.json, which come before the model's.
+static qlora_result qlora__merge_adapter_ids(const qlora__merge_vocab* v, int32_t* bos,
+                                             int32_t* eos, int32_t* pad) {
+    qlora__env* env = &v->f->g->ctx->env;
+    const char* dir = v->f->g->tokenizer;
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    qlora__map map;
+    qlora__json json;
+    if (dir == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__path_join(env, dir, "tokenizer_config.json", path));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
+    if (!exists) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__map_open(env, path, &map));
+    qlora_result r = qlora__json_parse(env, path, map.data, map.size, 0, &json);
+    if (r == QLORA_OK) {
+        r = qlora__json_decode(env, &json);
+        if (r == QLORA_OK) {
+            qlora__merge_named_id(v, &json, "bos_token", bos);
+            qlora__merge_named_id(v, &json, "eos_token", eos);
+            qlora__merge_named_id(v, &json, "pad_token", pad);
+        }
+        qlora__json_free(env, &json);
+    }
+    qlora__map_close(env, &map);
+    return r;
+}
+
+// The ids that the config names, after EOS of the adapter's tokenizer. llama.cpp ends a text at
+// three of them.
+static qlora_result qlora__merge_put_ids(qlora__merge_file* f, const qlora__merge_vocab* v) {
+    static const char* const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    const qlora_model_config* c = &f->g->m->plan.config;
+    int32_t bos = c->bos_id;
+    int32_t pad = c->pad_id;
+    int32_t eos = -1;
+    int count = 0;
+    QLORA__TRY(v != NULL ? qlora__merge_adapter_ids(v, &bos, &eos, &pad) : QLORA_OK);
+    if (bos >= 0) {
+        qlora__merge_put_u32(f, "tokenizer.ggml.bos_token_id", bos);
+    }
+    for (int32_t i = -1; i < c->stop_count; i++) {
+        int32_t id = i < 0 ? eos : c->stop_ids[i];
+        if (id < 0 || (i >= 0 && id == eos)) {
+            continue;
+        }
+        if (count < 3) {
+            qlora__merge_put_u32(f, keys[count], id);
+        }
+        count++;
+    }
+    if (count > 3) {
+        QLORA__LOG(f->g->ctx, WARN, MODEL,
+                   "the model has %d stop ids; a GGUF file holds three of them", count);
+    }
+    if (pad >= 0) {
+        qlora__merge_put_u32(f, "tokenizer.ggml.padding_token_id", pad);
+    }
+    return QLORA_OK;
 }
 
 // What is added to a text.
@@ -333,47 +396,8 @@ static qlora_result qlora__merge_put_vocab(qlora__merge_vocab* v) {
     qlora__gguf_string(&v->f->values, pre);
     QLORA__TRY(qlora__merge_put_merges(v));
     qlora__merge_put_tokens(v);
-    qlora__merge_put_ids(v->f);
+    QLORA__TRY(qlora__merge_put_ids(v->f, v));
     qlora__merge_put_added(v);
-    return QLORA_OK;
-}
-
-// chat_template.jinja, or chat_template of tokenizer_config.json if that is a string.
-static qlora_result qlora__merge_put_template(qlora__merge_file* f) {
-    static const char* const names[] = {"chat_template.jinja", "tokenizer_config.json"};
-    qlora__env* env = &f->g->ctx->env;
-    for (int i = 0; i < 2; i++) {
-        char path[QLORA__PATH_ROOM];
-        bool exists = false;
-        qlora__map map;
-        qlora__json json;
-        QLORA__TRY(qlora__path_join(env, f->g->m->dir, names[i], path));
-        QLORA__TRY(qlora__file_exists(env, path, &exists));
-        if (!exists) {
-            continue;
-        }
-        QLORA__TRY(qlora__map_open(env, path, &map));
-        qlora_result r = QLORA_OK;
-        const char* text = (const char*)map.data;
-        uint32_t size = (uint32_t)map.size;
-        memset(&json, 0, sizeof json);
-        if (i == 1) {
-            r = qlora__json_parse(env, path, map.data, map.size, 0, &json);
-            r = r == QLORA_OK ? qlora__json_decode(env, &json) : r;
-            uint32_t value = r == QLORA_OK ? qlora__json_find(&json, 0, "chat_template") : 0;
-            text = value != 0 ? qlora__merge_text(&json, value, &size) : NULL;
-            size = value != 0 ? size : 0;
-        }
-        if (r == QLORA_OK && size > 0) {
-            qlora__merge_key(f, "tokenizer.chat_template", QLORA__GGUF_STRING);
-            qlora__gguf_u64(&f->values, size);
-            qlora__string_add(&f->values, text, size);
-            i = 2;
-        }
-        qlora__json_free(env, &json);
-        qlora__map_close(env, &map);
-        QLORA__TRY(r);
-    }
     return QLORA_OK;
 }
 
@@ -414,11 +438,10 @@ static qlora_result qlora__merge_put_tokenizer(qlora__merge_file* f) {
                    path);
         qlora__merge_key(f, "tokenizer.ggml.model", QLORA__GGUF_STRING);
         qlora__gguf_string(&f->values, "no_vocab");
-        qlora__merge_put_ids(f); // generation stops at them all the same
-        return QLORA_OK;
+        return qlora__merge_put_ids(f, NULL); // generation stops at them all the same
     }
     QLORA__TRY(qlora__map_open(env, path, &map));
     qlora_result r = qlora__merge_parse_tokenizer(f, path, &map);
     qlora__map_close(env, &map);
-    return r == QLORA_OK ? qlora__merge_put_template(f) : r;
+    return r;
 }

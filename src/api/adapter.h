@@ -60,8 +60,10 @@ typedef struct qlora_merge_desc {
     qlora_progress_fn progress; // NULL = none
     void* progress_user;
     qlora_gguf_format gguf; // of the matrices in a GGUF file; 0 = dtype
-    // Folder with the files of a tokenizer that has more tokens, each with a row in the merged
-    // model; NULL = only those of the model's folder.
+    // Folder with tokenizer files or a chat template that come before the model's, such as the
+    // adapter's. If its tokenizer has more tokens, each needs a row in the merged model. A GGUF
+    // file gets the template, BOS, EOS and padding from it. NULL = only those of the model's
+    // folder.
     const char* tokenizer_dir;
     uint32_t reserved_must_be_zero1;
 } qlora_merge_desc;

@@ -118,7 +118,7 @@ QLORA_API qlora_result qlora_text_tok_open_with(qlora_text* text, const char* fo
                                                 qlora_text_tok** out);
 // Writes the tokenizer files of a folder with these tokens, whose ids are set, to the folder `to`:
 // tokenizer.json, tokenizer_config.json, and added_tokens.json, special_tokens_map.json and chat
-// templates where they exist. transformers reads them.
+// templates where they exist. transformers reads them. See also qlora_text_chat_save.
 QLORA_API qlora_result qlora_text_tok_save(qlora_text* text, const char* folder,
                                            const qlora_text_new_token* tokens, size_t count,
                                            const char* to);
@@ -128,6 +128,7 @@ enum {
     QLORA_TEXT_LITERAL = 2,  // encode: special tokens that are spelt out are ordinary text
     QLORA_TEXT_CONTINUE = 4, // encode: the text continues another one; no space is prepended
     QLORA_TEXT_SKIP = 8,     // decode: skip special tokens
+    QLORA_TEXT_BOS = 32,     // encode: BOS first, unless the text begins with it, as in training
     QLORA_TEXT_REPLACE = 16  // decode: U+FFFD for invalid UTF-8, as the tokenizers library does
 };
 
@@ -211,6 +212,9 @@ typedef struct qlora_text_chat_desc {
     // generation_config.json and config.json are read if they exist. Or a GGUF file, which has the
     // same inside. NULL = none.
     const char* folder;
+    // An adapter's folder, whose chat template and tokenizer_config.json come before the model's,
+    // as its tokenizer does. NULL = none.
+    const char* tokenizer_folder;
     // A built-in format: chatml, llama3, mistral, alpaca, plain, ...; NULL = the model's template,
     // else a format whose tokens the tokenizer has, else alpaca.
     const char* name;
@@ -236,8 +240,19 @@ typedef struct qlora_text_chat_info {
     size_t stop_count;
     const char* missing; // the end marker of the built-in format, if the tokenizer does not have it
                          // and it is therefore ordinary text, followed by eos; otherwise NULL
+    bool own;            // the template is that of tokenizer_folder
+    bool replaced;       // tokenizer_folder has another template than the one that was chosen
 } qlora_text_chat_info;
 QLORA_API qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* out);
+
+// Keeps the format of a chat with an adapter that was trained with it: writes the tokenizer files
+// of `folder` to the folder `to`, as qlora_text_tok_save does, with the chat's template. There,
+// transformers and qlora_text_chat_open (tokenizer_folder) find what was trained. If `folder` has
+// no tokenizer.json or is a GGUF file, only chat_template.jinja is written. A format that neither
+// the caller nor a folder chose is written only if a conversation was encoded with it.
+QLORA_API qlora_result qlora_text_chat_save(qlora_text_chat* chat, const char* folder,
+                                            const qlora_text_new_token* tokens, size_t count,
+                                            const char* to);
 
 // Appends the ids and, unless `labels` is NULL, as many labels: -100 where nothing is trained.
 // With `prompt` the result ends where the assistant's answer begins.
@@ -248,6 +263,7 @@ QLORA_API qlora_result qlora_text_chat_encode(qlora_text_chat* chat,
 
 // The same for a conversation as JSON: an object with "messages", perhaps "tools", and any other
 // variable of the template. Appends the rendering to `text` as well; text and labels may be NULL.
+// What is changed in the messages: see qlora_text_data_desc.
 // The ids are those of the whole text. An answer that the template renders differently once later
 // turns follow is trained in a sample of its own: it has no labels here, and a warning is logged.
 QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conversation,
@@ -274,6 +290,14 @@ typedef enum qlora_text_prompts {
     QLORA_TEXT_ASK_CHAT = 2 // the same; one that is a string is a message of the user
 } qlora_text_prompts;
 
+// A conversation, here and in qlora_text_chat_encode_json: the messages are passed to the template
+// as they are, and those with the role "assistant" are trained. Three things are changed.
+// ShareGPT's {"from", "value"} becomes {"role", "content"}: from human, prompter or input is the
+// user; gpt, model, bot, chatgpt, bing, bard or output is the assistant; developer is the system;
+// observation, function, ipython, function_response, tool_response or tool_results is the tool.
+// Arguments of a tool call that are JSON in a string become the object, unless the template asks
+// whether they are a string. A content in parts becomes one string if the template does not take
+// parts.
 typedef struct qlora_text_data_desc {
     uint32_t reserved_must_be_zero0;
     const char* path;      // ends in one of qlora_text_data_formats; .gz may follow
@@ -343,6 +367,7 @@ typedef struct qlora_text_sample {
     bool chat;             // for prompts: the sample is in the chat format
     const char* reference; // for prompts: the record's answer, valid like ids; NULL if it has none
     size_t reference_size;
+    bool endless;          // the last answer of a conversation is trained without an end marker
 } qlora_text_sample;
 // Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count, and for a stream
 // with QLORA_ERR_FILE when the file has changed.

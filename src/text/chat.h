@@ -1,11 +1,5 @@
 // Chats: which template a model has, and its special tokens.
 
-// A string that is freed with the chat.
-typedef struct qlora__text_owned {
-    char* data;
-    size_t size; // one byte more is allocated
-} qlora__text_owned;
-
 struct qlora_text_chat {
     qlora_text* text;
     qlora_text_tok* tok;
@@ -14,7 +8,15 @@ struct qlora_text_chat {
     const char* name;                // of a built-in format, or "model"
     const char* source;
     const char* missing; // the end marker of the format, if the tokenizer lacks it
+    int32_t opens;       // the marker before the content of an answer, or -1
+    qlora__text_owned closes; // what ends an answer that another turn follows, or ""
     bool built_in;
+    bool guessed;                // nobody chose the format: neither the caller nor a folder
+    bool used;                   // a conversation was rendered
+    bool own;                    // the template is that of tokenizer_folder
+    bool replaced;               // tokenizer_folder has another one
+    qlora__text_owned shown[2];  // the source of the template (with tools)
+    bool takes_parts[2];         // the template (with tools) takes a content in parts
     bool keeps_strings[2];       // the template (with tools) asks whether arguments are a string
     bool blocks;                 // what is trained comes from generation blocks
     qlora__text_owned tokens[4]; // the texts of bos_token, eos_token, pad_token, unk_token
@@ -24,6 +26,7 @@ struct qlora_text_chat {
     int32_t eos;
     int32_t stops[QLORA__TEXT_MAX_STOPS];
     size_t stop_count;
+    qlora__stop_ids config_stops; // while it is opened
     qlora__json* parsed; // arguments that were strings, during a rendering
     size_t parsed_count;
     size_t parsed_capacity;
@@ -34,20 +37,13 @@ static const char* const qlora__text_token_names[4] = {"bos_token", "eos_token",
 // 2024-07-26T12:00:00. A fixed day, so that training does not depend on when it happens.
 #define QLORA__TEXT_CLOCK 1721995200
 
-static void qlora__text_owned_free(qlora__env* env, qlora__text_owned* owned) {
-    qlora__env_free(env, owned->data, owned->size + 1);
-    memset(owned, 0, sizeof(*owned));
-}
-
-static qlora_result qlora__text_owned_set(qlora__env* env, qlora__text_owned* owned,
-                                          const char* data, size_t size) {
-    return qlora__text_copy(env, data, size, &owned->data, &owned->size);
-}
-
 static void qlora__text_chat_free(qlora__env* env, qlora_text_chat* chat) {
     for (size_t i = 0; i < 4; i++) {
         qlora__text_owned_free(env, &chat->tokens[i]);
     }
+    qlora__text_owned_free(env, &chat->shown[0]);
+    qlora__text_owned_free(env, &chat->shown[1]);
+    qlora__text_owned_free(env, &chat->closes);
     if (chat->template_ != NULL) {
         qlora__jin_template_free(env, chat->template_);
     }
@@ -100,10 +96,35 @@ static bool qlora__text_asks_string(const qlora__jin_node* first) {
     return false;
 }
 
+static qlora_result qlora__text_chat_built_in(qlora_text_chat* chat,
+                                              const qlora__text_format* format,
+                                              const char* source) {
+    size_t size = strlen(format->source);
+    QLORA__TRY(qlora__text_owned_set(&chat->text->env, &chat->shown[0], format->source, size));
+    QLORA__TRY(
+        qlora__jin_compile(chat->text, format->name, format->source, size, &chat->template_));
+    chat->name = format->name;
+    chat->source = source;
+    chat->built_in = true;
+    if (format->end != NULL && qlora__text_tok_find(chat->tok, format->end) < 0) {
+        chat->missing = format->end;
+    }
+    return QLORA_OK;
+}
+
+// A file with the text of a built-in format is that format: it was written with an adapter, and is
+// to be tokenized as in training.
 static qlora_result qlora__text_chat_compile(qlora_text_chat* chat, const char* source,
                                              const char* text, size_t size) {
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_formats); i++) {
+        const qlora__text_format* format = &qlora__text_formats[i];
+        if (strlen(format->source) == size && memcmp(format->source, text, size) == 0) {
+            return qlora__text_chat_built_in(chat, format, source);
+        }
+    }
     chat->source = source;
     chat->name = "model";
+    QLORA__TRY(qlora__text_owned_set(&chat->text->env, &chat->shown[0], text, size));
     QLORA__TRY(qlora__jin_compile(chat->text, source, text, size, &chat->template_));
     chat->keeps_strings[0] = qlora__text_asks_string(chat->template_->root->c);
     return QLORA_OK;
@@ -112,22 +133,9 @@ static qlora_result qlora__text_chat_compile(qlora_text_chat* chat, const char* 
 // The template for conversations with tools, where a model has two.
 static qlora_result qlora__text_chat_compile_tools(qlora_text_chat* chat, const char* source,
                                                    const char* text, size_t size) {
+    QLORA__TRY(qlora__text_owned_set(&chat->text->env, &chat->shown[1], text, size));
     QLORA__TRY(qlora__jin_compile(chat->text, source, text, size, &chat->with_tools));
     chat->keeps_strings[1] = qlora__text_asks_string(chat->with_tools->root->c);
-    return QLORA_OK;
-}
-
-static qlora_result qlora__text_chat_built_in(qlora_text_chat* chat,
-                                              const qlora__text_format* format,
-                                              const char* source) {
-    QLORA__TRY(qlora__jin_compile(chat->text, format->name, format->source, strlen(format->source),
-                                  &chat->template_));
-    chat->name = format->name;
-    chat->source = source;
-    chat->built_in = true;
-    if (format->end != NULL && qlora__text_tok_find(chat->tok, format->end) < 0) {
-        chat->missing = format->end;
-    }
     return QLORA_OK;
 }
 
@@ -142,31 +150,9 @@ static const char* qlora__text_config_text(const qlora__json* json, const char* 
     return qlora__text_json_cstring(json, value);
 }
 
-// chat_template: a string, or [{"name", "template"}]: the one with that name, or NULL. `any`: else
-// the first.
-static const qlora__json_token* qlora__text_config_template(const qlora__json* json,
-                                                            const char* wanted, bool any) {
-    const qlora__json_token* value = qlora__text_json_get(json, json->tokens, "chat_template");
-    if (value == NULL || value->kind != QLORA__JSON_ARRAY) {
-        return any && qlora__text_json_string(value) ? value : NULL;
-    }
-    const qlora__json_token* item = value + 1;
-    const qlora__json_token* found = NULL;
-    for (uint32_t i = 0; i < value->count; i++) {
-        const qlora__json_token* name = qlora__text_json_get(json, item, "name");
-        if ((found == NULL && any) || qlora__text_json_is(json, name, wanted)) {
-            found = qlora__text_json_get(json, item, "template");
-        }
-        item = qlora__text_json_next(json, item);
-    }
-    return qlora__text_json_string(found) ? found : NULL;
-}
-
-// tokenizer_config.json (or chat_template.json): special tokens, and the template unless it has a
-// file of its own.
-static qlora_result qlora__text_config_tokenizer(qlora__env* env, qlora_text_chat* chat,
-                                                 const qlora__json* json, const char* source,
-                                                 bool wanted) {
+// tokenizer_config.json (or chat_template.json): special tokens.
+static qlora_result qlora__text_config_tokens(qlora__env* env, qlora_text_chat* chat,
+                                              const qlora__json* json) {
     for (size_t i = 0; i < 4; i++) {
         const char* token = qlora__text_config_text(json, qlora__text_token_names[i]);
         if (token != NULL) {
@@ -174,89 +160,87 @@ static qlora_result qlora__text_config_tokenizer(qlora__env* env, qlora_text_cha
             QLORA__TRY(qlora__text_owned_set(env, &chat->tokens[i], token, strlen(token)));
         }
     }
-    const qlora__json_token* found = qlora__text_config_template(json, "default", true);
-    if (found == NULL || chat->template_ != NULL || !wanted) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__text_chat_compile(chat, source, qlora__text_json_text(json, found),
-                                        qlora__text_json_size(found)));
-    const qlora__json_token* tools = qlora__text_config_template(json, "tool_use", false);
-    return tools == NULL
-               ? QLORA_OK
-               : qlora__text_chat_compile_tools(chat, source, qlora__text_json_text(json, tools),
-                                                qlora__text_json_size(tools));
+    return QLORA_OK;
 }
 
 // config.json and generation_config.json, read in this order: see formats/stop_ids.h.
-static qlora_result qlora__text_config_stops(qlora__env* env, const qlora__json* json,
-                                             qlora__stop_ids* stops) {
+static qlora_result qlora__text_config_stops(qlora__env* env, qlora_text_chat* chat,
+                                             const qlora__json* json) {
     uint32_t inner = qlora__json_find(json, 0, "text_config");
     bool nested = inner != 0 && qlora__json_kind_of(json, inner) == QLORA__JSON_OBJECT;
-    return qlora__stop_ids_read(env, json, nested ? inner : 0, INT32_MAX, stops);
+    return qlora__stop_ids_read(env, json, nested ? inner : 0, INT32_MAX, &chat->config_stops);
 }
 
-typedef struct qlora__text_folder {
-    qlora_text_chat* chat;
-    const char* path;
-    bool wanted; // take the template
-    qlora__stop_ids stops;
-} qlora__text_folder;
-
-enum {
-    QLORA__TEXT_FILE_TEMPLATE,
-    QLORA__TEXT_FILE_TOOLS,
-    QLORA__TEXT_FILE_TEMPLATE_JSON,
-    QLORA__TEXT_FILE_TOKENIZER,
-    QLORA__TEXT_FILE_CONFIG
-};
-
-static qlora_result qlora__text_folder_file(qlora__env* env, qlora__text_folder* folder, int which,
-                                            const char* name, const qlora_text_bytes* file) {
-    qlora_text_chat* chat = folder->chat;
-    if (which == QLORA__TEXT_FILE_TEMPLATE) {
-        return folder->wanted
-                   ? qlora__text_chat_compile(chat, "chat_template.jinja", file->data, file->count)
-                   : QLORA_OK;
-    }
-    if (which == QLORA__TEXT_FILE_TOOLS) { // beside chat_template.jinja only
-        return folder->wanted && chat->template_ != NULL
-                   ? qlora__text_chat_compile_tools(chat, name, file->data, file->count)
-                   : QLORA_OK;
-    }
+// Calls `read` with a JSON file of a folder, if there is such a file.
+typedef qlora_result (*qlora__text_read_fn)(qlora__env* env, qlora_text_chat* chat,
+                                            const qlora__json* json);
+static qlora_result qlora__text_folder_json(qlora__env* env, qlora_text_chat* chat,
+                                            const char* path, const char* name,
+                                            qlora__text_read_fn read, bool* found) {
+    qlora_text_bytes file;
     qlora__json json;
-    QLORA__TRY(qlora__text_json(env, name, file->data, file->count, &json));
-    qlora_result r =
-        which >= QLORA__TEXT_FILE_CONFIG
-            ? qlora__text_config_stops(env, &json, &folder->stops)
-            : qlora__text_config_tokenizer(env, chat, &json,
-                                           which == QLORA__TEXT_FILE_TOKENIZER
-                                               ? "the chat_template in tokenizer_config.json"
-                                               : "chat_template.json",
-                                           folder->wanted);
-    qlora__json_free(env, &json);
+    memset(&file, 0, sizeof(file));
+    *found = false;
+    qlora_result r = qlora__text_folder_read(env, path, name, &file, found);
+    if (r == QLORA_OK && *found) {
+        r = qlora__text_json(env, name, file.data, file.count, &json);
+        if (r == QLORA_OK) {
+            r = read(env, chat, &json);
+            qlora__json_free(env, &json);
+        }
+    }
+    qlora__text_bytes_free(env, &file);
     return r;
 }
 
-static qlora_result qlora__text_folder_load(qlora__env* env, qlora__text_folder* folder) {
-    static const char* const names[] = {
-        "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
-        "chat_template.json",  "tokenizer_config.json",
-        "config.json",         "generation_config.json"};
-    qlora_result r = QLORA_OK;
-    for (size_t i = 0; r == QLORA_OK && i < QLORA__TEXT_COUNT(names); i++) {
-        qlora_text_bytes file;
-        bool found = false;
-        memset(&file, 0, sizeof(file));
-        r = qlora__text_folder_read(env, folder->path, names[i], &file, &found);
-        if (r == QLORA_OK && found) {
-            r = qlora__text_folder_file(env, folder, (int)i, names[i], &file);
+// The special tokens: where the tokenizer is configured. The ids at which generation ends are the
+// model's.
+static qlora_result qlora__text_folder_load(qlora__env* env, qlora_text_chat* chat,
+                                            const char* const folders[2]) {
+    static const char* const names[] = {"chat_template.json", "tokenizer_config.json"};
+    static const char* const configs[] = {"config.json", "generation_config.json"};
+    bool found = false;
+    for (size_t i = 0; i < 2 && !found; i++) {
+        for (size_t k = 0; k < 2 && folders[i] != NULL; k++) {
+            QLORA__TRY(qlora__text_folder_json(env, chat, folders[i], names[k],
+                                               qlora__text_config_tokens, &found));
         }
-        qlora__text_bytes_free(env, &file);
     }
-    for (int32_t i = 0; i < folder->stops.count; i++) {
-        qlora__text_chat_add_stop(folder->chat, folder->stops.id[i]);
+    for (size_t k = 0; k < 2 && folders[1] != NULL; k++) {
+        QLORA__TRY(qlora__text_folder_json(env, chat, folders[1], configs[k],
+                                           qlora__text_config_stops, &found));
     }
-    return r;
+    for (int32_t i = 0; i < chat->config_stops.count; i++) {
+        qlora__text_chat_add_stop(chat, chat->config_stops.id[i]);
+    }
+    return QLORA_OK;
+}
+
+// The template: that of the folder with the tokenizer, else the model's. One that the caller has
+// chosen replaces both.
+static qlora_result qlora__text_folder_template(qlora__env* env, qlora_text_chat* chat,
+                                                const char* const folders[2]) {
+    qlora__text_found found;
+    for (size_t i = 0; i < 2; i++) {
+        if (folders[i] == NULL || (i == 1 && chat->template_ != NULL)) {
+            continue;
+        }
+        qlora_result r = qlora__text_found_read(env, folders[i], &found);
+        const qlora__text_owned* text = &found.text;
+        if (r == QLORA_OK && text->data != NULL && chat->template_ != NULL) {
+            chat->replaced = !qlora__text_owned_same(text, &chat->shown[0]);
+        } else if (r == QLORA_OK && text->data != NULL) {
+            chat->own = i == 0;
+            r = qlora__text_chat_compile(chat, found.source, text->data, text->size);
+            if (r == QLORA_OK && found.tools.data != NULL) {
+                r = qlora__text_chat_compile_tools(chat, found.tools_source, found.tools.data,
+                                                   found.tools.size);
+            }
+        }
+        qlora__text_found_free(env, &found);
+        QLORA__TRY(r);
+    }
+    return QLORA_OK;
 }
 
 // ---- opening
@@ -331,20 +315,16 @@ static qlora_result qlora__text_chat_file(qlora__env* env, qlora_text_chat* chat
 
 static qlora_result qlora__text_chat_fill(qlora__env* env, qlora_text_chat* chat,
                                           const qlora_text_chat_desc* desc) {
-    qlora__text_folder folder;
-    memset(&folder, 0, sizeof(folder));
-    folder.chat = chat;
-    folder.path = desc->folder;
-    folder.wanted = desc->name == NULL && desc->template_file == NULL;
+    const char* const folders[2] = {desc->tokenizer_folder, desc->folder};
     if (desc->template_file != NULL) {
         QLORA__TRY(qlora__text_chat_file(env, chat, desc->template_file));
     } else if (desc->name != NULL) {
         QLORA__TRY(qlora__text_chat_named(env, chat, desc->name));
     }
-    if (desc->folder != NULL) {
-        QLORA__TRY(qlora__text_folder_load(env, &folder));
-    }
+    QLORA__TRY(qlora__text_folder_template(env, chat, folders));
+    QLORA__TRY(qlora__text_folder_load(env, chat, folders));
     if (chat->template_ == NULL) {
+        chat->guessed = true;
         QLORA__TRY(qlora__text_chat_guess(chat));
     }
     return qlora__text_chat_finish(env, chat);

@@ -6,7 +6,7 @@
 // say) cannot be trained on one text: then each turn is a sample of its own, as inference sees it.
 
 // One message of a conversation. `node` is the whole message in `json`, or NULL: then it has only a
-// role and a content.
+// role and a content. Otherwise the content here only says how long it is.
 typedef struct qlora__text_turn {
     const char* role;
     const char* content; // NULL: null
@@ -22,7 +22,7 @@ typedef struct qlora__text_talk {
     size_t count;
     const qlora__json* json;         // of the nodes, and of:
     const qlora__json_token* record; // other keys are variables of the template; may be NULL
-    bool literal; // nothing is changed: neither roles, nor contents, nor arguments
+    bool literal; // what is rendered is shown whole: every key of the record, and every turn
     // work, reused from turn to turn
     qlora_text_bytes whole;
     qlora_text_bytes before;
@@ -93,43 +93,139 @@ static qlora_text_template* qlora__text_talk_template(const qlora__text_talk* ta
     return qlora__text_talk_second(talk) ? talk->chat->with_tools : talk->chat->template_;
 }
 
+static bool qlora__text_talk_takes(const qlora__text_talk* talk) {
+    return talk->chat->takes_parts[qlora__text_talk_second(talk) ? 1 : 0];
+}
+
 static bool qlora__text_talk_keeps(const qlora__text_talk* talk) {
     return talk->chat->keeps_strings[qlora__text_talk_second(talk) ? 1 : 0];
 }
 
-// The message as the template sees it.
+// What the names mean that ShareGPT data has in "from". "role" is passed on as it is.
+static const char* qlora__text_role_of(const char* name) {
+    static const char* const names[][2] = {{"system", "system"},
+                                           {"developer", "system"},
+                                           {"user", "user"},
+                                           {"human", "user"},
+                                           {"prompter", "user"},
+                                           {"input", "user"},
+                                           {"assistant", "assistant"},
+                                           {"gpt", "assistant"},
+                                           {"model", "assistant"},
+                                           {"bot", "assistant"},
+                                           {"chatgpt", "assistant"},
+                                           {"bing", "assistant"},
+                                           {"bard", "assistant"},
+                                           {"output", "assistant"},
+                                           {"tool", "tool"},
+                                           {"observation", "tool"},
+                                           {"ipython", "tool"},
+                                           {"function", "tool"},
+                                           {"function_response", "tool"},
+                                           {"tool_response", "tool"},
+                                           {"tool_results", "tool"}};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(names); i++) {
+        if (strcmp(name, names[i][0]) == 0) {
+            return names[i][1];
+        }
+    }
+    return NULL;
+}
+
+// The role of a message in JSON: "role" as it is, or what "from" means.
+static qlora_result qlora__text_message_role(qlora__env* env, const qlora__json* json,
+                                             const qlora__json_token* node, const char** out) {
+    const qlora__json_token* role = qlora__text_json_get(json, node, "role");
+    bool plain = !qlora__text_json_absent(role);
+    role = plain ? role : qlora__text_json_get(json, node, "from");
+    const char* name = qlora__text_json_cstring(json, role);
+    if (name == NULL || name[0] == '\0') {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
+    }
+    if (!plain && (strcmp(name, "function_call") == 0 || strcmp(name, "tool_call") == 0)) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "has the role \"%s\", a tool call as plain text; give it as "
+                               "\"tool_calls\" of an assistant message",
+                               name);
+    }
+    bool whole = strlen(name) == qlora__text_json_size(role); // it has no zero inside
+    *out = !whole ? NULL : plain ? name : qlora__text_role_of(name);
+    return *out != NULL ? QLORA_OK
+                        : qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                          "has the role \"%.60s\", which is not supported", name);
+}
+
+// A content in parts as one string, if all of them are texts.
+static qlora_result qlora__text_parts_join(qlora__jin_machine* m, qlora__jin_value* content) {
+    const qlora__jin_list* list = content->as.list;
+    void* memory = NULL;
+    size_t size = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        size_t at = 0;
+        for (size_t i = 0; i < list->count; i++) {
+            const qlora__jin_dict* part =
+                list->items[i].kind == QLORA__JIN_DICT ? list->items[i].as.dict : NULL;
+            size_t text = part != NULL ? qlora__jin_dict_at(part, "text", 4) : 0;
+            size_t type = part != NULL ? qlora__jin_dict_at(part, "type", 4) : 0;
+            if (part == NULL || text == part->count ||
+                part->values[text].kind != QLORA__JIN_STRING ||
+                (type < part->count && !qlora__jin_is(part->values[type], "text", 4))) {
+                return QLORA_OK;
+            }
+            const qlora__jin_string* s = part->values[text].as.string;
+            if (pass == 1 && s->bytes > 0) {
+                memcpy((char*)memory + at, s->data, s->bytes);
+            }
+            at += s->bytes;
+        }
+        if (pass == 0) {
+            size = at;
+            QLORA__TRY(qlora__jin_get(m, size + 1, &memory));
+        }
+    }
+    return qlora__jin_string_share(m, (const char*)memory, size, content);
+}
+
+// The message as the template sees it: as it is given. Only a content in parts becomes one string
+// where the template does not take parts, arguments that are JSON in a string become the object, as
+// servers do it, and ShareGPT's names those of everybody else.
 static qlora_result qlora__text_turn_value(qlora__jin_machine* m, const qlora__text_talk* talk,
                                            const qlora__text_turn* turn, qlora__jin_value* out) {
     qlora__jin_value content = qlora__jin_none();
     qlora__jin_value role;
-    if (talk->literal && turn->node != NULL) {
-        return qlora__jin_from_json(m, talk->json, turn->node, out);
-    }
+    qlora__jin_value all;
+    bool shared = turn->node != NULL &&
+                  qlora__text_json_absent(qlora__text_json_get(talk->json, turn->node, "role"));
     QLORA__TRY(qlora__jin_string_of(m, turn->role, &role));
-    if (turn->content != NULL) {
-        QLORA__TRY(qlora__jin_string_share(m, turn->content, turn->length, &content));
-    }
     QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 4, out));
-    QLORA__TRY(qlora__jin_dict_put(m, out->as.dict, "role", role));
-    QLORA__TRY(qlora__jin_dict_put(m, out->as.dict, "content", content));
     if (turn->node == NULL) {
+        if (turn->content != NULL) {
+            QLORA__TRY(qlora__jin_string_share(m, turn->content, turn->length, &content));
+        }
+        QLORA__TRY(qlora__jin_dict_put(m, out->as.dict, "role", role));
+        return qlora__jin_dict_put(m, out->as.dict, "content", content);
+    }
+    QLORA__TRY(qlora__jin_from_json(m, talk->json, turn->node, &all));
+    if (all.kind != QLORA__JIN_DICT) {
+        *out = all;
         return QLORA_OK;
     }
-    static const char* const ours[] = {"role", "content", "from", "value", "weight", "train"};
-    qlora__jin_value all;
-    QLORA__TRY(qlora__jin_from_json(m, talk->json, turn->node, &all));
-    for (size_t i = 0; all.kind == QLORA__JIN_DICT && i < all.as.dict->count; i++) {
+    for (size_t i = 0; i < all.as.dict->count; i++) {
         qlora__jin_value key = all.as.dict->keys[i];
-        bool known = false;
-        for (size_t k = 0; k < QLORA__TEXT_COUNT(ours); k++) {
-            known = known || qlora__jin_is(key, ours[k], strlen(ours[k]));
+        qlora__jin_value value = all.as.dict->values[i];
+        if (shared && qlora__jin_is(key, "from", 4)) {
+            QLORA__TRY(qlora__jin_dict_put(m, out->as.dict, "role", role));
+            continue;
         }
-        if (!known) {
-            QLORA__TRY(qlora__jin_dict_add(m, out->as.dict, key, all.as.dict->values[i]));
+        bool body = qlora__jin_is(key, "content", 7) || (shared && qlora__jin_is(key, "value", 5));
+        if (body && value.kind == QLORA__JIN_LIST && !qlora__text_talk_takes(talk)) {
+            QLORA__TRY(qlora__text_parts_join(m, &value));
         }
         if (qlora__jin_is(key, "tool_calls", 10) && !qlora__text_talk_keeps(talk)) {
-            QLORA__TRY(qlora__text_tool_calls(m, talk->chat, all.as.dict->values[i]));
+            QLORA__TRY(qlora__text_tool_calls(m, talk->chat, value));
         }
+        QLORA__TRY(body ? qlora__jin_dict_put(m, out->as.dict, "content", value)
+                        : qlora__jin_dict_add(m, out->as.dict, key, value));
     }
     return QLORA_OK;
 }
@@ -206,6 +302,7 @@ static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_t
     qlora__jin_buffer text;
     uint64_t input = 4096;
     memset(&text, 0, sizeof text);
+    chat->used = true;
     out->count = 0;
     QLORA__TRY(qlora__text_bytes_room(env, out, 1)); // so that offsets are always those of memory
     for (size_t i = 0; i < count; i++) {
@@ -247,14 +344,56 @@ static bool qlora__text_starts(const qlora_text_bytes* text, const qlora_text_by
            (size == 0 || memcmp(text->data, start->data, size) == 0);
 }
 
-// Where the answer ends in talk->after. What follows its end marker is not generated: whitespace,
-// and what the template writes only at the end of a conversation (such as EOS). A template that
-// writes the end marker only when something follows gets it here. `next` is a longer rendering.
-static qlora_result qlora__text_answer_end(qlora__env* env, qlora__text_talk* talk, size_t begin,
-                                           const qlora_text_bytes* next, size_t* end) {
+// Whether the answer talk->after[begin, end) ends with an end marker: not with the one before its
+// content, if it has none.
+static qlora_result qlora__text_answer_ended(qlora__env* env, const qlora__text_talk* talk,
+                                             size_t begin, size_t end, bool* ended) {
+    const qlora_text_chat* chat = talk->chat;
+    qlora__text_marks_seen seen;
+    QLORA__TRY(qlora__text_see_markers(env, chat, talk->after.data + begin, end - begin, &seen));
+    *ended = seen.last && (seen.final != chat->opens || qlora__text_chat_stops(chat, seen.final));
+    return QLORA_OK;
+}
+
+// The end marker of an answer that the template writes without one. A marker that follows it in a
+// longer rendering, `next`, counts if generation stops at it, or if another one follows at once:
+// then it ends the turn and does not begin the next one. If the answer is the `last` of the text,
+// it gets what follows answers elsewhere, or EOS. `same`: the bytes that both texts start with.
+static qlora_result qlora__text_answer_mark(qlora__env* env, qlora__text_talk* talk,
+                                            const qlora_text_bytes* next, size_t same, bool last) {
     const qlora_text_chat* chat = talk->chat;
     qlora_text_bytes* after = &talk->after;
     qlora__text_marks_seen seen;
+    if (same == after->count && next->count > same) {
+        QLORA__TRY(
+            qlora__text_see_markers(env, chat, next->data + same, next->count - same, &seen));
+        bool closes = seen.first >= 0 && seen.first != chat->bos &&
+                      (seen.run > 1 || qlora__text_chat_stops(chat, seen.first));
+        if (closes) {
+            return qlora__text_bytes_add(env, after, next->data + same, seen.first_end);
+        }
+    }
+    if (!last) {
+        return QLORA_OK;
+    }
+    if (chat->closes.size > 0) {
+        return qlora__text_bytes_add(env, after, chat->closes.data, chat->closes.size);
+    }
+    const qlora__text_owned* eos = &chat->tokens[1];
+    return chat->eos >= 0 && qlora__text_is_marker(chat->tok, chat->eos) && eos->size > 0
+               ? qlora__text_bytes_add(env, after, eos->data, eos->size)
+               : QLORA_OK;
+}
+
+// Where the answer ends in talk->after. What follows its end marker is not generated: whitespace,
+// and what the template writes only at the end of a conversation (such as EOS). A template that
+// writes no end marker gets it here. `next` is a longer rendering.
+static qlora_result qlora__text_answer_end(qlora__env* env, qlora__text_talk* talk, size_t begin,
+                                           const qlora_text_bytes* next, bool last, size_t* end) {
+    const qlora_text_chat* chat = talk->chat;
+    qlora_text_bytes* after = &talk->after;
+    qlora__text_marks_seen seen;
+    bool ended = false;
     size_t same = qlora__text_common(after, next);
     *end = after->count;
     // two markers may start alike, so the difference may begin inside one
@@ -267,20 +406,13 @@ static qlora_result qlora__text_answer_end(qlora__env* env, qlora__text_talk* ta
             break;
         }
     }
-    size_t cut = qlora__jin_back_space(after->data, begin, *end);
-    QLORA__TRY(qlora__text_see_markers(env, chat, after->data + begin, cut - begin, &seen));
-    if (seen.last) {
-        *end = cut;
-        return QLORA_OK;
+    for (int i = 0; i < 2 && !ended; i++) { // without what only the last answer has, or with it
+        size_t cut = qlora__jin_back_space(after->data, begin, i == 0 ? *end : after->count);
+        QLORA__TRY(qlora__text_answer_ended(env, talk, begin, cut, &ended));
+        *end = ended ? cut : after->count;
     }
-    if (same < after->count || next->count == same) {
-        *end = after->count;
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__text_see_markers(env, chat, next->data + same, next->count - same, &seen));
-    if (seen.first >= 0 && seen.count > 1) {
-        qlora__text_span name = chat->tok->spans[seen.first];
-        QLORA__TRY(qlora__text_bytes_add(env, after, chat->tok->names.data + name.at, name.size));
+    if (!ended) {
+        QLORA__TRY(qlora__text_answer_mark(env, talk, next, same, last));
         *end = after->count;
     }
     return QLORA_OK;
@@ -327,8 +459,9 @@ static qlora_result qlora__text_turn_calls(qlora__env* env, const qlora__text_ta
 }
 
 // The answer of turn k: talk->after is the text up to it, *begin and *end its place there.
+// `last`: no turn follows in the text that is made of it.
 static qlora_result qlora__text_turn_span(qlora__env* env, qlora__text_talk* talk, size_t k,
-                                          size_t* begin, size_t* end) {
+                                          bool last, size_t* begin, size_t* end) {
     const qlora_text_bytes* next = NULL;
     QLORA__TRY(qlora__text_talk_render(env, talk, k, true, &talk->before, NULL));
     QLORA__TRY(qlora__text_talk_render(env, talk, k + 1, false, &talk->after, NULL));
@@ -345,7 +478,7 @@ static qlora_result qlora__text_turn_span(qlora__env* env, qlora__text_talk* tal
     }
     *begin = size;
     QLORA__TRY(qlora__text_talk_next(env, talk, k, &next));
-    QLORA__TRY(qlora__text_answer_end(env, talk, size, next, end));
+    QLORA__TRY(qlora__text_answer_end(env, talk, size, next, last, end));
     return qlora__text_turn_calls(env, talk, k, *begin, *end);
 }
 
@@ -400,7 +533,7 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
         if (!qlora__text_is_trained(&talk->turns[k])) {
             continue;
         }
-        QLORA__TRY(qlora__text_turn_span(env, talk, k, &begin, &end));
+        QLORA__TRY(qlora__text_turn_span(env, talk, k, k + 1 == talk->count, &begin, &end));
         if (k + 1 == talk->count &&
             qlora__text_starts(&talk->after, &talk->whole, talk->whole.count)) {
             // the last answer may have got its end marker
@@ -420,7 +553,7 @@ static qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* tal
                                           const qlora__text_output* o) {
     size_t begin = 0;
     size_t end = 0;
-    QLORA__TRY(qlora__text_turn_span(env, talk, k, &begin, &end));
+    QLORA__TRY(qlora__text_turn_span(env, talk, k, true, &begin, &end));
     talk->spans.count = 0;
     QLORA__TRY(qlora__jin_spans_add(env, &talk->spans, begin, end));
     return qlora__text_output_text(env, o, talk->chat, &talk->after, &talk->spans);
@@ -448,9 +581,74 @@ static qlora_result qlora__text_talk_encode(qlora__env* env, qlora__text_talk* t
 
 // ---- the public functions
 
+// What stands around the content of an answer: the marker before it, and what follows it where
+// generation stops with the next turn (GLM 4.5).
+static qlora_result qlora__text_chat_around(qlora__env* env, qlora__text_talk* talk,
+                                            const qlora__text_turn* answer) {
+    qlora_text_chat* chat = talk->chat;
+    qlora__text_marks_seen seen;
+    QLORA__TRY(qlora__text_talk_render(env, talk, 1, true, &talk->before, NULL));
+    for (size_t count = 2; count < 4; count++) {
+        QLORA__TRY(qlora__text_talk_render(env, talk, count, false, &talk->after, NULL));
+        const qlora_text_bytes* text = &talk->after;
+        size_t begin = talk->before.count;
+        size_t at =
+            qlora__jin_find_bytes(text->data, text->count, 0, answer->content, answer->length);
+        if (at == SIZE_MAX || at < begin || !qlora__text_starts(text, &talk->before, begin)) {
+            continue;
+        }
+        if (count == 2) {
+            QLORA__TRY(qlora__text_see_markers(env, chat, text->data + begin, at - begin, &seen));
+            chat->opens = seen.final;
+            continue;
+        }
+        at += answer->length;
+        QLORA__TRY(qlora__text_see_markers(env, chat, text->data + at, text->count - at, &seen));
+        if (seen.first >= 0 && qlora__text_chat_stops(chat, seen.first)) {
+            QLORA__TRY(qlora__text_owned_set(env, &chat->closes, text->data + at, seen.first_end));
+        }
+    }
+    return QLORA_OK;
+}
+
+// Whether a template, without and with tools, renders a content in parts as it renders the text in
+// them. Others print a list as Python does.
+static qlora_result qlora__text_chat_parts(qlora__env* env, qlora__text_talk* talk) {
+    static const char source[] = "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":"
+                                 "\"text\",\"text\":\"QLORA0PARTS\"}]}],\"tools\":[]}";
+    qlora_text_chat* chat = talk->chat;
+    const qlora__text_turn* before = talk->turns;
+    qlora__text_turn turn;
+    qlora__json json;
+    QLORA__TRY(qlora__text_json(env, "parts", source, sizeof source - 1, &json));
+    memset(&turn, 0, sizeof turn);
+    turn.role = "user";
+    turn.node = qlora__text_json_get(&json, json.tokens, "messages") + 1;
+    talk->turns = &turn;
+    talk->json = &json;
+    qlora_result r = QLORA_OK;
+    for (int i = 0; i < (chat->with_tools != NULL ? 2 : 1) && r != QLORA_ERR_MEMORY; i++) {
+        qlora_text_bytes* texts[2] = {&talk->before, &talk->after}; // of the parts joined, and not
+        talk->record = i == 1 ? json.tokens : NULL;
+        r = QLORA_OK;
+        for (int k = 0; k < 2 && r == QLORA_OK; k++) {
+            chat->takes_parts[i] = k == 1;
+            r = qlora__text_talk_render(env, talk, 1, false, texts[k], NULL);
+        }
+        chat->takes_parts[i] = r == QLORA_OK && talk->before.count == talk->after.count &&
+                               qlora__text_starts(&talk->before, &talk->after, talk->after.count);
+    }
+    talk->turns = before;
+    talk->json = NULL;
+    talk->record = NULL;
+    qlora__json_free(env, &json);
+    return r;
+}
+
 // The marker that ends an answer also ends generation: found by rendering one.
 static qlora_result qlora__text_chat_probe(qlora__env* env, qlora_text_chat* chat) {
-    qlora__text_turn turns[2];
+    static const char* const contents[3] = {"a", "QLORA0ANSWER", "a"};
+    qlora__text_turn turns[3];
     qlora__text_talk talk;
     qlora_text_ids ids;
     qlora_text_ids labels;
@@ -458,14 +656,21 @@ static qlora_result qlora__text_chat_probe(qlora__env* env, qlora_text_chat* cha
     memset(&talk, 0, sizeof talk);
     memset(&ids, 0, sizeof ids);
     memset(&labels, 0, sizeof labels);
-    for (int i = 0; i < 2; i++) {
-        turns[i].role = i == 0 ? "user" : "assistant";
-        turns[i].content = "a";
-        turns[i].length = 1;
+    for (int i = 0; i < 3; i++) {
+        turns[i].role = i == 1 ? "assistant" : "user";
+        turns[i].content = contents[i];
+        turns[i].length = strlen(contents[i]);
     }
     talk.chat = chat;
     talk.turns = turns;
     talk.count = 2;
+    chat->opens = -1;
+    if (qlora__text_chat_parts(env, &talk) == QLORA_ERR_MEMORY ||
+        (!chat->template_->generation &&
+         qlora__text_chat_around(env, &talk, &turns[1]) == QLORA_ERR_MEMORY)) {
+        qlora__text_talk_free(env, &talk);
+        return QLORA_ERR_MEMORY;
+    }
     qlora_result r = qlora__text_talk_encode(env, &talk, false, &ids, &labels);
     if (r == QLORA_OK && ids.count > 0 && labels.data[ids.count - 1] != -100 &&
         qlora__text_is_marker(chat->tok, ids.data[ids.count - 1])) {
@@ -512,6 +717,7 @@ qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* 
     chat->clock = desc->clock != 0 ? desc->clock : QLORA__TEXT_CLOCK;
     qlora_result r = qlora__text_chat_fill(env, chat, desc);
     r = r == QLORA_OK ? qlora__text_chat_probe(env, chat) : r;
+    chat->used = false;
     if (r != QLORA_OK) {
         qlora__text_chat_free(env, chat);
         return r;
@@ -565,6 +771,8 @@ qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* 
     out->stops = chat->stops;
     out->stop_count = chat->stop_count;
     out->missing = chat->missing;
+    out->own = chat->own;
+    out->replaced = chat->replaced;
     return QLORA_OK;
 }
 
@@ -654,9 +862,17 @@ static qlora_result qlora__text_json_turns(qlora__env* env, const qlora__json* j
     }
     const qlora__json_token* node = list + 1;
     for (uint32_t i = 0; i < list->count; i++) {
+        const qlora__json_token* from = qlora__text_json_get(json, node, "from");
         const char* role = qlora__text_json_cstring(json, qlora__text_json_get(json, node, "role"));
         turns[i].role = role != NULL ? role : "";
         turns[i].node = node;
+        if (role == NULL && !qlora__text_json_absent(from)) {
+            qlora_result r = qlora__text_message_role(env, json, node, &turns[i].role);
+            if (r != QLORA_OK) {
+                qlora__env_free(env, turns, list->count * sizeof(qlora__text_turn));
+                return qlora__env_wrap(env, r, "message %lu ", (unsigned long)i + 1);
+            }
+        }
         turns[i].masked =
             qlora__text_node_off(json, node, "weight") || qlora__text_node_off(json, node, "train");
         node = qlora__text_json_next(json, node);

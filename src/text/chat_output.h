@@ -79,12 +79,7 @@ static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_
     size_t from = o->ids->count;
     QLORA__TRY(qlora__text_output_ids(env, o, chat, text, size));
     bool first = from == o->start;
-    if (first && chat->bos >= 0 && (o->ids->count == from || o->ids->data[from] != chat->bos)) {
-        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
-        memmove(o->ids->data + from + 1, o->ids->data + from,
-                (o->ids->count - from - 1) * sizeof(int32_t));
-        o->ids->data[from] = chat->bos;
-    }
+    QLORA__TRY(first ? qlora__text_bos_first(env, chat->bos, o->ids, from) : QLORA_OK);
     if (first && trained && o->ids->count > from && o->ids->data[from] == chat->bos &&
         o->labels != NULL) {
         QLORA__TRY(qlora__text_ids_add(env, o->labels, -100)); // BOS is never generated
@@ -99,12 +94,15 @@ static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_
 }
 
 // The markers in a text: how many, whether there is nothing else but whitespace, whether it ends
-// with one, and the first one if the text starts with it.
+// with one, and the first one if nothing but whitespace comes before it.
 typedef struct qlora__text_marks_seen {
     size_t count;
+    size_t run; // at the start of the text, with nothing but whitespace between them
     bool alone;
     bool last;
     int32_t first; // -1: something else comes first
+    size_t first_end;
+    int32_t final; // the last one, or -1
 } qlora__text_marks_seen;
 
 static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_chat* chat,
@@ -116,6 +114,7 @@ static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_ch
     memset(&ids, 0, sizeof ids);
     memset(seen, 0, sizeof *seen);
     seen->first = -1;
+    seen->final = -1;
     seen->alone = true;
     qlora_result r = size == 0 ? QLORA_OK
                                : qlora__text_encode(env, chat->tok, text, size,
@@ -130,8 +129,13 @@ static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_ch
             continue;
         }
         seen->alone = seen->alone && qlora__jin_skip_space(text, hit, at) == hit;
-        seen->first = seen->count == 0 && hit == 0 ? ids.data[i] : seen->first;
+        if (seen->count == 0 && seen->alone) {
+            seen->first = ids.data[i];
+            seen->first_end = hit + name.size;
+        }
+        seen->final = ids.data[i];
         seen->count++;
+        seen->run += seen->alone ? 1 : 0;
         at = hit + name.size;
     }
     seen->alone = seen->alone && qlora__jin_skip_space(text, size, at) == size;

@@ -59,12 +59,7 @@ static qlora_result qlora__text_data_bos(qlora__env* env, const qlora__text_load
                                          size_t begin) {
     qlora_text_ids* ids = &loader->data->ids;
     int32_t bos = loader->desc->chat->bos;
-    if (bos >= 0 && (ids->count == begin || ids->data[begin] != bos)) {
-        QLORA__TRY(qlora__text_ids_add(env, ids, bos));
-        memmove(ids->data + begin + 1, ids->data + begin,
-                (ids->count - begin - 1) * sizeof(int32_t));
-        ids->data[begin] = bos;
-    }
+    QLORA__TRY(qlora__text_bos_first(env, bos, ids, begin));
     return bos < 0 ? QLORA_OK : qlora__text_ids_add(env, &loader->data->labels, -100);
 }
 
@@ -160,43 +155,11 @@ static qlora_result qlora__text_message_add(qlora__env* env, qlora__text_loader*
     return QLORA_OK;
 }
 
-// The names that data sets use.
-static const char* qlora__text_role_of(const char* name) {
-    static const char* const names[][2] = {{"system", "system"},
-                                           {"developer", "system"},
-                                           {"user", "user"},
-                                           {"human", "user"},
-                                           {"prompter", "user"},
-                                           {"input", "user"},
-                                           {"assistant", "assistant"},
-                                           {"gpt", "assistant"},
-                                           {"model", "assistant"},
-                                           {"bot", "assistant"},
-                                           {"chatgpt", "assistant"},
-                                           {"bing", "assistant"},
-                                           {"bard", "assistant"},
-                                           {"output", "assistant"},
-                                           {"tool", "tool"},
-                                           {"observation", "tool"},
-                                           {"ipython", "tool"},
-                                           {"function", "tool"},
-                                           {"function_response", "tool"},
-                                           {"tool_response", "tool"},
-                                           {"tool_results", "tool"}};
-    for (size_t i = 0; i < QLORA__TEXT_COUNT(names); i++) {
-        if (strcmp(name, names[i][0]) == 0) {
-            return names[i][1];
-        }
-    }
-    return NULL;
-}
-
-// Joins a content in parts, [{"type": "text", "text": ...}, ...], in loader->work.
-static qlora_result qlora__text_message_parts(qlora__env* env, qlora__text_loader* loader,
-                                              const qlora__json_token* parts, size_t* at) {
-    const qlora__json* json = loader->json;
+// Checks a content in parts, [{"type": "text", "text": ...}, ...]; *size = the bytes of its texts.
+static qlora_result qlora__text_message_parts(qlora__env* env, const qlora__json* json,
+                                              const qlora__json_token* parts, size_t* size) {
     const qlora__json_token* part = parts + 1;
-    *at = loader->work.count;
+    *size = 0;
     for (uint32_t i = 0; i < parts->count; i++) {
         const qlora__json_token* type = qlora__text_json_get(json, part, "type");
         const qlora__json_token* text = qlora__text_json_get(json, part, "text");
@@ -211,8 +174,7 @@ static qlora_result qlora__text_message_parts(qlora__env* env, qlora__text_loade
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                    "has a content part without a string in \"text\"");
         }
-        QLORA__TRY(qlora__text_bytes_add(env, &loader->work, qlora__text_json_text(json, text),
-                                         qlora__text_json_size(text)));
+        *size += qlora__text_json_size(text);
         part = qlora__text_json_next(json, part);
     }
     return QLORA_OK;
@@ -288,9 +250,10 @@ static qlora_result qlora__text_switch(qlora__env* env, const qlora__json* json,
     return QLORA_OK;
 }
 
-// Refuses what would change the text or its training, and lists the names that have no effect.
+// Refuses what would change the text or its training, and lists the names that have no effect: a
+// model's own template gets them all.
 static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loader* loader,
-                                              const qlora__json_token* node, bool* extra) {
+                                              const qlora__json_token* node) {
     static const char* const used[] = {"role", "from", "content", "value", "weight", "train"};
     // names that a model's own template knows what to do with; a built-in one does not
     static const char* const passed[] = {"reasoning_content", "reasoning", "thinking",
@@ -310,7 +273,6 @@ static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loade
         }
         for (size_t k = 0; k < QLORA__TEXT_COUNT(passed) && !built_in && !known; k++) {
             known = strcmp(name, passed[k]) == 0;
-            *extra = *extra || known;
         }
         for (size_t k = 0; k < QLORA__TEXT_COUNT(refused) && !known; k++) {
             if (strcmp(name, refused[k]) == 0) {
@@ -318,7 +280,7 @@ static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loade
                                        "has \"%s\", which is not supported", name);
             }
         }
-        if (!known) {
+        if (!known && built_in) {
             QLORA__TRY(qlora__text_ignore(env, loader->data, "messages/", name));
         }
         key = qlora__text_json_next(json, value);
@@ -344,46 +306,35 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
     const qlora__json* json = loader->json;
     const qlora__json_token* role = NULL;
     const qlora__json_token* content = NULL;
+    const char* name = NULL;
+    size_t size = 0;
     QLORA__TRY(qlora__text_message_either(env, json, node, "role", "from", &role));
     QLORA__TRY(qlora__text_message_either(env, json, node, "content", "value", &content));
-    const char* name = qlora__text_json_cstring(json, role);
-    if (name == NULL) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
-    }
-    if (strcmp(name, "function_call") == 0 || strcmp(name, "tool_call") == 0) {
-        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "has the role \"%s\", a tool call as plain text; give it as "
-                               "\"tool_calls\" of an assistant message",
-                               name);
-    }
-    bool whole = strlen(name) == qlora__text_json_size(role); // it has no zero inside
-    const char* known = whole ? qlora__text_role_of(name) : NULL;
-    bool tool = known != NULL && strcmp(known, "tool") == 0;
-    if (known == NULL || (tool && loader->desc->chat->built_in)) {
+    QLORA__TRY(qlora__text_message_role(env, json, node, &name));
+    if (loader->desc->chat->built_in && strcmp(name, "system") != 0 && strcmp(name, "user") != 0 &&
+        strcmp(name, "assistant") != 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "has the role \"%.60s\", which is not supported", name);
+                               "has the role \"%.60s\", which is not supported by the chat format "
+                               "%s",
+                               name, loader->desc->chat->name);
     }
-    bool extra = false;
-    QLORA__TRY(qlora__text_message_names(env, loader, node, &extra));
+    QLORA__TRY(qlora__text_message_names(env, loader, node));
     QLORA__TRY(qlora__text_switch(env, json, node, "weight", &masked));
     QLORA__TRY(qlora__text_switch(env, json, node, "train", &masked));
-    size_t at = 0;
     if (qlora__text_json_string(content)) {
-        QLORA__TRY(qlora__text_message_add(env, loader, known, qlora__text_json_text(json, content),
+        QLORA__TRY(qlora__text_message_add(env, loader, name, qlora__text_json_text(json, content),
                                            qlora__text_json_size(content), masked));
     } else if (content != NULL && content->kind == QLORA__JSON_ARRAY) {
-        QLORA__TRY(qlora__text_message_parts(env, loader, content, &at));
-        // the parts may still move: their place is known when all messages are read
-        QLORA__TRY(
-            qlora__text_message_add(env, loader, known, NULL, loader->work.count - at, masked));
+        QLORA__TRY(qlora__text_message_parts(env, json, content, &size));
+        QLORA__TRY(qlora__text_message_add(env, loader, name, "", 0, masked));
+        loader->messages[loader->message_count - 1].length = size; // the template gets the node's
     } else if (qlora__text_json_absent(content) &&
                qlora__text_is_filled(qlora__text_json_get(json, node, "tool_calls"))) {
-        QLORA__TRY(qlora__text_message_add(env, loader, known, "", 0, masked));
-        loader->messages[loader->message_count - 1].content = NULL; // None, as it is given
+        QLORA__TRY(qlora__text_message_add(env, loader, name, "", 0, masked));
     } else {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no text in \"content\" (or \"value\")");
     }
-    loader->messages[loader->message_count - 1].node = extra ? node : NULL;
+    loader->messages[loader->message_count - 1].node = node;
     return QLORA_OK;
 }
 
@@ -503,6 +454,33 @@ static qlora_result qlora__text_data_train_rest(qlora__env* env, qlora__text_loa
     return QLORA_OK;
 }
 
+// Notes whether what is trained from ids[begin] on ends with neither a stop id nor a marker.
+// Whitespace after an end marker does not count.
+static qlora_result qlora__text_data_ended(qlora__env* env, const qlora__text_loader* loader,
+                                           size_t begin) {
+    qlora_text_data* data = loader->data;
+    const qlora_text_chat* chat = loader->desc->chat;
+    qlora_text_bytes bytes;
+    qlora_result r = QLORA_OK;
+    size_t whole = 0;
+    bool ended = false;
+    memset(&bytes, 0, sizeof bytes);
+    data->endless = false; // if nothing is trained
+    for (size_t i = data->labels.count; r == QLORA_OK && i > begin && !ended; i--) {
+        int32_t id = data->labels.data[i - 1];
+        ended = id >= 0 && (qlora__text_chat_marker(chat, id) || qlora__text_chat_stops(chat, id));
+        if (id >= 0 && !ended) {
+            bytes.count = 0;
+            r = qlora__text_token_decode(env, loader->tok, id, false, &bytes, &whole);
+            data->endless = r == QLORA_OK && bytes.count > 0 &&
+                            qlora__jin_skip_space(bytes.data, bytes.count, 0) < bytes.count;
+            ended = data->endless;
+        }
+    }
+    qlora__text_bytes_free(env, &bytes);
+    return r;
+}
+
 // A template that changes earlier turns: one sample for each turn that is trained.
 static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader* loader,
                                              qlora__text_talk* talk) {
@@ -518,6 +496,7 @@ static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader
         }
         qlora__text_output o = qlora__text_output_start(&data->ids, &data->labels);
         QLORA__TRY(qlora__text_talk_turn(env, talk, k, &o));
+        QLORA__TRY(qlora__text_data_ended(env, loader, o.start));
         if (done == SIZE_MAX) {
             qlora__text_data_train_all(loader, o.start);
         } else if (loader->desc->train_prompt) {
@@ -528,6 +507,28 @@ static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader
     return QLORA_OK;
 }
 
+// A conversation without an answer is not trained. Where it has one under another name, that would
+// be a surprise.
+static qlora_result qlora__text_data_answers(qlora__env* env, const qlora__text_loader* loader) {
+    size_t other = loader->message_count;
+    for (size_t i = loader->message_count; i-- > 0;) {
+        const char* role = loader->messages[i].role;
+        const char* meant = qlora__text_role_of(role);
+        if (strcmp(role, "assistant") == 0) {
+            return QLORA_OK;
+        }
+        other = meant != NULL && strcmp(meant, "assistant") == 0 ? i : other;
+    }
+    return other == loader->message_count
+               ? QLORA_OK
+               : qlora__env_fail(
+                     env, QLORA_ERR_FORMAT,
+                     "message %lu has the \"role\" \"%.60s\", and none is \"assistant\", "
+                     "whose messages are trained; such names are understood after "
+                     "\"from\"",
+                     (unsigned long)other + 1, loader->messages[other].role);
+}
+
 // Makes the sample, or the samples, from the collected messages.
 static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* loader) {
     qlora_text_data* data = loader->data;
@@ -536,6 +537,7 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
     if (loader->message_count == 0) {
         return QLORA_OK;
     }
+    QLORA__TRY(qlora__text_data_answers(env, loader));
     qlora__text_data_turns(loader);
     data->any_chat = true;
     talk.chat = loader->desc->chat;
@@ -552,6 +554,7 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
     qlora_result r = qlora__text_talk_plan(env, &talk);
     if (r == QLORA_OK && talk.stable) {
         r = qlora__text_output_text(env, &o, talk.chat, &talk.whole, &talk.spans);
+        r = r == QLORA_OK ? qlora__text_data_ended(env, loader, o.start) : r;
         qlora__text_data_train_all(loader, o.start);
     } else if (r == QLORA_OK) {
         r = qlora__text_data_by_turn(env, loader, &talk);

@@ -700,5 +700,6 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     out->chat = record->chat != 0;
     out->reference = record->answered != 0 ? data->references.data + record->place : NULL;
     out->reference_size = record->answered != 0 ? record->size : 0;
+    out->endless = record->endless != 0;
     return QLORA_OK;
 }

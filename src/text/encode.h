@@ -292,6 +292,18 @@ static qlora_result qlora__text_ids_append(qlora__env* env, qlora_text_ids* ids,
     return QLORA_OK;
 }
 
+// BOS before ids[begin..), unless they start with it: a text may bring its own.
+static qlora_result qlora__text_bos_first(qlora__env* env, int32_t bos, qlora_text_ids* ids,
+                                          size_t begin) {
+    if (bos < 0 || (ids->count > begin && ids->data[begin] == bos)) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__text_ids_add(env, ids, bos));
+    memmove(ids->data + begin + 1, ids->data + begin, (ids->count - begin - 1) * sizeof(int32_t));
+    ids->data[begin] = bos;
+    return QLORA_OK;
+}
+
 // Text to ids, for the public call and for chats and data.
 static qlora_result qlora__text_encode(qlora__env* env, qlora_text_tok* tok, const char* text,
                                        size_t length, uint32_t flags, qlora_text_ids* out) {
@@ -327,6 +339,9 @@ qlora_result qlora_text_encode(qlora_text_tok* tok, const char* text, size_t len
     }
     size_t before = out->count;
     qlora_result r = qlora__text_encode(env, tok, text, length, flags, out);
+    if (r == QLORA_OK && (flags & QLORA_TEXT_BOS) != 0) {
+        r = qlora__text_bos_first(env, qlora__text_tok_bos(tok), out, before);
+    }
     out->count = r == QLORA_OK ? out->count : before;
     return r;
 }

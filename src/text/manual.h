@@ -67,9 +67,11 @@
        text/jinja_run        statements and macros
        text/jinja_api        templates as objects
        text/chat_formats    built-in chat templates
+       text/chat_template   which file of a folder has the template
        text/chat            which template a model has
        text/chat_output     rendered texts to ids and labels
        text/chat_encode     conversations to ids, and what is trained
+       text/chat_save       the format of a chat, kept with an adapter
        text/samples         samples in memory, or found again in a file
        text/input           the bytes of a data file, in order
        text/input_gzip      those inside gzip

@@ -1,5 +1,8 @@
 // New tokens: the tokenizer's files with more tokens.
 
+#define QLORA__TEXT_TOOLS_FOLDER "additional_chat_templates"
+#define QLORA__TEXT_TOOLS_FILE QLORA__TEXT_TOOLS_FOLDER "/tool_use.jinja"
+
 // One edit of a JSON text: `insert` replaces the bytes from `at` to `end`.
 typedef struct qlora__text_edit {
     size_t at;
@@ -265,29 +268,79 @@ qlora_result qlora_text_tok_open_with(qlora_text* text, const char* folder,
     return r;
 }
 
+// Gives the object in a JSON text a member that is a string, or replaces it.
+static qlora_result qlora__text_member_set(qlora__env* env, const char* path,
+                                           const qlora_text_bytes* file, const char* name,
+                                           const char* value, size_t size, qlora__string* out) {
+    qlora__json json;
+    qlora__text_edit e;
+    memset(&e, 0, sizeof e);
+    QLORA__TRY(qlora__json_parse(env, path, file->data, file->count, 0, &json));
+    qlora_result r = QLORA_OK;
+    if (qlora__json_kind_of(&json, 0) != QLORA__JSON_OBJECT) {
+        r = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", path);
+    }
+    uint32_t at = r == QLORA_OK ? qlora__json_find(&json, 0, name) : 0;
+    if (r == QLORA_OK) {
+        size_t quotes = qlora__json_kind_of(&json, at) == QLORA__JSON_STRING ? 1 : 0;
+        e.at = at != 0 ? json.tokens[at].begin - quotes : json.tokens[0].begin + 1u;
+        e.end = at != 0 ? json.tokens[at].end + quotes : e.at;
+        qlora__string_begin(env, &e.insert);
+        if (at == 0) {
+            qlora__json_write_quoted(&e.insert, name, strlen(name));
+            qlora__string_puts(&e.insert, ": ");
+        }
+        qlora__json_write_quoted(&e.insert, value, size);
+        qlora__string_puts(&e.insert, at == 0 && json.tokens[0].count > 0 ? ", " : "");
+        qlora__text_edit_apply(&e, file, out);
+        r = out->result;
+        qlora__string_free(&e.insert);
+    }
+    qlora__json_free(env, &json);
+    return r;
+}
+
+// The files of a tokenizer, on their way to another folder.
+typedef struct qlora__text_carry {
+    const char* folder;
+    const char* to;
+    const qlora_text_new_token* tokens;
+    size_t count;
+    const char* template_; // replaces that of the folder; NULL: its own
+    size_t template_size;
+} qlora__text_carry;
+
 // Writes one file of the folder to `to`, if it exists; kind NULL = a copy.
-static qlora_result qlora__text_file_carry(qlora__env* env, const char* folder, const char* name,
-                                           const qlora__text_token_file* kind,
-                                           const qlora_text_new_token* tokens, size_t count,
-                                           const char* to) {
+static qlora_result qlora__text_file_carry(qlora__env* env, const qlora__text_carry* c,
+                                           const char* name, const qlora__text_token_file* kind) {
     static const char plain[] = "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\"\n}";
     char from[QLORA__PATH_ROOM];
     char path[QLORA__PATH_ROOM];
     qlora_text_bytes file;
     qlora__string out;
     bool found = false;
+    bool config = strcmp(name, "tokenizer_config.json") == 0;
     memset(&file, 0, sizeof(file));
-    QLORA__TRY(qlora__path_join(env, folder, name, from));
-    QLORA__TRY(qlora__path_join(env, to, name, path));
+    QLORA__TRY(qlora__path_join(env, c->folder, name, from));
+    QLORA__TRY(qlora__path_join(env, c->to, name, path));
     qlora__string_begin(env, &out);
-    qlora_result r = qlora__text_folder_read(env, folder, name, &file, &found);
-    if (r == QLORA_OK && !found && strcmp(name, "tokenizer_config.json") == 0) {
+    qlora_result r = qlora__text_folder_read(env, c->folder, name, &file, &found);
+    if (r == QLORA_OK && !found && config) {
         // Without it, transformers would look for the class in a config that adapters lack.
         found = true;
         r = qlora__text_bytes_add(env, &file, plain, sizeof plain - 1);
     }
     if (r == QLORA_OK && found && kind != NULL) {
-        r = qlora__text_file_extend(env, from, kind, &file, tokens, count, &out);
+        r = qlora__text_file_extend(env, from, kind, &file, c->tokens, c->count, &out);
+    }
+    if (r == QLORA_OK && config && c->template_ != NULL) {
+        file.count = 0;
+        r = qlora__text_bytes_add(env, &file, out.data, out.size);
+        qlora__string_free(&out);
+        qlora__string_begin(env, &out);
+        r = r == QLORA_OK ? qlora__text_member_set(env, from, &file, "chat_template", c->template_,
+                                                   c->template_size, &out)
+                          : r;
     }
     if (r == QLORA_OK && found) {
         r = kind != NULL ? qlora__file_write(env, path, out.data, out.size)
@@ -298,26 +351,51 @@ static qlora_result qlora__text_file_carry(qlora__env* env, const char* folder, 
     return r;
 }
 
-static qlora_result qlora__text_tok_save(qlora__env* env, const char* folder,
-                                         const qlora_text_new_token* tokens, size_t count,
-                                         const char* to) {
+// The template for tools of the folder, in a folder of its own.
+static qlora_result qlora__text_tools_carry(qlora__env* env, const qlora__text_carry* c) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    QLORA__TRY(qlora__path_join(env, c->folder, QLORA__TEXT_TOOLS_FILE, path));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
+    if (!exists) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__path_join(env, c->to, QLORA__TEXT_TOOLS_FOLDER, path));
+    QLORA__TRY(qlora__dir_make(env, path));
+    return qlora__text_file_carry(env, c, QLORA__TEXT_TOOLS_FILE, NULL);
+}
+
+static qlora_result qlora__text_tok_save(qlora__env* env, const qlora__text_carry* c) {
     static const char* const copies[] = {"special_tokens_map.json", "chat_template.jinja",
                                          "chat_template.json"};
     qlora_text_bytes file;
     memset(&file, 0, sizeof(file));
-    qlora_result r = qlora__text_new_check(env, tokens, count);
-    r = r == QLORA_OK ? qlora__text_new_read(env, folder, &file) : r;
+    qlora_result r = qlora__text_new_check(env, c->tokens, c->count);
+    r = r == QLORA_OK ? qlora__text_new_read(env, c->folder, &file) : r;
     qlora__text_bytes_free(env, &file);
     QLORA__TRY(r);
-    for (size_t i = 0; i < QLORA__TEXT_COUNT(copies); i++) {
-        QLORA__TRY(qlora__text_file_carry(env, folder, copies[i], NULL, tokens, count, to));
+    for (size_t i = 0; i < (c->template_ == NULL ? QLORA__TEXT_COUNT(copies) : 1); i++) {
+        QLORA__TRY(qlora__text_file_carry(env, c, copies[i], NULL));
     }
+    QLORA__TRY(c->template_ == NULL ? qlora__text_tools_carry(env, c) : QLORA_OK);
     // tokenizer.json last: it is what the others belong to
     for (size_t i = QLORA__TEXT_COUNT(qlora__text_token_files); i-- > 0;) {
         const qlora__text_token_file* kind = &qlora__text_token_files[i];
-        QLORA__TRY(qlora__text_file_carry(env, folder, kind->name, kind, tokens, count, to));
+        QLORA__TRY(qlora__text_file_carry(env, c, kind->name, kind));
     }
     return QLORA_OK;
+}
+
+static qlora__text_carry qlora__text_carry_of(const char* folder,
+                                              const qlora_text_new_token* tokens, size_t count,
+                                              const char* to) {
+    qlora__text_carry c;
+    memset(&c, 0, sizeof c);
+    c.folder = folder;
+    c.tokens = tokens;
+    c.count = count;
+    c.to = to;
+    return c;
 }
 
 qlora_result qlora_text_tok_save(qlora_text* text, const char* folder,
@@ -331,5 +409,6 @@ qlora_result qlora_text_tok_save(qlora_text* text, const char* folder,
     if (tokens == NULL && count > 0) {
         return qlora__env_fail(&text->env, QLORA_ERR_ARGUMENT, "tokens is NULL");
     }
-    return qlora__text_tok_save(&text->env, folder, tokens, count, to);
+    qlora__text_carry c = qlora__text_carry_of(folder, tokens, count, to);
+    return qlora__text_tok_save(&text->env, &c);
 }

@@ -641,6 +641,7 @@ static qlora_result qlora__text_record_take(qlora__env* env, qlora__text_loader*
     loader->line = line;
     loader->message_count = 0;
     loader->work.count = 0;
+    loader->data->endless = false;
     qlora_result r = qlora__text_record_read(env, loader, record);
     if (r != QLORA_OK) {
         return qlora__env_wrap(env, r, "%s:%lu: ", loader->name, (unsigned long)line);

@@ -14,10 +14,11 @@ typedef struct qlora__text_record {
     uint32_t part;  // which sample of the record; of a document, the first id that is in it
     uint32_t count; // tokens
     uint32_t trained;
-    uint64_t line : 56;
+    uint64_t line : 55;
     uint64_t answered : 1;  // it has a reference
     uint64_t chat : 1;      // it is in the chat format
     uint64_t continues : 1; // of the same record as the sample before
+    uint64_t endless : 1;
     uint64_t desirable : 1;
     uint64_t kept : 1;
     uint64_t labelled : 1; // labels follow the ids, not bits
@@ -53,6 +54,7 @@ struct qlora_text_data {
     uint32_t part;
     bool desirable;
     bool any_chat; // a record was a conversation
+    bool endless;
     bool placed; // can be read again: nothing of it is kept
     bool begins; // as in qlora__text_record
     bool ends;
@@ -192,8 +194,9 @@ static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* d
     record->size = data->size;
     record->part = data->part++;
     record->count = (uint32_t)count;
-    record->line = line & (UINT64_MAX >> 8);
+    record->line = line & (UINT64_MAX >> 9);
     record->continues = continues ? 1 : 0;
+    record->endless = data->endless ? 1 : 0;
     record->desirable = data->desirable ? 1 : 0;
     record->kept = data->placed ? 0 : 1;
     record->begins = data->begins ? 1 : 0;

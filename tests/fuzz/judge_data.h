@@ -96,7 +96,7 @@ static void look(meaning* m, const second* v) {
 // ---- turns of a conversation
 
 typedef struct turn {
-    char role[16];
+    char role[64];
     char* text;
     size_t size;
     const second* thought; // reasoning_content
@@ -147,6 +147,7 @@ static void talk_text(meaning* m, talk* t, const char* role, const second* v) {
     }
 }
 
+// What "from" means. "role" is passed on as it is.
 static const char* role_of(const second* v) {
     static const char* const names[] = {"system",
                                         "system",
@@ -233,9 +234,17 @@ static void turn_read(meaning* m, const judge_options* o, talk* t, second* node,
     refuse(m, role == NULL || from == NULL, "\"role\" beside \"from\"");
     refuse(m, content == NULL || value == NULL, "\"content\" beside \"value\"");
     content = content != NULL ? content : value;
-    const char* name = role_of(role != NULL ? role : from);
+    bool plain =
+        second_is(role, SECOND_STRING) && role->size > 0 && strlen(role->text) == role->size;
+    const char* name = role == NULL ? role_of(from) : plain ? role->text : NULL;
     refuse(m, name != NULL, "a role that is not known");
-    refuse(m, name == NULL || strcmp(name, "tool") != 0 || o->chat == OWN, "a tool in this format");
+    bool usual = name == NULL || strcmp(name, "system") == 0 || strcmp(name, "user") == 0 ||
+                 strcmp(name, "assistant") == 0;
+    refuse(m, usual || o->chat == OWN, "a role that this format does not have");
+    if (role != NULL && plain) {
+        look(m, role);
+        m->unsure = m->unsure || role->size >= 64;
+    }
     bool on = turn_is_on(m, node);
     turn_names(m, o, node);
     turn* one = talk_add(m, t, name != NULL ? name : "", on && !prompt);
@@ -321,15 +330,31 @@ static bool ends_with(const meaning* m, size_t size, const char* word) {
     return size >= length && memcmp(m->text + size - length, word, length) == 0;
 }
 
+// Another name of the assistant, which is trained only if it was given as "from".
+static bool is_answer(const char* role) {
+    static const char* const names[] = {"gpt", "model", "bot", "chatgpt", "bing", "bard", "output"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(role, names[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 // A conversation ends with its last trained byte; without one, with its last marker.
 static void talk_say(meaning* m, const judge_options* o, talk* t) {
     size_t answer = 0;
+    size_t answers = 0;
+    size_t others = 0;
     if (t->count == 0) {
         return;
     }
     for (size_t i = 0; i < t->count; i++) {
         answer = strcmp(t->list[i].role, "assistant") == 0 ? i : answer;
+        answers += strcmp(t->list[i].role, "assistant") == 0 ? 1 : 0;
+        others += is_answer(t->list[i].role) ? 1 : 0;
     }
+    refuse(m, answers > 0 || others == 0, "answers with another role");
     says(m, "<s>", false);
     if (o->chat == ALPACA && strcmp(t->list[0].role, "system") != 0) {
         says(m,

@@ -891,7 +891,7 @@ adding() { # --add-tokens
     works "the best with new tokens" "${best[@]}" --add-tokens new.jsonl --out again --resume never
     check "has their tokenizer" [ -s again/best/tokenizer.json ]
     works "the best without them" "${best[@]}" --out again --resume never
-    check "has none" [ -s again/best/adapter_config.json -a ! -e again/best/tokenizer.json ]
+    check "has the model's" cmp -s model/tokenizer.json again/best/tokenizer.json
     works "no best" "${all[@]}" --steps 2 --out again --resume never
     check "leaves none" [ ! -e again/best ]
     if [[ -x $tool/generate && -x $tool/merge ]]; then
@@ -908,6 +908,74 @@ adding() { # --add-tokens
         check "GGUF is refused" grep -q "cannot be merged into a GGUF file" err
     fi
     add_faults "${all[@]}" --out o
+}
+
+kept_formats() { # the chat format of training stays with the adapter
+    local all=(--model model --data talk.jsonl --backend cpu --threads 1 --tokens 256)
+    local tool=$root/$B name before
+    rm -rf kept kept2 kept3 kept3.gguf other
+    echo '{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"yo"}]}' \
+        >talk.jsonl
+    printf '%s' '{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}' \
+        '{% if add_generation_prompt %}[assistant]{% endif %}' >t.jinja
+    works "a template" "${all[@]}" --chat-template t.jinja --eval 0 --steps 1 --out kept
+    check "is kept" cmp -s t.jinja kept/adapter/chat_template.jinja
+    works "evaluated with it" "${all[@]}" --chat-template t.jinja --adapter kept --eval-only --json
+    before=$(<out)
+    works "evaluated" "${all[@]}" --adapter kept --eval-only --json
+    check "the template is the adapter's" [ "$(<out)" = "$before" ]
+    works "another one" "${all[@]}" --adapter kept --template chatml --eval 0 --steps 1 --out other
+    check "is told" grep -q "^note: --template chatml is used; kept/adapter was trained with" out
+    check "and kept" grep -q '<|im_start|>' other/adapter/chat_template.jinja
+    works "trained further" "${all[@]}" --adapter kept --eval 0 --steps 1 --out kept2
+    check "with the same" cmp -s t.jinja kept2/adapter/chat_template.jinja
+    works "without a conversation" --model model --data sums.jsonl --backend cpu --threads 1 \
+        --tokens 256 --eval 0 --steps 1 --out other --resume never
+    check "no format is claimed" [ -s other/adapter/tokenizer.json -a \
+        ! -e other/adapter/chat_template.jinja ]
+    [[ -x $tool/generate && -x $tool/merge && -x $tool/tokenize ]] || return
+    name=(generate --model model --adapter kept --chat --prompt hi --max-tokens 1 --stats)
+    run "$tool/${name[0]}" "${name[@]:1}"
+    check "generate --chat uses it ($status)" grep -q "^.prompt: 20 tokens" err
+    run "$tool/${name[0]}" "${name[@]:1}" --template plain
+    check "or says so" grep -q "^.--template plain is used; kept/adapter has another chat" err
+    cp -r model base
+    printf '{"chat_template": "base", "eos_token": "<|endoftext|>"}' >base/tokenizer_config.json
+    echo base >base/chat_template.jinja
+    for name in kept3 kept3.gguf; do
+        run "$tool/merge" --model base --adapter kept --out $name
+        check "merge into $name ($status)" [ $status -eq 0 ]
+        run "$tool/tokenize" $name --chat talk.jsonl
+        check "keeps it" grep -qF '"[user]hi<|endoftext|>[assistant]yo<|endoftext|>"' out
+    done
+    check "in every file" [ -z "$(grep -l base kept3/*.jinja kept3/tokenizer_config.json)" ]
+    works "a base in a GGUF file" --model kept3.gguf "${all[@]:2}" --template zephyr --eval 0 \
+        --steps 1 --out other --resume never
+    check "has no tokenizer to keep" [ ! -e other/adapter/tokenizer.json ]
+    rm kept3/config.json # no longer a model
+    run "$tool/merge" --model kept3.gguf --adapter other --out kept3/merged.gguf
+    run "$tool/tokenize" kept3/merged.gguf --chat talk.jsonl
+    check "but the template, also merged ($status)" grep -qF '"<|user|>\u000ahi' out
+    begins_with_bos
+    rm -rf base
+    printf '%s' '{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}!' \
+        '{% endfor %}' >t.jinja
+    works "answers without an end" "${all[@]}" --chat-template t.jinja --eval-only
+    check "are told" grep -q "^  1 whose answers have no end marker: the model will not learn" out
+    works "and counted" "${all[@]}" --chat-template t.jinja --doctor
+    check "as they are" grep -qE "^ *end not trained +1 " out
+}
+
+begins_with_bos() { # a text with a BOS of its own has the ids that training gives it
+    local post='{"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|endoftext|>"}},
+        {"Sequence": {"id": "A"}}], "special_tokens": {"<|endoftext|>": {"ids": [256]}}}' text
+    sed "s/^{\"model\"/{\"post_processor\": ${post//$'\n'/}, \"model\"/" model/tokenizer.json \
+        >base/tokenizer.json
+    for text in "hi" "<|endoftext|>hi"; do
+        run "$root/$B/generate" --model base --prompt "$text" --max-tokens 1 --stats
+        check "$text: BOS once" grep -q "^.prompt: 3 tokens" err
+    done
+    check "and told" grep -q "^.the prompt begins with <|endoftext|>; as in training" err
 }
 
 add_faults() {

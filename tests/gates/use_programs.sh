@@ -566,7 +566,7 @@ data_make
 groups="wrong_use looking training long_samples others_files own_folders saving_fails full_disk"
 groups="$groups plots logs locks closing links starting_over saved_work interrupts"
 groups="$groups several modes lengthy scaled inputs tables weights notes resuming extending doctors"
-groups="$groups configs adding adapters jobs"
+groups="$groups configs adding kept_formats adapters jobs"
 groups="$groups evaluations"
 groups="$groups best preferences demos sampling events pages helps ranks"
 [[ $# -gt 0 ]] && groups=$*

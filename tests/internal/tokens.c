@@ -432,6 +432,8 @@ TEST gguf_pieces(void) {
     ASSERT_STR_EQ("3 5 6", ids_of(tok, "bab", 0, out, sizeof out));
     ASSERT_STR_EQ("6", ids_of(tok, "ab", QLORA_TEXT_CONTINUE, out, sizeof out));
     ASSERT_STR_EQ("1 7 5 2", ids_of(tok, "ab", QLORA_TEXT_SPECIAL, out, sizeof out));
+    ASSERT_STR_EQ("1 7 5", ids_of(tok, "ab", QLORA_TEXT_BOS, out, sizeof out));
+    ASSERT_STR_EQ("1 7", ids_of(tok, "<s>a", QLORA_TEXT_BOS, out, sizeof out)); // its own
     ASSERT_STR_EQ("7 9 7 8", ids_of(tok, "a<x>a!", 0, out, sizeof out));
     ASSERT_STR_EQ("7 2 7", ids_of(tok, "a</s>a", 0, out, sizeof out));
     ASSERT_STR_EQ("3 10 11", ids_of(tok, "\xC3\xA4", 0, out, sizeof out));

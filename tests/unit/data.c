@@ -1164,7 +1164,7 @@ TEST columns_of_some(void) {
 // A built-in format has no place for other contents: as text they would be Python's notation.
 TEST contents_of_a_format(void) {
     static const char* const rows[] = {
-        "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"}]}]}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]}",
         "{\"messages\":[{\"role\":\"user\",\"content\":5}]}",
         "{\"messages\":[{\"role\":\"user\"}]}"};
     static const char* const formats[] = {"chatml", "llama3", "plain", "alpaca"};
@@ -1181,7 +1181,115 @@ TEST contents_of_a_format(void) {
     PASS();
 }
 
+// The ids of a conversation, decoded: as training reads it, and as a prompt of generate.
+static const char* talk_shown(rig* r, const char* record, bool trained) {
+    static char shown[1024];
+    qlora_text_ids ids;
+    qlora_text_bytes text;
+    memset(&ids, 0, sizeof ids);
+    memset(&text, 0, sizeof text);
+    bool ok = trained ? rig_load(r, "x.jsonl", record)
+                      : qlora_text_chat_encode_json(r->chat, record, strlen(record), false, NULL,
+                                                    &ids, NULL) == QLORA_OK;
+    qlora_text_sample sample;
+    memset(&sample, 0, sizeof sample);
+    ok = ok && (!trained || qlora_text_sample_read(r->data, 0, &sample) == QLORA_OK);
+    ok = ok && qlora_text_decode(r->tok, trained ? sample.ids : ids.data,
+                                 trained ? sample.count : ids.count, 0, &text) == QLORA_OK;
+    snprintf(shown, sizeof shown, "%.*s", ok ? (int)text.count : 200, ok ? text.data : SAID(*r));
+    qlora_text_ids_free(r->text, &ids);
+    qlora_text_bytes_free(r->text, &text);
+    return shown;
+}
+
+#define TALK(first)                                                                                \
+    "{\"messages\":[{" first "},{\"role\":\"assistant\",\"content\":\"a\",\"tool_calls\":[{"       \
+    "\"arguments\":\"{\\\"x\\\":1}\"}],\"own\":\"k\"}]}"
+
+// What a template sees is the same in training and in a prompt: roles and names as they are.
+TEST messages_as_they_are(void) {
+    static const char source[] =
+        "{% for m in messages %}[{{ m.role }}]{{ m.content if m.content is string else 'list' }}"
+        "{{ m.own }}{% for c in m.tool_calls or [] %}{{ c.arguments | tojson }}{% endfor %}"
+        "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
+    static const char end[] = "[assistant]ak{\"x\": 1}</s>";
+    static const char* const rows[][2] = {
+        {TALK("\"role\":\"developer\",\"content\":\"d\""), "[developer]d"},
+        {TALK("\"role\":\"ipython\",\"content\":\"d\""), "[ipython]d"},
+        {TALK("\"role\":\"bot\",\"content\":\"d\""), "[bot]d"},
+        {TALK("\"from\":\"human\",\"value\":\"d\""), "[user]d"},
+        {TALK("\"from\":\"observation\",\"value\":\"d\""), "[tool]d"},
+        {TALK(
+             "\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"d\"},{\"text\":\"e\"}]"),
+         "[user]de"}};
+    const char* path = test_path("as.jinja");
+    qlora_text_chat_desc desc;
+    rig r;
+    FILE* file = fopen(path, "wb");
+    ASSERT(file != NULL && fputs(source, file) >= 0 && fclose(file) == 0);
+    ASSERT(rig_open(&r, "plain"));
+    ASSERT_EQ(QLORA_OK, qlora_text_chat_close(r.chat));
+    memset(&desc, 0, sizeof desc);
+    desc.tok = r.tok;
+    desc.template_file = path;
+    ASSERT_EQm(SAID(r), QLORA_OK, qlora_text_chat_open(r.text, &desc, &r.chat));
+    remove(path);
+    r.desc.chat = r.chat;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char want[256];
+        snprintf(want, sizeof want, "<s>%s%s", rows[i][1], end);
+        ASSERT_STR_EQm(rows[i][0], want, talk_shown(&r, rows[i][0], true));
+        want[strlen(want) - 4] = '\0'; // a rendering alone is not given an end
+        ASSERT_STR_EQm(rows[i][0], want, talk_shown(&r, rows[i][0], false));
+    }
+    ASSERT_FALSE(
+        rig_load(&r, "x.jsonl",
+                 "{\"messages\":[{\"role\":\"user\",\"content\":\"u\"},{\"role\":\"model\","
+                 "\"content\":\"m\"}]}"));
+    ASSERTm(SAID(r), strstr(SAID(r), "message 2 has the \"role\" \"model\", and none is") != NULL);
+    rig_close(&r);
+    PASS();
+}
+
+// Whether the end of the last answer is trained: a template may leave its end marker out.
+TEST endless_answers(void) {
+    static const struct {
+        const char* source;
+        bool endless;
+    } rows[] = {{"{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}</s>{% "
+                 "endfor %}",
+                 true},
+                {"{% for m in messages %}{% generation %}{{ m.content }}</s>\n\n{% endgeneration "
+                 "%}{% endfor "
+                 "%}",
+                 false},
+                {"{% for m in messages %}{{ m.content }}|{% endfor %}", false}}; // EOS is added
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const char* path = test_path("endless.jinja");
+        qlora_text_chat_desc desc;
+        qlora_text_sample sample;
+        rig r;
+        FILE* file = fopen(path, "wb");
+        ASSERT(file != NULL && fputs(rows[i].source, file) >= 0 && fclose(file) == 0);
+        ASSERT(rig_open(&r, "plain"));
+        ASSERT_EQ(QLORA_OK, qlora_text_chat_close(r.chat));
+        memset(&desc, 0, sizeof desc);
+        desc.tok = r.tok;
+        desc.template_file = path;
+        ASSERT_EQm(SAID(r), QLORA_OK, qlora_text_chat_open(r.text, &desc, &r.chat));
+        remove(path);
+        r.desc.chat = r.chat;
+        ASSERTm(SAID(r), rig_load(&r, "x.jsonl", ANSWER("\"train\":true")));
+        ASSERT_EQ(QLORA_OK, qlora_text_sample_read(r.data, 0, &sample));
+        ASSERT_EQ(rows[i].endless, sample.endless);
+        rig_close(&r);
+    }
+    PASS();
+}
+
 SUITE(data_suite) {
+    RUN_TEST(messages_as_they_are);
+    RUN_TEST(endless_answers);
     RUN_TEST(contents_of_a_format);
     RUN_TEST(long_lists);
     RUN_TEST(long_documents);

@@ -7,6 +7,8 @@
 
 #include "test.h"
 
+#include <sys/stat.h>
+
 #include "model_rig.h"
 
 #define ASSERT_OK(R, CALL) ASSERT_EQm(qlora_last_error((R).ctx), QLORA_OK, (CALL))
@@ -502,6 +504,144 @@ TEST wrong_tokens_are_refused(void) {
     PASS();
 }
 
+// ---- the chat format of an adapter --------------------------------------------------------------
+
+// Opens the chat of a model with an adapter, whose folders may be NULL.
+static qlora_text_chat* chat_of(qlora_text_tok* tok, const char* model, const char* adapter,
+                                const char* name, qlora_text_chat_info* info, qlora_text* text) {
+    qlora_text_chat_desc desc;
+    qlora_text_chat* chat = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.tok = tok;
+    desc.folder = model;
+    desc.tokenizer_folder = adapter;
+    desc.name = name;
+    bool ok = qlora_text_chat_open(text, &desc, &chat) == QLORA_OK &&
+              qlora_text_chat_query(chat, info) == QLORA_OK;
+    return ok ? chat : NULL;
+}
+
+static const char* const kept_files[] = {"tokenizer.json",
+                                         "tokenizer_config.json",
+                                         "config.json",
+                                         "additional_chat_templates/tool_use.jinja",
+                                         "chat_template.jinja",
+                                         "additional_chat_templates",
+                                         "",
+                                         NULL};
+
+// What the training of an adapter rendered is what every later use renders, and what transformers
+// finds in the adapter's folder.
+TEST formats_are_kept(void) {
+    static const char* const config =
+        "{\"eos_token\": \"a\", \"chat_template\": \"{{ messages[0].content }}<s>\"}";
+    char model[] = "build/test-tokens-XXXXXX";
+    char adapter[] = "build/test-tokens-XXXXXX";
+    char got[4096];
+    qlora_text* text = NULL;
+    qlora_text_tok* tok = NULL;
+    qlora_text_chat_info info;
+    const char* zephyr = qlora_text_chat_template("zephyr");
+    ASSERT(mkdtemp(model) != NULL && mkdtemp(adapter) != NULL);
+    ASSERT(write_text(model, "tokenizer.json", token_files[0]));
+    ASSERT(write_text(model, "tokenizer_config.json", config));
+    ASSERT(write_text(model, "config.json", "{\"eos_token_id\": 3}"));
+    ASSERT_EQ(QLORA_OK, qlora_text_create(NULL, &text));
+    ASSERT_EQ(QLORA_OK, qlora_text_tok_open(text, model, &tok));
+    // a template that was chosen is saved in both places where it is looked for
+    qlora_text_chat* chat = chat_of(tok, model, NULL, "zephyr", &info, text);
+    ASSERTm(qlora_text_last_error(text), chat != NULL && !info.own && !info.replaced);
+    ASSERT_EQm(qlora_text_last_error(text), QLORA_OK,
+               qlora_text_chat_save(chat, model, NULL, 0, adapter));
+    ASSERT_EQ(QLORA_OK, qlora_text_chat_close(chat));
+    ASSERT(read_text(adapter, "chat_template.jinja", got, sizeof got));
+    ASSERT_STR_EQ(zephyr, got);
+    ASSERT(read_text(adapter, "tokenizer_config.json", got, sizeof got));
+    ASSERTm(got, strstr(got, "\"chat_template\": \"{%- for m in messages %}") != NULL);
+    ASSERTm(got, strstr(got, "\"eos_token\": \"a\"") != NULL && strstr(got, "<s>") == NULL);
+    // and it is used, as the built-in format that it is, unless another one is chosen
+    static const char* const chosen[] = {NULL, "zephyr", "chatml"};
+    for (size_t i = 0; i < 3; i++) {
+        chat = chat_of(tok, model, adapter, chosen[i], &info, text);
+        ASSERT(chat != NULL);
+        ASSERT_STR_EQ(i == 2 ? "chatml" : "zephyr", info.name);
+        ASSERT(info.own == (i == 0) && info.replaced == (i == 2));
+        ASSERT_EQ(QLORA_OK, qlora_text_chat_close(chat));
+    }
+    // special tokens are those of the adapter's tokenizer; the ids that end a text are also the
+    // model's
+    ASSERT(write_text(adapter, "tokenizer_config.json", "{\"eos_token\": {\"content\": \"b\"}}"));
+    chat = chat_of(tok, model, adapter, NULL, &info, text);
+    ASSERT(chat != NULL && info.eos == 1 && info.stop_count == 2);
+    ASSERT(info.stops[0] == 3 && info.stops[1] == 1);
+    // saved again, as it is: now with a template for tools
+    ASSERT_EQ(QLORA_OK, qlora_text_chat_close(chat));
+    (void)remove_all(adapter, kept_files);
+    ASSERT(mkdir(adapter, 0777) == 0);
+    ASSERT(write_text(model, "tokenizer_config.json",
+                      "{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"T\"}, "
+                      "{\"name\": \"default\", \"template\": \"D\"}]}"));
+    char tools[64];
+    snprintf(tools, sizeof tools, "%s/additional_chat_templates", model);
+    ASSERT(mkdir(tools, 0777) == 0 && write_text(tools, "tool_use.jinja", "U"));
+    ASSERT(write_text(model, "chat_template.jinja", "E"));
+    chat = chat_of(tok, model, NULL, NULL, &info, text);
+    ASSERT(chat != NULL);
+    ASSERT_EQm(qlora_text_last_error(text), QLORA_OK,
+               qlora_text_chat_save(chat, model, NULL, 0, adapter));
+    ASSERT_EQ(QLORA_OK, qlora_text_chat_close(chat));
+    ASSERT(read_text(adapter, "additional_chat_templates/tool_use.jinja", got, sizeof got));
+    ASSERT_STR_EQ("U", got);
+    ASSERT(read_text(adapter, "chat_template.jinja", got, sizeof got) && strcmp(got, "E") == 0);
+    ASSERT_EQ(QLORA_OK, qlora_text_tok_close(tok));
+    ASSERT_EQ(QLORA_OK, qlora_text_destroy(text));
+    (void)remove_all(model, kept_files);
+    (void)remove_all(adapter, kept_files);
+    PASS();
+}
+
+// A guess is kept only if something was rendered with it.
+TEST guesses_are_kept_if_used(void) {
+    char model[] = "build/test-tokens-XXXXXX";
+    char adapter[] = "build/test-tokens-XXXXXX";
+    char got[4096];
+    qlora_text* text = NULL;
+    qlora_text_tok* tok = NULL;
+    qlora_text_chat_info info;
+    qlora_text_ids ids;
+    qlora_text_message message;
+    memset(&ids, 0, sizeof ids);
+    memset(&message, 0, sizeof message);
+    message.role = "user";
+    message.content = "a";
+    message.length = 1;
+    ASSERT(mkdtemp(model) != NULL && mkdtemp(adapter) != NULL);
+    ASSERT(write_text(model, "tokenizer.json", token_files[0]));
+    ASSERT_EQ(QLORA_OK, qlora_text_create(NULL, &text));
+    ASSERT_EQ(QLORA_OK, qlora_text_tok_open(text, model, &tok));
+    qlora_text_chat* chat = chat_of(tok, model, NULL, NULL, &info, text);
+    ASSERT(chat != NULL && strcmp(info.name, "alpaca") == 0);
+    ASSERT_EQ(QLORA_OK, qlora_text_chat_save(chat, model, NULL, 0, adapter));
+    ASSERT_FALSE(read_text(adapter, "chat_template.jinja", got, sizeof got));
+    ASSERT_EQ(QLORA_OK, qlora_text_chat_encode(chat, &message, 1, true, &ids, NULL));
+    ASSERT_EQ(QLORA_OK, qlora_text_chat_save(chat, model, NULL, 0, adapter));
+    ASSERT(read_text(adapter, "chat_template.jinja", got, sizeof got));
+    ASSERT_STR_EQ(qlora_text_chat_template("alpaca"), got);
+    // a model whose tokenizer is another file: the template alone
+    (void)remove_all(adapter, kept_files);
+    ASSERT(mkdir(adapter, 0777) == 0);
+    ASSERT_EQ(QLORA_OK, qlora_text_chat_save(chat, "build/nowhere.d", NULL, 0, adapter));
+    ASSERT(read_text(adapter, "chat_template.jinja", got, sizeof got));
+    ASSERT_FALSE(read_text(adapter, "tokenizer.json", got, sizeof got));
+    qlora_text_ids_free(text, &ids);
+    ASSERT_EQ(QLORA_OK, qlora_text_chat_close(chat));
+    ASSERT_EQ(QLORA_OK, qlora_text_tok_close(tok));
+    ASSERT_EQ(QLORA_OK, qlora_text_destroy(text));
+    (void)remove_all(model, kept_files);
+    (void)remove_all(adapter, kept_files);
+    PASS();
+}
+
 SUITE_EXTERN(new_tokens_suite);
 SUITE(new_tokens_suite) {
     RUN_ON(TEST_CPU, rows_start_as_means);
@@ -512,4 +652,6 @@ SUITE(new_tokens_suite) {
     RUN_ON(TEST_CPU, wrong_rows_are_refused);
     RUN_TEST(tokenizers_grow);
     RUN_TEST(wrong_tokens_are_refused);
+    RUN_TEST(formats_are_kept);
+    RUN_TEST(guesses_are_kept_if_used);
 }

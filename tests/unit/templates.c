@@ -1,5 +1,7 @@
 // templates.c - the template engine: what jinja2 does, limits, and real templates with golden
 // renderings where they are present (../shared/templates).
+#define _POSIX_C_SOURCE 200809L // mkdtemp, rmdir
+
 #include "qlora.h"
 #include "qlora_text.h"
 
@@ -9,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define SHARED "../shared/templates/"
 
@@ -598,7 +601,11 @@ static qlora_text_tok* marked_tok(void) {
                                           "<tool_call>",
                                           "</tool_call>",
                                           "<think>",
-                                          "</think>"};
+                                          "</think>",
+                                          "<|start|>",
+                                          "<|message|>",
+                                          "<|channel|>",
+                                          "<|return|>"};
     size_t size = 0;
     char* data = file_read("tests/golden/text_byte.json", &size);
     char* more = data != NULL ? (char*)malloc(size + 4096) : NULL;
@@ -710,6 +717,20 @@ static const struct {
     {"laguna-s-2.1", TURNS, 1, 0,
      "<user>hi</user>\n[[<assistant><think></think>yo</assistant>\n]]<user>q</user>\n"
      "[[<assistant><think></think>bye</assistant>\n]]"},
+    // no end marker: EOS, or what the model stops at when the next turn begins
+    {"falcon", TURNS, 1, 0, "Assistant:[[ yo]]\n\nUser: q\n\nAssistant:[[ bye</s>]]"},
+    {"glm-4", TURNS, 1, 0,
+     "[[yo]]\n[Round 1]\n\xE9\x97\xAE\xEF\xBC\x9Aq\n\xE7\xAD\x94\xEF\xBC\x9A[[bye</s>]]"},
+    {"glm-4.5", TURNS, 1, 0,
+     "<|user|>\nhi<|assistant|>[[\n<think></think>\nyo<|user|>]]\nq<|assistant|>[[\n<think></"
+     "think>\n"
+     "bye<|user|>]]"},
+    // an empty answer, whose end is not the marker before its content
+    {"gpt-oss",
+     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"content\":"
+     "\"\"},{"
+     "\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"bye\"}]}",
+     2, 0, "<|start|>assistant[[<|channel|>final<|message|><|return|>]]"},
     {"deepseek-r1-distill-qwen", TURNS, 0, 0, "!generation prompt goes on with \"<think>"}};
 
 TEST masks(size_t index) {
@@ -733,9 +754,20 @@ TEST masks(size_t index) {
     }
     qlora_text_tok* tok = marked_tok();
     ASSERT(tok != NULL);
+    char folder[] = "build/test-masks-XXXXXX";
+    char config[64];
+    ASSERT(mkdtemp(folder) != NULL);
+    snprintf(config, sizeof config, "%s/config.json", folder);
+    FILE* file = fopen(config, "wb");
+    ASSERT(file != NULL &&
+           fprintf(file, "{\"eos_token_id\": [%d, %d]}", (int)qlora_text_tok_find(tok, "</s>"),
+                   (int)qlora_text_tok_find(tok, "<|user|>")) > 0);
+    ASSERT(fclose(file) == 0);
     chat_desc.tok = tok;
     chat_desc.template_file = path;
+    chat_desc.folder = mask_rows[index].name[0] == 'g' ? folder : NULL; // of GLM
     ASSERT_EQm(qlora_text_last_error(lib), QLORA_OK, qlora_text_chat_open(lib, &chat_desc, &chat));
+    ASSERT(remove(config) == 0 && rmdir(folder) == 0);
     data_desc.chat = chat;
     data_desc.path = "x.jsonl";
     qlora_result r = qlora_text_data_load(lib, &data_desc, record, strlen(record), &data);
@@ -770,10 +802,10 @@ static const struct {
     // otherwise the answer is encoded alone, as at inference, unless that is the same
     {"{% for m in messages %}{{ m.content }}{% endfor %}{{ 't' if add_generation_prompt }}",
      "{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"the\"}",
-     "<s>|q|t|[h][e]"},
+     "<s>|q|t|[h][e][</s>]"},
     {"{% for m in messages %}{{ m.content }}{% endfor %}{{ ' t' if add_generation_prompt }}",
      "{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\" t the\"}",
-     "<s>|q| t|[ the]"},
+     "<s>|q| t|[ the][</s>]"},
     // what follows the last answer stays, and a message can be switched off
     {"{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}"
      "{{ '<|im_start|>' if add_generation_prompt }}",
