@@ -181,17 +181,27 @@
        pool is refused with QLORA_ERR_ARGUMENT. qlora_model_info.free_positions is what is free.
        Pages may be moved to make room, but the bits are those of a model without a pool.
 
+   LONGROPE
+       A model with longrope (Phi 3) has two sets of rotary factors: one for texts of up to
+       original_max_position tokens, one for longer ones. As in transformers, the length of a text
+       alone decides, in training, in evaluation and in generation, whatever other texts the batch
+       has and whatever lengths the model was opened for. A text that is generated and outgrows the
+       first set is computed again from its first token, as transformers does it: that token takes
+       as long as a prompt of that length, and the keys and values of the shorter text are not kept.
+       A text takes keys and values from another one, or from its own previous prompt, only if both
+       have the same set. With generate_positions, a text that can outgrow the first set in its turn
+       shares no pages.
+
    SEVERAL ADAPTERS
        With desc.slots, a model has several adapters on one base, each with its own rank, scale and
        seed, its own trainer (desc.adapter: learning rate, schedule, clip, checkpoints) and its own
        files (qlora_adapter_select). qlora_train_step_each runs a step of all of them in one pass
        over the base: batch.adapters names the adapter of each sequence. Sums, norms and losses are
        those of each adapter; one that has finished is given no more sequences. Texts of several
-       adapters can be generated at the same time (qlora_generate_desc.adapter). Lengths belong to
-       the model: with longrope, the longest text of any adapter (max_length, generate_tokens)
-       chooses the rotary factors of all of them. On the GPU, the adapters are stored side by side:
-       every product runs once, over the rows of all adapters, as if they were one whose rank is the
-       sum of their ranks, and the part of a row that belongs to other adapters is set to zero.
+       adapters can be generated at the same time (qlora_generate_desc.adapter). On the GPU, the
+       adapters are stored side by side: every product runs once, over the rows of all adapters, as
+       if they were one whose rank is the sum of their ranks, and the part of a row that belongs to
+       other adapters is set to zero.
        Steps are graphs. A sum of ranks that is more than 128 and more than an eighth of the hidden
        size would cost more than it saves: then, and always on the CPU, the rows of each adapter are
        computed separately, without graphs. An adapter's values do not depend on the tokens of the
@@ -704,8 +714,9 @@ typedef struct qlora_rope_desc {
     double mscale;                // yarn; 0 = not given
     double mscale_all_dim;        // yarn; 0 = not given
     bool no_truncate;             // yarn: "truncate": false
-    bool use_long;                // longrope: long_factor; a model sets it if its max_length or
-                                  // generate_tokens is greater than original_max_position
+    // longrope: the table has long_factor instead of short_factor. A model ignores it and chooses
+    // for every text: long_factor if it has more than original_max_position tokens.
+    bool use_long;
     float short_factor[QLORA_MAX_ROPE_FACTORS]; // longrope: divisors of the frequencies
     float long_factor[QLORA_MAX_ROPE_FACTORS];
 } qlora_rope_desc;
@@ -1428,7 +1439,7 @@ QLORA_API qlora_result qlora_generate_logprob(qlora_generation* generation, doub
 typedef struct qlora_generation_info {
     int64_t tokens;   // in the text, including the last one returned
     // Positions run through the model since qlora_generate_begin, with those of the prompt that
-    // were not shared.
+    // were not shared, and with those that longrope made run again (LONGROPE in the manual).
     int64_t computed;
 } qlora_generation_info;
 QLORA_API qlora_result qlora_generate_query(qlora_generation* generation,
@@ -34123,6 +34134,7 @@ typedef struct qlora__batch_block {
     qlora_tensor all;       // U8, the whole block
     qlora_tensor ids;       // [1, T]
     qlora_tensor positions; // [1, T]
+    qlora_tensor angles;    // [1, T]: rows of the rotary tables; `positions` if they are the same
     qlora_tensor sequences; // [1, T]: index of the sequence in the data
     qlora_tensor seqs;      // [1, max_sequences + 1]
     qlora_tensor rows;      // [1, R]: token of labelled row r
@@ -34314,7 +34326,9 @@ struct qlora_model {
     int64_t followers;   // those among them that use the selected adapter
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
     int64_t elements;    // of the parameter arena, including gaps
-    int64_t positions;   // rows of the rope tables
+    int64_t positions;   // that a text can have
+    int64_t short_texts; // tokens of the longest text with short factors, see qlora__is_long
+    int64_t angle_rows;  // of the rotary tables, see qlora__angle_row
     char rope_scale[QLORA__SCALE_ROOM]; // that was asked for; empty = none
     char trained_base[8];               // of the adapter that was loaded last; empty = not known
     bool on_gpu;         // the plan is for a GPU
@@ -34343,7 +34357,7 @@ struct qlora_model {
     qlora_tensor final_norm;
     int64_t final_norm_at;
     qlora_tensor d_final_norm;
-    qlora_tensor rope; // [positions, rope_dims] f32
+    qlora_tensor rope; // [angle_rows, rope_dims] f32
     qlora_tensor rope_sliding;
     qlora_tensor rope_query; // the same for q, if it is scaled by position
     // trained embedding, head and rows: own_ are views of the shadow, d_ of the gradients
@@ -34476,6 +34490,25 @@ static bool qlora__trains(const qlora_model* m) {
 // is f32 there.
 static qlora_math qlora__model_math(const qlora_model* m) {
     return m->plan.mode == QLORA_MODE_BF16 && m->compute == QLORA_F32 ? QLORA__MATH_BF16 : m->math;
+}
+
+// Longrope has two sets of factors, one for texts of up to short_texts tokens and one for longer
+// ones, as transformers chooses between them in every pass over a text. Other rotations, and texts
+// that cannot be longer, have one set.
+static bool qlora__has_two_rotations(const qlora_model* m) {
+    return m->short_texts < m->positions;
+}
+
+// Whether a text of so many tokens is rotated by the long factors.
+static bool qlora__is_long(const qlora_model* m, int64_t tokens) {
+    return tokens > m->short_texts;
+}
+
+// The row of a position in the rotary tables. Row p < positions is for the last token of a text of
+// p + 1 tokens, with the factors that such a text has: steps of decoding on the device need no
+// other. The rows after that are those of the first positions of long texts.
+static int64_t qlora__angle_row(const qlora_model* m, int64_t position, bool is_long) {
+    return is_long && position < m->short_texts ? m->positions + position : position;
 }
 
 // Whether base products are computed in FP8.
@@ -34934,14 +34967,14 @@ static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     } else if (!c->tied) {
         qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
     }
-    qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope);
+    qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->rope);
     m->rope_sliding = m->rope;
     m->rope_query = m->rope;
     if (memcmp(&c->rope, &c->rope_sliding, sizeof c->rope) != 0) {
-        qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope_sliding);
+        qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->rope_sliding);
     }
     if (qlora__scales_queries(m)) {
-        qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope_query);
+        qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->rope_query);
     }
     if (!m->desc.train_norms) {
         qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &m->final_norm);
@@ -35705,6 +35738,10 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     char* start = arena->base != NULL ? arena->base + before : NULL;
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->ids);
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->positions);
+    b->angles = b->positions;
+    if (qlora__has_two_rotations(m)) {
+        qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->angles);
+    }
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->sequences);
     qlora__arena_tensor(arena, QLORA_I32, 1, m->plan.max_sequences + 1, &b->seqs);
     qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->rows);
@@ -37314,13 +37351,35 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
     return QLORA_OK;
 }
 
-// Longrope has two sets of factors. transformers chooses between them in every pass; a model does
-// it once, by the longest sequence it is planned for, so that a text does not change its meaning
-// while it grows.
-static void qlora__rope_choose(qlora_rope_desc* rope, int64_t longest) {
-    rope->use_long = rope->type == QLORA_ROPE_LONGROPE &&
-                     (double)longest > rope->original_max_position &&
-                     memcmp(rope->short_factor, rope->long_factor, sizeof rope->long_factor) != 0;
+// The tokens of the longest text that is rotated by the short factors, if that is not the longest
+// one of all.
+static int64_t qlora__rope_short(const qlora_rope_desc* rope, int64_t longest) {
+    bool two = rope->type == QLORA_ROPE_LONGROPE &&
+               (double)longest > rope->original_max_position &&
+               memcmp(rope->short_factor, rope->long_factor, sizeof rope->long_factor) != 0;
+    return !two                               ? longest
+           : rope->original_max_position > 0.0 ? (int64_t)rope->original_max_position
+                                               : 0; // an error, which is found later
+}
+
+// What the planned lengths mean for the rotary tables.
+static qlora_result qlora__skeleton_angles(qlora_ctx* ctx, qlora_model* m) {
+    qlora_model_config* c = &m->plan.config;
+    m->positions = qlora__max(m->desc.max_length, m->desc.generate_tokens);
+    int64_t full = qlora__rope_short(&c->rope, m->positions);
+    int64_t sliding = qlora__rope_short(&c->rope_sliding, m->positions);
+    if (full != sliding && full < m->positions && sliding < m->positions) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "config.rope has its short factors in texts of up to %lld tokens, "
+                           "config.rope_sliding in texts of up to %lld; only one number is "
+                           "supported",
+                           (long long)full, (long long)sliding);
+    }
+    c->rope.use_long = false; // every text has its own
+    c->rope_sliding.use_long = false;
+    m->short_texts = qlora__min(full, sliding);
+    m->angle_rows = m->positions + (qlora__has_two_rotations(m) ? m->short_texts : 0);
+    return QLORA_OK;
 }
 
 // A plan is the caller's memory.
@@ -37442,9 +37501,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->on_gpu = machine->capability != 0;
     m->own_chunk = m->desc.head_chunk != 0;
     QLORA__TRY(qlora__capacity_resolve(ctx, c, &m->desc));
-    m->positions = qlora__max(m->desc.max_length, m->desc.generate_tokens);
-    qlora__rope_choose(&c->rope, m->positions);
-    qlora__rope_choose(&c->rope_sliding, m->positions);
+    QLORA__TRY(qlora__skeleton_angles(ctx, m));
     m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
     m->desc.dropout = desc->dropout > 0.0f ? desc->dropout : 0.0f;
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
@@ -39952,6 +40009,22 @@ static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_b
     }
 }
 
+// Writes how the tokens are rotated, if the length of a sequence decides. Rows after the batch have
+// any row of the tables.
+static void qlora__slot_angles(const qlora_model* m, char* memory, const qlora_batch* b) {
+    int32_t* angles = qlora__slot_ints(m, memory, &m->batch.angles);
+    int64_t at = 0;
+    for (int64_t s = 0; s < b->count; s++) {
+        bool is_long = qlora__is_long(m, b->lengths[s]);
+        for (int64_t i = 0; i < b->lengths[s]; i++) {
+            angles[at++] = (int32_t)qlora__angle_row(m, i, is_long);
+        }
+    }
+    for (; at < m->plan.tokens; at++) {
+        angles[at] = 0;
+    }
+}
+
 // Writes where the labelled rows are among the tokens, and, for dropout, the other way round.
 static void qlora__slot_places(const qlora_model* m, char* memory, int64_t count,
                                const qlora__micro* micro) {
@@ -40115,6 +40188,9 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     out->rows = qlora__on_cpu(ctx) ? out->tokens : m->plan.tokens;
     out->room = qlora__room_size(m, batch->count);
     qlora__slot_tokens(m, slot->memory, batch);
+    if (qlora__has_two_rotations(m)) {
+        qlora__slot_angles(m, slot->memory, batch);
+    }
     qlora__slot_labels(m, slot->memory, batch, out);
     qlora__slot_adapters(m, slot->memory, batch, desc);
     qlora__slot_preference(m, slot->memory, batch, desc->preference);
@@ -40551,7 +40627,7 @@ static qlora_result qlora__layer_rotate(const qlora__pass* pass, const qlora__la
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
-    qlora_tensor positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
+    qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
     const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
     qlora_rotation_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -40563,7 +40639,7 @@ static qlora_result qlora__layer_rotate(const qlora__pass* pass, const qlora__la
         return QLORA_OK;
     }
     if (desc.heads == 0 || !qlora__scales_queries(m)) {
-        return qlora_rope_apply(pass->ctx, &desc, x, &positions, table, bias, &m->flag);
+        return qlora_rope_apply(pass->ctx, &desc, x, &angles, table, bias, &m->flag);
     }
     qlora_tensor x_q = qlora__window(x, pass->rows, 0, q);
     qlora_tensor x_rest = qlora__window(x, pass->rows, q, x->cols - q);
@@ -40574,10 +40650,10 @@ static qlora_result qlora__layer_rotate(const qlora__pass* pass, const qlora__la
         bias_rest = qlora__window(bias, 1, q, x->cols - q);
     }
     desc.heads = c->heads;
-    QLORA__TRY(qlora_rope_apply(pass->ctx, &desc, &x_q, &positions, &m->rope_query,
+    QLORA__TRY(qlora_rope_apply(pass->ctx, &desc, &x_q, &angles, &m->rope_query,
                                 bias != NULL ? &bias_q : NULL, &m->flag));
     desc.heads = c->kv_heads;
-    return qlora_rope_apply(pass->ctx, &desc, &x_rest, &positions, table,
+    return qlora_rope_apply(pass->ctx, &desc, &x_rest, &angles, table,
                             bias != NULL ? &bias_rest : NULL, &m->flag);
 }
 
@@ -41972,8 +42048,8 @@ static qlora_result qlora__layer_heads_backward(const qlora__pass* pass, qlora__
     if (qlora__rotation_writes_codes(pass, layer)) {
         int64_t cols = qlora__q_width(c) + 2 * qlora__kv_width(c);
         qlora_tensor all = qlora__slice(pass, &m->dqkv, 0, cols);
-        qlora_tensor positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
-        return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &positions,
+        qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
+        return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &angles,
                                  layer->sliding ? &m->rope_sliding : &m->rope, &m->flag,
                                  qlora__codes_note(pass, layer, QLORA__QKV, true));
     }
@@ -42903,7 +42979,7 @@ static qlora__decode_attention qlora__decode_attention_of(const qlora_model* m, 
     p.q_norm = c->qk_norm ? layer->norms[QLORA__NORM_Q].data : NULL;
     p.k_norm = c->qk_norm ? layer->norms[QLORA__NORM_K].data : NULL;
     p.norm_heads = (m->arch->has & QLORA__HAS_WIDE_QK_NORM) != 0 ? 0 : 1;
-    p.turn = layer->no_rope ? NULL : table->data;
+    p.turn = layer->no_rope ? NULL : table->data; // rows by position: qlora__angle_row
     p.turn_q = qlora__scales_queries(m) ? m->rope_query.data : table->data;
     p.cache = rows.data;
     p.ld_cache = rows.ld;
@@ -43674,6 +43750,32 @@ static double qlora__query_factor(const qlora_model_config* c, int64_t position)
                : 1.0;
 }
 
+// Fills the rows of a rotary table as qlora__angle_row has them.
+static qlora_result qlora__model_angles(qlora_ctx* ctx, const qlora_model* m,
+                                        const qlora_rope_desc* desc, const char* name,
+                                        float* out) {
+    int64_t dims = m->plan.config.rope_dims;
+    QLORA__TRY(qlora__rope_table(ctx, desc, name, dims, m->positions, out));
+    if (!qlora__has_two_rotations(m)) {
+        return QLORA_OK;
+    }
+    size_t n = (size_t)(m->positions * dims);
+    size_t first = (size_t)(m->short_texts * dims);
+    float* far = (float*)qlora__alloc(ctx, n * sizeof *far);
+    if (far == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_rope_desc other = *desc;
+    other.use_long = true;
+    qlora_result r = qlora__rope_table(ctx, &other, name, dims, m->positions, far);
+    if (r == QLORA_OK) {
+        memcpy(out + first, far + first, (n - first) * sizeof *far);
+        memcpy(out + n, far, first * sizeof *far);
+    }
+    qlora__free(ctx, far, n * sizeof *far);
+    return r;
+}
+
 static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const struct {
@@ -43685,18 +43787,18 @@ static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
                   {&c->rope_sliding, "config.rope_sliding", &m->rope_sliding, false},
                   {&c->rope, "config.rope", &m->rope_query, true}};
     int count = qlora__scales_queries(m) ? 3 : 2;
-    size_t n = (size_t)(m->positions * c->rope_dims);
+    size_t n = (size_t)(m->angle_rows * c->rope_dims);
     float* host = (float*)qlora__alloc(ctx, n * 4);
     QLORA__REAL* real = (QLORA__REAL*)qlora__alloc(ctx, n * sizeof *real);
     qlora_result r = host != NULL && real != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     for (int i = 0; i < count && r == QLORA_OK; i++) {
-        r = qlora__rope_table(ctx, tables[i].desc, tables[i].name, c->rope_dims, m->positions,
-                              host);
+        r = qlora__model_angles(ctx, m, tables[i].desc, tables[i].name, host);
         if (r != QLORA_OK) {
             break;
         }
         for (size_t j = 0; j < n; j++) {
-            int64_t position = (int64_t)j / c->rope_dims;
+            int64_t row = (int64_t)j / c->rope_dims;
+            int64_t position = row < m->positions ? row : row - m->positions;
             float factor = tables[i].query ? (float)qlora__query_factor(c, position) : 1.0f;
             real[j] = (QLORA__REAL)(host[j] * factor);
         }
@@ -48011,7 +48113,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "head_dim", QLORA__SAME, c->head_dim);
     qlora__state_add(s, "base_config", QLORA__PRINT, (int64_t)m->base_config);
     qlora__state_add(s, "base_weights", QLORA__PRINT, (int64_t)m->base_weights);
-    qlora__state_add(s, "long_rope", QLORA__SAME, c->rope.use_long ? 1 : 0);
+    qlora__state_add(s, "long_rope", QLORA__SAME, 0); // 1: short texts had the long factors, too
     qlora__state_add(s, "train_norms", QLORA__SAME, m->desc.train_norms ? 1 : 0);
     qlora__state_add_real(s, "dropout", QLORA__SAME, (double)m->desc.dropout);
     qlora__state_add(s, "dropout_seed", QLORA__SAME, (int64_t)d->seed);
@@ -51721,6 +51823,7 @@ struct qlora_generation {
     int64_t asked;    // the same when its turn began: the prompt, whose logits are `first`
     int64_t made;     // new tokens in this turn
     int64_t computed; // positions that were run, in all turns
+    bool is_long;     // what is in the cache was rotated as qlora__is_long says
     // What they were run with: an adapter's number, QLORA__WORN_NONE or, if several, _MIXED.
     int32_t worn;
     int32_t waiting;  // the last token returned, if it is not in the cache yet; -1 = none
@@ -51887,6 +51990,12 @@ static bool qlora__paged(const qlora_model* m) {
 static int64_t qlora__paging_need(const qlora_generation* g, int64_t tokens) {
     int64_t most = g->m->desc.generate_tokens;
     return g->desc.max_tokens > 0 ? qlora__min(tokens + g->desc.max_tokens, most) : most;
+}
+
+// Whether a text of `tokens` tokens may be computed again before its turn ends, because it is
+// rotated otherwise then. It writes to all of its pages in this case.
+static bool qlora__paging_may_outgrow(const qlora_generation* g, int64_t tokens) {
+    return qlora__is_long(g->m, tokens) != qlora__is_long(g->m, qlora__paging_need(g, tokens));
 }
 
 static void qlora__paging_use(qlora_model* m, int32_t page) {
@@ -52089,21 +52198,22 @@ static int64_t qlora__paging_wanted(const qlora_generation* g, int64_t first, in
 }
 
 // Gives a text the pages for `need` positions, of which it keeps the first `keep` as they are and
-// may write to the others; with `row`, one after the other. If too few are free, nothing changes.
-static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int64_t need,
-                                          bool row) {
+// may write to those from `own` on, at most `keep`; with `row`, one after the other. If too few are
+// free, nothing changes.
+static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int64_t own,
+                                          int64_t need, bool row) {
     qlora_model* m = g->m;
     int64_t size = m->paging.size;
     int64_t count = qlora__ceil_div(need, size);
     int64_t freed = 0;
-    int64_t wanted = qlora__paging_wanted(g, keep / size, count, &freed);
+    int64_t wanted = qlora__paging_wanted(g, own / size, count, &freed);
     if (count > m->paging.pages || wanted > m->paging.free + freed) {
         return qlora__paging_short(g, need, count, wanted, m->paging.free + freed);
     }
     // From here on, the tokens after the ones that are kept may be lost if a copy fails.
     g->broken = g->broken || keep < g->length;
     qlora__paging_release(g, count);
-    for (int64_t i = keep / size; i < g->page_count; i++) {
+    for (int64_t i = own / size; i < g->page_count; i++) {
         int32_t old = g->pages[i];
         if (m->paging.users[old] > 1) {
             int32_t page = qlora__paging_last(m);
@@ -52135,7 +52245,8 @@ static qlora_result qlora__paging_begin(qlora_generation* g, const qlora_generat
         qlora__paging_set(g, g->page_count++, from->pages[i]);
     }
     // A text that shares its whole prompt is not run by operators.
-    QLORA__TRY(qlora__paging_reserve(g, full * size, qlora__paging_need(g, tokens), full == 0));
+    QLORA__TRY(qlora__paging_reserve(g, full * size, full * size, qlora__paging_need(g, tokens),
+                                     full == 0));
     for (int64_t i = full; i * size < same; i++) {
         QLORA__TRY(
             qlora__paging_copy(m, from->pages[i], g->pages[i], qlora__min(same - i * size, size)));
@@ -52266,7 +52377,8 @@ static qlora_result qlora__pages_vacate(qlora_model* m, int64_t slot, int64_t fi
 static qlora_result qlora__pages_settle(qlora_generation* g) {
     qlora_model* m = g->m;
     if (qlora__paged(m)) { // the turn has its pages
-        return qlora__paging_reserve(g, g->length, g->page_count * m->paging.size, true);
+        return qlora__paging_reserve(g, g->length, g->length, g->page_count * m->paging.size,
+                                     true);
     }
     int64_t size = qlora__page_size(m);
     int64_t count = qlora__page_count(m);
@@ -52362,6 +52474,7 @@ static bool qlora__ahead_fits(qlora_generation* const* list, int64_t count) {
     for (int64_t i = 0; i < count && fits; i++) {
         const qlora_generation* g = list[i];
         fits = g->pending && g->length + 2 < g->m->desc.generate_tokens &&
+               g->is_long == qlora__is_long(g->m, g->length + 2) &&
                (g->desc.max_tokens == 0 || g->made + 1 < g->desc.max_tokens);
     }
     return fits;
@@ -52694,6 +52807,12 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
         g->ints[i] = (int32_t)(g->length + i);
     }
     QLORA__TRY(qlora__copy_in(ctx, m->batch.positions.data, g->ints, (size_t)rows * 4));
+    if (qlora__has_two_rotations(m)) {
+        for (int64_t i = 0; i < rows; i++) {
+            g->ints[i] = (int32_t)qlora__angle_row(m, g->length + i, g->is_long);
+        }
+        QLORA__TRY(qlora__copy_in(ctx, m->batch.angles.data, g->ints, (size_t)rows * 4));
+    }
     if (rows > 1) {
         g->ints[0] = 0;
         g->ints[1] = (int32_t)rows;
@@ -52759,10 +52878,10 @@ static qlora_result qlora__generate_bare(qlora_model* m, bool before, qlora_resu
     return qlora__adapter_leave(m, r);
 }
 
-// Appends the token that was returned last, if it is not in the cache, and `count` more to the
-// text: as many as fit in each pass.
-static qlora_result qlora__generate_extend(qlora_generation* g, const int32_t* ids, int64_t count) {
-    int64_t end = g->length;
+// Appends the token that was returned last, if it is not in the cache, and `count` more to a text
+// of `end` tokens, and runs those that are not in the cache: as many as fit in each pass.
+static qlora_result qlora__generate_extend(qlora_generation* g, int64_t end, const int32_t* ids,
+                                           int64_t count) {
     int64_t rows = 0;
     g->broken = true;
     g->chosen = -1;
@@ -52788,11 +52907,26 @@ static qlora_result qlora__generate_extend(qlora_generation* g, const int32_t* i
     return QLORA_OK;
 }
 
+// Prepares a text for having `tokens` tokens. If it is rotated otherwise than before, nothing in
+// the cache can be kept: transformers drops its cache then, too.
+static void qlora__generate_rotate(qlora_generation* g, int64_t tokens) {
+    bool is_long = qlora__is_long(g->m, tokens);
+    g->length = g->is_long == is_long ? g->length : 0;
+    g->is_long = is_long;
+}
+
+// Whether the next step of a text must compute all of it again.
+static bool qlora__generate_outgrows(const qlora_generation* g) {
+    return g->waiting >= 0 && g->is_long != qlora__is_long(g->m, g->length + 1);
+}
+
 static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
     int32_t adapter = qlora__generate_adapter(g->m, &g->desc);
+    int64_t end = g->length;
+    qlora__generate_rotate(g, end + (g->waiting >= 0 ? 1 : 0) + count);
     qlora__generate_worn(g, adapter);
     bool before = qlora__generate_wear(g->m, adapter);
-    return qlora__generate_bare(g->m, before, qlora__generate_extend(g, ids, count));
+    return qlora__generate_bare(g->m, before, qlora__generate_extend(g, end, ids, count));
 }
 
 // The state of the text, with the token that was returned last, for the steps on the device.
@@ -52860,7 +52994,8 @@ static void qlora__generate_turn(qlora_generation* g) {
 // Runs the prompt of a new text, except what it shares with another one.
 static qlora_result qlora__generate_start(qlora_generation* g, const qlora_generate_desc* d) {
     const qlora_generation* from = d->share;
-    int64_t most = from != NULL ? qlora__min(from->length, d->prompt_tokens) : 0;
+    bool alike = from != NULL && from->is_long == qlora__is_long(g->m, d->prompt_tokens);
+    int64_t most = alike ? qlora__min(from->length, d->prompt_tokens) : 0;
     int64_t same = 0;
     while (same < most && from->text[same] == d->prompt[same]) {
         same++;
@@ -52869,6 +53004,8 @@ static qlora_result qlora__generate_start(qlora_generation* g, const qlora_gener
     same = whole ? same : qlora__min(same, d->prompt_tokens - 1);
     bool refer = whole && qlora__decode_ready(g->m);
     if (qlora__paged(g->m)) {
+        refer = refer && !qlora__paging_may_outgrow(g, d->prompt_tokens) &&
+                !qlora__paging_may_outgrow(from, from->asked);
         int64_t full = refer ? same / g->m->paging.size : 0;
         QLORA__TRY(qlora__paging_begin(g, from, same, full, d->prompt_tokens));
     } else if (same > 0) {
@@ -52880,6 +53017,7 @@ static qlora_result qlora__generate_start(qlora_generation* g, const qlora_gener
     }
     g->length = same;
     g->worn = same > 0 ? from->worn : g->worn;
+    g->is_long = same > 0 && from->is_long;
     if (whole) {
         memcpy(g->logits, from->first, (size_t)g->m->plan.config.vocab * sizeof *g->logits);
     } else {
@@ -53055,7 +53193,11 @@ static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t 
         qlora_generation* g = list[i];
         g->stopped = stopped[i];
         g->stepped = false;
-        if (!stopped[i] && (g->waiting < 0 || !qlora__decode_ready(m))) {
+        bool outgrows = !stopped[i] && qlora__generate_outgrows(g);
+        if (outgrows && m->decode.ahead) { // pages may be moved, which that step has written to
+            qlora__ahead_forget(list[0]->m, false);
+        }
+        if (!stopped[i] && (g->waiting < 0 || outgrows || !qlora__decode_ready(m))) {
             qlora_result own = qlora__generate_alone(g, &tokens[i], &stopped[i]);
             g->stepped = true;
             r = r != QLORA_OK ? r : own;
@@ -53121,8 +53263,12 @@ qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, b
 // Reserves the pages of a turn of a text that has `tokens` tokens when it begins, and keeps the
 // first `keep` of those in the cache.
 static qlora_result qlora__generate_reserve(qlora_generation* g, int64_t keep, int64_t tokens) {
-    return qlora__paged(g->m) ? qlora__paging_reserve(g, keep, qlora__paging_need(g, tokens), true)
-                              : QLORA_OK;
+    if (!qlora__paged(g->m)) {
+        return QLORA_OK;
+    }
+    int64_t need = qlora__paging_need(g, tokens);
+    int64_t own = g->is_long == qlora__is_long(g->m, need) ? keep : 0;
+    return qlora__paging_reserve(g, keep, own, need, true);
 }
 
 static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids, int64_t count) {
@@ -53145,7 +53291,8 @@ static qlora_result qlora__generate_prompt(qlora_generation* g, const int32_t* i
                                            int64_t* kept) {
     QLORA__TRY(qlora__generate_ready(g));
     QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "the prompt", ids, count, 0));
-    int64_t most = qlora__min(g->length, count - 1);
+    bool alike = g->is_long == qlora__is_long(g->m, count);
+    int64_t most = alike ? qlora__min(g->length, count - 1) : 0;
     int64_t same = 0;
     while (same < most && g->text[same] == ids[same]) {
         same++;
@@ -53269,4 +53416,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 55776fd40e77e01c
+//@@ end 33890ee7bbb2aa56

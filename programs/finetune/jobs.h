@@ -449,37 +449,6 @@ static void jobs_describe(job_list* l) {
     d->progress_user = l->base;
 }
 
-// The longest text of a model, which decides between the factors of longrope.
-static int64_t job_longest(const qlora_model_desc* d) {
-    return d->max_length > d->generate_tokens ? d->max_length : d->generate_tokens;
-}
-
-// One model has one set of rotary factors. A job whose texts are short would be trained with those
-// for long ones, and used with the others.
-static bool jobs_rope_check(job_list* l) {
-    const qlora_model_config* c = &l->base->plan.config;
-    const qlora_rope_desc* rope = c->rope_sliding.use_long ? &c->rope_sliding : &c->rope;
-    size_t longest = 0;
-    for (size_t i = 1; i < l->count; i++) {
-        bool more =
-            job_longest(&l->data[i]->a.model_desc) > job_longest(&l->data[longest]->a.model_desc);
-        longest = more ? i : longest;
-    }
-    for (size_t i = 0; i < l->count && rope->use_long; i++) {
-        int64_t own = job_longest(&l->data[i]->a.model_desc);
-        if ((double)own <= rope->original_max_position) {
-            return error_set(
-                l->base->error,
-                "the model has one set of rotary factors for texts up to %g tokens and another "
-                "for longer ones; job %s has texts up to %lld, job %s up to %lld: train them "
-                "separately, or change --length or --sample-tokens",
-                rope->original_max_position, l->data[i]->name, (long long)own,
-                l->data[longest]->name, (long long)job_longest(&l->data[longest]->a.model_desc));
-        }
-    }
-    return true;
-}
-
 static bool jobs_prepare(job_list* l) {
     app* base = l->base;
     base->world = 1;
@@ -503,8 +472,7 @@ static bool jobs_prepare(job_list* l) {
     budget.host_bytes = (uint64_t)base->o.host_budget;
     qlora_result result = qlora_plan_make(base->ctx, &l->model_desc, &budget, &base->plan);
     return lib(base, result,
-               result == QLORA_ERR_DEVICE_MEMORY ? "not enough memory" : "planning the memory") &&
-           jobs_rope_check(l);
+               result == QLORA_ERR_DEVICE_MEMORY ? "not enough memory" : "planning the memory");
 }
 
 // What belongs to the model from now on is that of this job.

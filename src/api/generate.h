@@ -77,7 +77,7 @@ QLORA_API qlora_result qlora_generate_logprob(qlora_generation* generation, doub
 typedef struct qlora_generation_info {
     int64_t tokens;   // in the text, including the last one returned
     // Positions run through the model since qlora_generate_begin, with those of the prompt that
-    // were not shared.
+    // were not shared, and with those that longrope made run again (LONGROPE in the manual).
     int64_t computed;
 } qlora_generation_info;
 QLORA_API qlora_result qlora_generate_query(qlora_generation* generation,

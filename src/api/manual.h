@@ -181,17 +181,27 @@
        pool is refused with QLORA_ERR_ARGUMENT. qlora_model_info.free_positions is what is free.
        Pages may be moved to make room, but the bits are those of a model without a pool.
 
+   LONGROPE
+       A model with longrope (Phi 3) has two sets of rotary factors: one for texts of up to
+       original_max_position tokens, one for longer ones. As in transformers, the length of a text
+       alone decides, in training, in evaluation and in generation, whatever other texts the batch
+       has and whatever lengths the model was opened for. A text that is generated and outgrows the
+       first set is computed again from its first token, as transformers does it: that token takes
+       as long as a prompt of that length, and the keys and values of the shorter text are not kept.
+       A text takes keys and values from another one, or from its own previous prompt, only if both
+       have the same set. With generate_positions, a text that can outgrow the first set in its turn
+       shares no pages.
+
    SEVERAL ADAPTERS
        With desc.slots, a model has several adapters on one base, each with its own rank, scale and
        seed, its own trainer (desc.adapter: learning rate, schedule, clip, checkpoints) and its own
        files (qlora_adapter_select). qlora_train_step_each runs a step of all of them in one pass
        over the base: batch.adapters names the adapter of each sequence. Sums, norms and losses are
        those of each adapter; one that has finished is given no more sequences. Texts of several
-       adapters can be generated at the same time (qlora_generate_desc.adapter). Lengths belong to
-       the model: with longrope, the longest text of any adapter (max_length, generate_tokens)
-       chooses the rotary factors of all of them. On the GPU, the adapters are stored side by side:
-       every product runs once, over the rows of all adapters, as if they were one whose rank is the
-       sum of their ranks, and the part of a row that belongs to other adapters is set to zero.
+       adapters can be generated at the same time (qlora_generate_desc.adapter). On the GPU, the
+       adapters are stored side by side: every product runs once, over the rows of all adapters, as
+       if they were one whose rank is the sum of their ranks, and the part of a row that belongs to
+       other adapters is set to zero.
        Steps are graphs. A sum of ranks that is more than 128 and more than an eighth of the hidden
        size would cost more than it saves: then, and always on the CPU, the rows of each adapter are
        computed separately, without graphs. An adapter's values do not depend on the tokens of the

@@ -43,8 +43,9 @@ typedef struct qlora_rope_desc {
     double mscale;                // yarn; 0 = not given
     double mscale_all_dim;        // yarn; 0 = not given
     bool no_truncate;             // yarn: "truncate": false
-    bool use_long;                // longrope: long_factor; a model sets it if its max_length or
-                                  // generate_tokens is greater than original_max_position
+    // longrope: the table has long_factor instead of short_factor. A model ignores it and chooses
+    // for every text: long_factor if it has more than original_max_position tokens.
+    bool use_long;
     float short_factor[QLORA_MAX_ROPE_FACTORS]; // longrope: divisors of the frequencies
     float long_factor[QLORA_MAX_ROPE_FACTORS];
 } qlora_rope_desc;

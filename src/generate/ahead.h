@@ -35,6 +35,7 @@ static bool qlora__ahead_fits(qlora_generation* const* list, int64_t count) {
     for (int64_t i = 0; i < count && fits; i++) {
         const qlora_generation* g = list[i];
         fits = g->pending && g->length + 2 < g->m->desc.generate_tokens &&
+               g->is_long == qlora__is_long(g->m, g->length + 2) &&
                (g->desc.max_tokens == 0 || g->made + 1 < g->desc.max_tokens);
     }
     return fits;

@@ -15,6 +15,7 @@ struct qlora_generation {
     int64_t asked;    // the same when its turn began: the prompt, whose logits are `first`
     int64_t made;     // new tokens in this turn
     int64_t computed; // positions that were run, in all turns
+    bool is_long;     // what is in the cache was rotated as qlora__is_long says
     // What they were run with: an adapter's number, QLORA__WORN_NONE or, if several, _MIXED.
     int32_t worn;
     int32_t waiting;  // the last token returned, if it is not in the cache yet; -1 = none

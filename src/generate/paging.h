@@ -18,6 +18,12 @@ static int64_t qlora__paging_need(const qlora_generation* g, int64_t tokens) {
     return g->desc.max_tokens > 0 ? qlora__min(tokens + g->desc.max_tokens, most) : most;
 }
 
+// Whether a text of `tokens` tokens may be computed again before its turn ends, because it is
+// rotated otherwise then. It writes to all of its pages in this case.
+static bool qlora__paging_may_outgrow(const qlora_generation* g, int64_t tokens) {
+    return qlora__is_long(g->m, tokens) != qlora__is_long(g->m, qlora__paging_need(g, tokens));
+}
+
 static void qlora__paging_use(qlora_model* m, int32_t page) {
     m->paging.free -= m->paging.users[page] == 0 ? 1 : 0;
     m->paging.users[page]++;
@@ -218,21 +224,22 @@ static int64_t qlora__paging_wanted(const qlora_generation* g, int64_t first, in
 }
 
 // Gives a text the pages for `need` positions, of which it keeps the first `keep` as they are and
-// may write to the others; with `row`, one after the other. If too few are free, nothing changes.
-static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int64_t need,
-                                          bool row) {
+// may write to those from `own` on, at most `keep`; with `row`, one after the other. If too few are
+// free, nothing changes.
+static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int64_t own,
+                                          int64_t need, bool row) {
     qlora_model* m = g->m;
     int64_t size = m->paging.size;
     int64_t count = qlora__ceil_div(need, size);
     int64_t freed = 0;
-    int64_t wanted = qlora__paging_wanted(g, keep / size, count, &freed);
+    int64_t wanted = qlora__paging_wanted(g, own / size, count, &freed);
     if (count > m->paging.pages || wanted > m->paging.free + freed) {
         return qlora__paging_short(g, need, count, wanted, m->paging.free + freed);
     }
     // From here on, the tokens after the ones that are kept may be lost if a copy fails.
     g->broken = g->broken || keep < g->length;
     qlora__paging_release(g, count);
-    for (int64_t i = keep / size; i < g->page_count; i++) {
+    for (int64_t i = own / size; i < g->page_count; i++) {
         int32_t old = g->pages[i];
         if (m->paging.users[old] > 1) {
             int32_t page = qlora__paging_last(m);
@@ -264,7 +271,8 @@ static qlora_result qlora__paging_begin(qlora_generation* g, const qlora_generat
         qlora__paging_set(g, g->page_count++, from->pages[i]);
     }
     // A text that shares its whole prompt is not run by operators.
-    QLORA__TRY(qlora__paging_reserve(g, full * size, qlora__paging_need(g, tokens), full == 0));
+    QLORA__TRY(qlora__paging_reserve(g, full * size, full * size, qlora__paging_need(g, tokens),
+                                     full == 0));
     for (int64_t i = full; i * size < same; i++) {
         QLORA__TRY(
             qlora__paging_copy(m, from->pages[i], g->pages[i], qlora__min(same - i * size, size)));

@@ -119,7 +119,8 @@ static qlora_result qlora__pages_vacate(qlora_model* m, int64_t slot, int64_t fi
 static qlora_result qlora__pages_settle(qlora_generation* g) {
     qlora_model* m = g->m;
     if (qlora__paged(m)) { // the turn has its pages
-        return qlora__paging_reserve(g, g->length, g->page_count * m->paging.size, true);
+        return qlora__paging_reserve(g, g->length, g->length, g->page_count * m->paging.size,
+                                     true);
     }
     int64_t size = qlora__page_size(m);
     int64_t count = qlora__page_count(m);

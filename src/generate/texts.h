@@ -209,6 +209,12 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
         g->ints[i] = (int32_t)(g->length + i);
     }
     QLORA__TRY(qlora__copy_in(ctx, m->batch.positions.data, g->ints, (size_t)rows * 4));
+    if (qlora__has_two_rotations(m)) {
+        for (int64_t i = 0; i < rows; i++) {
+            g->ints[i] = (int32_t)qlora__angle_row(m, g->length + i, g->is_long);
+        }
+        QLORA__TRY(qlora__copy_in(ctx, m->batch.angles.data, g->ints, (size_t)rows * 4));
+    }
     if (rows > 1) {
         g->ints[0] = 0;
         g->ints[1] = (int32_t)rows;
@@ -274,10 +280,10 @@ static qlora_result qlora__generate_bare(qlora_model* m, bool before, qlora_resu
     return qlora__adapter_leave(m, r);
 }
 
-// Appends the token that was returned last, if it is not in the cache, and `count` more to the
-// text: as many as fit in each pass.
-static qlora_result qlora__generate_extend(qlora_generation* g, const int32_t* ids, int64_t count) {
-    int64_t end = g->length;
+// Appends the token that was returned last, if it is not in the cache, and `count` more to a text
+// of `end` tokens, and runs those that are not in the cache: as many as fit in each pass.
+static qlora_result qlora__generate_extend(qlora_generation* g, int64_t end, const int32_t* ids,
+                                           int64_t count) {
     int64_t rows = 0;
     g->broken = true;
     g->chosen = -1;
@@ -303,11 +309,26 @@ static qlora_result qlora__generate_extend(qlora_generation* g, const int32_t* i
     return QLORA_OK;
 }
 
+// Prepares a text for having `tokens` tokens. If it is rotated otherwise than before, nothing in
+// the cache can be kept: transformers drops its cache then, too.
+static void qlora__generate_rotate(qlora_generation* g, int64_t tokens) {
+    bool is_long = qlora__is_long(g->m, tokens);
+    g->length = g->is_long == is_long ? g->length : 0;
+    g->is_long = is_long;
+}
+
+// Whether the next step of a text must compute all of it again.
+static bool qlora__generate_outgrows(const qlora_generation* g) {
+    return g->waiting >= 0 && g->is_long != qlora__is_long(g->m, g->length + 1);
+}
+
 static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
     int32_t adapter = qlora__generate_adapter(g->m, &g->desc);
+    int64_t end = g->length;
+    qlora__generate_rotate(g, end + (g->waiting >= 0 ? 1 : 0) + count);
     qlora__generate_worn(g, adapter);
     bool before = qlora__generate_wear(g->m, adapter);
-    return qlora__generate_bare(g->m, before, qlora__generate_extend(g, ids, count));
+    return qlora__generate_bare(g->m, before, qlora__generate_extend(g, end, ids, count));
 }
 
 // The state of the text, with the token that was returned last, for the steps on the device.
@@ -375,7 +396,8 @@ static void qlora__generate_turn(qlora_generation* g) {
 // Runs the prompt of a new text, except what it shares with another one.
 static qlora_result qlora__generate_start(qlora_generation* g, const qlora_generate_desc* d) {
     const qlora_generation* from = d->share;
-    int64_t most = from != NULL ? qlora__min(from->length, d->prompt_tokens) : 0;
+    bool alike = from != NULL && from->is_long == qlora__is_long(g->m, d->prompt_tokens);
+    int64_t most = alike ? qlora__min(from->length, d->prompt_tokens) : 0;
     int64_t same = 0;
     while (same < most && from->text[same] == d->prompt[same]) {
         same++;
@@ -384,6 +406,8 @@ static qlora_result qlora__generate_start(qlora_generation* g, const qlora_gener
     same = whole ? same : qlora__min(same, d->prompt_tokens - 1);
     bool refer = whole && qlora__decode_ready(g->m);
     if (qlora__paged(g->m)) {
+        refer = refer && !qlora__paging_may_outgrow(g, d->prompt_tokens) &&
+                !qlora__paging_may_outgrow(from, from->asked);
         int64_t full = refer ? same / g->m->paging.size : 0;
         QLORA__TRY(qlora__paging_begin(g, from, same, full, d->prompt_tokens));
     } else if (same > 0) {
@@ -395,6 +419,7 @@ static qlora_result qlora__generate_start(qlora_generation* g, const qlora_gener
     }
     g->length = same;
     g->worn = same > 0 ? from->worn : g->worn;
+    g->is_long = same > 0 && from->is_long;
     if (whole) {
         memcpy(g->logits, from->first, (size_t)g->m->plan.config.vocab * sizeof *g->logits);
     } else {
@@ -570,7 +595,11 @@ static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t 
         qlora_generation* g = list[i];
         g->stopped = stopped[i];
         g->stepped = false;
-        if (!stopped[i] && (g->waiting < 0 || !qlora__decode_ready(m))) {
+        bool outgrows = !stopped[i] && qlora__generate_outgrows(g);
+        if (outgrows && m->decode.ahead) { // pages may be moved, which that step has written to
+            qlora__ahead_forget(list[0]->m, false);
+        }
+        if (!stopped[i] && (g->waiting < 0 || outgrows || !qlora__decode_ready(m))) {
             qlora_result own = qlora__generate_alone(g, &tokens[i], &stopped[i]);
             g->stepped = true;
             r = r != QLORA_OK ? r : own;
@@ -636,8 +665,12 @@ qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, b
 // Reserves the pages of a turn of a text that has `tokens` tokens when it begins, and keeps the
 // first `keep` of those in the cache.
 static qlora_result qlora__generate_reserve(qlora_generation* g, int64_t keep, int64_t tokens) {
-    return qlora__paged(g->m) ? qlora__paging_reserve(g, keep, qlora__paging_need(g, tokens), true)
-                              : QLORA_OK;
+    if (!qlora__paged(g->m)) {
+        return QLORA_OK;
+    }
+    int64_t need = qlora__paging_need(g, tokens);
+    int64_t own = g->is_long == qlora__is_long(g->m, need) ? keep : 0;
+    return qlora__paging_reserve(g, keep, own, need, true);
 }
 
 static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids, int64_t count) {
@@ -660,7 +693,8 @@ static qlora_result qlora__generate_prompt(qlora_generation* g, const int32_t* i
                                            int64_t* kept) {
     QLORA__TRY(qlora__generate_ready(g));
     QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "the prompt", ids, count, 0));
-    int64_t most = qlora__min(g->length, count - 1);
+    bool alike = g->is_long == qlora__is_long(g->m, count);
+    int64_t most = alike ? qlora__min(g->length, count - 1) : 0;
     int64_t same = 0;
     while (same < most && g->text[same] == ids[same]) {
         same++;

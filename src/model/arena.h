@@ -129,14 +129,14 @@ static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     } else if (!c->tied) {
         qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
     }
-    qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope);
+    qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->rope);
     m->rope_sliding = m->rope;
     m->rope_query = m->rope;
     if (memcmp(&c->rope, &c->rope_sliding, sizeof c->rope) != 0) {
-        qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope_sliding);
+        qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->rope_sliding);
     }
     if (qlora__scales_queries(m)) {
-        qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope_query);
+        qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->rope_query);
     }
     if (!m->desc.train_norms) {
         qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &m->final_norm);

@@ -645,8 +645,8 @@ static qlora_result qlora__layer_heads_backward(const qlora__pass* pass, qlora__
     if (qlora__rotation_writes_codes(pass, layer)) {
         int64_t cols = qlora__q_width(c) + 2 * qlora__kv_width(c);
         qlora_tensor all = qlora__slice(pass, &m->dqkv, 0, cols);
-        qlora_tensor positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
-        return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &positions,
+        qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
+        return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &angles,
                                  layer->sliding ? &m->rope_sliding : &m->rope, &m->flag,
                                  qlora__codes_note(pass, layer, QLORA__QKV, true));
     }

@@ -161,6 +161,22 @@ static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_b
     }
 }
 
+// Writes how the tokens are rotated, if the length of a sequence decides. Rows after the batch have
+// any row of the tables.
+static void qlora__slot_angles(const qlora_model* m, char* memory, const qlora_batch* b) {
+    int32_t* angles = qlora__slot_ints(m, memory, &m->batch.angles);
+    int64_t at = 0;
+    for (int64_t s = 0; s < b->count; s++) {
+        bool is_long = qlora__is_long(m, b->lengths[s]);
+        for (int64_t i = 0; i < b->lengths[s]; i++) {
+            angles[at++] = (int32_t)qlora__angle_row(m, i, is_long);
+        }
+    }
+    for (; at < m->plan.tokens; at++) {
+        angles[at] = 0;
+    }
+}
+
 // Writes where the labelled rows are among the tokens, and, for dropout, the other way round.
 static void qlora__slot_places(const qlora_model* m, char* memory, int64_t count,
                                const qlora__micro* micro) {
@@ -324,6 +340,9 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     out->rows = qlora__on_cpu(ctx) ? out->tokens : m->plan.tokens;
     out->room = qlora__room_size(m, batch->count);
     qlora__slot_tokens(m, slot->memory, batch);
+    if (qlora__has_two_rotations(m)) {
+        qlora__slot_angles(m, slot->memory, batch);
+    }
     qlora__slot_labels(m, slot->memory, batch, out);
     qlora__slot_adapters(m, slot->memory, batch, desc);
     qlora__slot_preference(m, slot->memory, batch, desc->preference);

@@ -387,7 +387,7 @@ static qlora_result qlora__layer_rotate(const qlora__pass* pass, const qlora__la
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
-    qlora_tensor positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
+    qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
     const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
     qlora_rotation_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -399,7 +399,7 @@ static qlora_result qlora__layer_rotate(const qlora__pass* pass, const qlora__la
         return QLORA_OK;
     }
     if (desc.heads == 0 || !qlora__scales_queries(m)) {
-        return qlora_rope_apply(pass->ctx, &desc, x, &positions, table, bias, &m->flag);
+        return qlora_rope_apply(pass->ctx, &desc, x, &angles, table, bias, &m->flag);
     }
     qlora_tensor x_q = qlora__window(x, pass->rows, 0, q);
     qlora_tensor x_rest = qlora__window(x, pass->rows, q, x->cols - q);
@@ -410,10 +410,10 @@ static qlora_result qlora__layer_rotate(const qlora__pass* pass, const qlora__la
         bias_rest = qlora__window(bias, 1, q, x->cols - q);
     }
     desc.heads = c->heads;
-    QLORA__TRY(qlora_rope_apply(pass->ctx, &desc, &x_q, &positions, &m->rope_query,
+    QLORA__TRY(qlora_rope_apply(pass->ctx, &desc, &x_q, &angles, &m->rope_query,
                                 bias != NULL ? &bias_q : NULL, &m->flag));
     desc.heads = c->kv_heads;
-    return qlora_rope_apply(pass->ctx, &desc, &x_rest, &positions, table,
+    return qlora_rope_apply(pass->ctx, &desc, &x_rest, &angles, table,
                             bias != NULL ? &bias_rest : NULL, &m->flag);
 }
 

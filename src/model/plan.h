@@ -534,13 +534,35 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
     return QLORA_OK;
 }
 
-// Longrope has two sets of factors. transformers chooses between them in every pass; a model does
-// it once, by the longest sequence it is planned for, so that a text does not change its meaning
-// while it grows.
-static void qlora__rope_choose(qlora_rope_desc* rope, int64_t longest) {
-    rope->use_long = rope->type == QLORA_ROPE_LONGROPE &&
-                     (double)longest > rope->original_max_position &&
-                     memcmp(rope->short_factor, rope->long_factor, sizeof rope->long_factor) != 0;
+// The tokens of the longest text that is rotated by the short factors, if that is not the longest
+// one of all.
+static int64_t qlora__rope_short(const qlora_rope_desc* rope, int64_t longest) {
+    bool two = rope->type == QLORA_ROPE_LONGROPE &&
+               (double)longest > rope->original_max_position &&
+               memcmp(rope->short_factor, rope->long_factor, sizeof rope->long_factor) != 0;
+    return !two                               ? longest
+           : rope->original_max_position > 0.0 ? (int64_t)rope->original_max_position
+                                               : 0; // an error, which is found later
+}
+
+// What the planned lengths mean for the rotary tables.
+static qlora_result qlora__skeleton_angles(qlora_ctx* ctx, qlora_model* m) {
+    qlora_model_config* c = &m->plan.config;
+    m->positions = qlora__max(m->desc.max_length, m->desc.generate_tokens);
+    int64_t full = qlora__rope_short(&c->rope, m->positions);
+    int64_t sliding = qlora__rope_short(&c->rope_sliding, m->positions);
+    if (full != sliding && full < m->positions && sliding < m->positions) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "config.rope has its short factors in texts of up to %lld tokens, "
+                           "config.rope_sliding in texts of up to %lld; only one number is "
+                           "supported",
+                           (long long)full, (long long)sliding);
+    }
+    c->rope.use_long = false; // every text has its own
+    c->rope_sliding.use_long = false;
+    m->short_texts = qlora__min(full, sliding);
+    m->angle_rows = m->positions + (qlora__has_two_rotations(m) ? m->short_texts : 0);
+    return QLORA_OK;
 }
 
 // A plan is the caller's memory.
@@ -662,9 +684,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->on_gpu = machine->capability != 0;
     m->own_chunk = m->desc.head_chunk != 0;
     QLORA__TRY(qlora__capacity_resolve(ctx, c, &m->desc));
-    m->positions = qlora__max(m->desc.max_length, m->desc.generate_tokens);
-    qlora__rope_choose(&c->rope, m->positions);
-    qlora__rope_choose(&c->rope_sliding, m->positions);
+    QLORA__TRY(qlora__skeleton_angles(ctx, m));
     m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
     m->desc.dropout = desc->dropout > 0.0f ? desc->dropout : 0.0f;
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;

@@ -158,6 +158,32 @@ static double qlora__query_factor(const qlora_model_config* c, int64_t position)
                : 1.0;
 }
 
+// Fills the rows of a rotary table as qlora__angle_row has them.
+static qlora_result qlora__model_angles(qlora_ctx* ctx, const qlora_model* m,
+                                        const qlora_rope_desc* desc, const char* name,
+                                        float* out) {
+    int64_t dims = m->plan.config.rope_dims;
+    QLORA__TRY(qlora__rope_table(ctx, desc, name, dims, m->positions, out));
+    if (!qlora__has_two_rotations(m)) {
+        return QLORA_OK;
+    }
+    size_t n = (size_t)(m->positions * dims);
+    size_t first = (size_t)(m->short_texts * dims);
+    float* far = (float*)qlora__alloc(ctx, n * sizeof *far);
+    if (far == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_rope_desc other = *desc;
+    other.use_long = true;
+    qlora_result r = qlora__rope_table(ctx, &other, name, dims, m->positions, far);
+    if (r == QLORA_OK) {
+        memcpy(out + first, far + first, (n - first) * sizeof *far);
+        memcpy(out + n, far, first * sizeof *far);
+    }
+    qlora__free(ctx, far, n * sizeof *far);
+    return r;
+}
+
 static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const struct {
@@ -169,18 +195,18 @@ static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
                   {&c->rope_sliding, "config.rope_sliding", &m->rope_sliding, false},
                   {&c->rope, "config.rope", &m->rope_query, true}};
     int count = qlora__scales_queries(m) ? 3 : 2;
-    size_t n = (size_t)(m->positions * c->rope_dims);
+    size_t n = (size_t)(m->angle_rows * c->rope_dims);
     float* host = (float*)qlora__alloc(ctx, n * 4);
     QLORA__REAL* real = (QLORA__REAL*)qlora__alloc(ctx, n * sizeof *real);
     qlora_result r = host != NULL && real != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     for (int i = 0; i < count && r == QLORA_OK; i++) {
-        r = qlora__rope_table(ctx, tables[i].desc, tables[i].name, c->rope_dims, m->positions,
-                              host);
+        r = qlora__model_angles(ctx, m, tables[i].desc, tables[i].name, host);
         if (r != QLORA_OK) {
             break;
         }
         for (size_t j = 0; j < n; j++) {
-            int64_t position = (int64_t)j / c->rope_dims;
+            int64_t row = (int64_t)j / c->rope_dims;
+            int64_t position = row < m->positions ? row : row - m->positions;
             float factor = tables[i].query ? (float)qlora__query_factor(c, position) : 1.0f;
             real[j] = (QLORA__REAL)(host[j] * factor);
         }

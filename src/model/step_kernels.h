@@ -717,7 +717,7 @@ static qlora__decode_attention qlora__decode_attention_of(const qlora_model* m, 
     p.q_norm = c->qk_norm ? layer->norms[QLORA__NORM_Q].data : NULL;
     p.k_norm = c->qk_norm ? layer->norms[QLORA__NORM_K].data : NULL;
     p.norm_heads = (m->arch->has & QLORA__HAS_WIDE_QK_NORM) != 0 ? 0 : 1;
-    p.turn = layer->no_rope ? NULL : table->data;
+    p.turn = layer->no_rope ? NULL : table->data; // rows by position: qlora__angle_row
     p.turn_q = qlora__scales_queries(m) ? m->rope_query.data : table->data;
     p.cache = rows.data;
     p.ld_cache = rows.ld;

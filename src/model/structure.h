@@ -93,6 +93,7 @@ typedef struct qlora__batch_block {
     qlora_tensor all;       // U8, the whole block
     qlora_tensor ids;       // [1, T]
     qlora_tensor positions; // [1, T]
+    qlora_tensor angles;    // [1, T]: rows of the rotary tables; `positions` if they are the same
     qlora_tensor sequences; // [1, T]: index of the sequence in the data
     qlora_tensor seqs;      // [1, max_sequences + 1]
     qlora_tensor rows;      // [1, R]: token of labelled row r
@@ -284,7 +285,9 @@ struct qlora_model {
     int64_t followers;   // those among them that use the selected adapter
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
     int64_t elements;    // of the parameter arena, including gaps
-    int64_t positions;   // rows of the rope tables
+    int64_t positions;   // that a text can have
+    int64_t short_texts; // tokens of the longest text with short factors, see qlora__is_long
+    int64_t angle_rows;  // of the rotary tables, see qlora__angle_row
     char rope_scale[QLORA__SCALE_ROOM]; // that was asked for; empty = none
     char trained_base[8];               // of the adapter that was loaded last; empty = not known
     bool on_gpu;         // the plan is for a GPU
@@ -313,7 +316,7 @@ struct qlora_model {
     qlora_tensor final_norm;
     int64_t final_norm_at;
     qlora_tensor d_final_norm;
-    qlora_tensor rope; // [positions, rope_dims] f32
+    qlora_tensor rope; // [angle_rows, rope_dims] f32
     qlora_tensor rope_sliding;
     qlora_tensor rope_query; // the same for q, if it is scaled by position
     // trained embedding, head and rows: own_ are views of the shadow, d_ of the gradients
@@ -446,6 +449,25 @@ static bool qlora__trains(const qlora_model* m) {
 // is f32 there.
 static qlora_math qlora__model_math(const qlora_model* m) {
     return m->plan.mode == QLORA_MODE_BF16 && m->compute == QLORA_F32 ? QLORA__MATH_BF16 : m->math;
+}
+
+// Longrope has two sets of factors, one for texts of up to short_texts tokens and one for longer
+// ones, as transformers chooses between them in every pass over a text. Other rotations, and texts
+// that cannot be longer, have one set.
+static bool qlora__has_two_rotations(const qlora_model* m) {
+    return m->short_texts < m->positions;
+}
+
+// Whether a text of so many tokens is rotated by the long factors.
+static bool qlora__is_long(const qlora_model* m, int64_t tokens) {
+    return tokens > m->short_texts;
+}
+
+// The row of a position in the rotary tables. Row p < positions is for the last token of a text of
+// p + 1 tokens, with the factors that such a text has: steps of decoding on the device need no
+// other. The rows after that are those of the first positions of long texts.
+static int64_t qlora__angle_row(const qlora_model* m, int64_t position, bool is_long) {
+    return is_long && position < m->short_texts ? m->positions + position : position;
 }
 
 // Whether base products are computed in FP8.

@@ -290,6 +290,10 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     char* start = arena->base != NULL ? arena->base + before : NULL;
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->ids);
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->positions);
+    b->angles = b->positions;
+    if (qlora__has_two_rotations(m)) {
+        qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->angles);
+    }
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->sequences);
     qlora__arena_tensor(arena, QLORA_I32, 1, m->plan.max_sequences + 1, &b->seqs);
     qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->rows);

@@ -148,7 +148,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "head_dim", QLORA__SAME, c->head_dim);
     qlora__state_add(s, "base_config", QLORA__PRINT, (int64_t)m->base_config);
     qlora__state_add(s, "base_weights", QLORA__PRINT, (int64_t)m->base_weights);
-    qlora__state_add(s, "long_rope", QLORA__SAME, c->rope.use_long ? 1 : 0);
+    qlora__state_add(s, "long_rope", QLORA__SAME, 0); // 1: short texts had the long factors, too
     qlora__state_add(s, "train_norms", QLORA__SAME, m->desc.train_norms ? 1 : 0);
     qlora__state_add_real(s, "dropout", QLORA__SAME, (double)m->desc.dropout);
     qlora__state_add(s, "dropout_seed", QLORA__SAME, (int64_t)d->seed);

@@ -50,6 +50,9 @@ typedef struct fixture {
     int32_t* roles;
     double* references;
     int32_t* flat; // ids and labels of a step without padding
+    int32_t* text; // the prompt and the text that the reference chose greedily
+    int32_t prompt_count;
+    int32_t text_count;
     int figures;
     int failures;
     bool refused; // something was left out
@@ -123,6 +126,31 @@ static void path_of(const fixture* f, const char* name, char out[512]) {
 
 #include "golden/golden_methods.h"
 
+// Reads the greedy text, however long it is.
+static bool text_open(fixture* f) {
+    uint32_t lists[2] = {find(f, "greedy_prompt"), find(f, "greedy_ids_after_20_steps")};
+    int32_t counts[2] = {0, 0};
+    for (int k = 0; k < 2; k++) {
+        while (qlora__json_at(&f->json, lists[k], (uint32_t)counts[k]) != 0) {
+            counts[k]++;
+        }
+    }
+    f->prompt_count = counts[0];
+    f->text_count = counts[0] + counts[1];
+    f->text = (int32_t*)malloc((size_t)f->text_count * 4 + 4);
+    for (int32_t i = 0; i < f->text_count; i++) {
+        int64_t id = -1;
+        int k = i < counts[0] ? 0 : 1;
+        uint32_t at = (uint32_t)(i - k * counts[0]);
+        qlora__json_int(&f->json, qlora__json_at(&f->json, lists[k], at), &id);
+        f->text[i] = (int32_t)id;
+    }
+    if (counts[0] == 0 || counts[1] == 0) {
+        printf("  golden.json lacks greedy_prompt or greedy_ids_after_20_steps\n");
+    }
+    return counts[0] > 0 && counts[1] > 0;
+}
+
 static bool fixture_open(fixture* f) {
     char path[512];
     path_of(f, "golden.json", path);
@@ -135,7 +163,7 @@ static bool fixture_open(fixture* f) {
     if (qlora__st_open(&f->ctx->env, path, &f->tensors) != QLORA_OK) {
         return trouble(f, "golden.safetensors");
     }
-    if (!method_open(f)) {
+    if (!method_open(f) || !text_open(f)) {
         return false;
     }
     if (f->method != 0) {
@@ -168,6 +196,7 @@ static void fixture_close(fixture* f) {
     free(f->roles);
     free(f->references);
     free(f->flat);
+    free(f->text);
     qlora__st_close(&f->ctx->env, &f->tensors);
     qlora__json_free(&f->ctx->env, &f->json);
     qlora__map_close(&f->ctx->env, &f->json_map);
@@ -204,6 +233,16 @@ typedef struct golden_session {
     qlora_trainer* trainer;
 } golden_session;
 
+// Plans room for what the folder asks: its sequences and its greedy text.
+static void golden_room(const fixture* f, qlora_model_desc* desc) {
+    int64_t longest = f->seq > f->text_count ? f->seq : f->text_count;
+    desc->max_sequences = f->method == METHOD_DPO ? f->sequences : f->batch;
+    desc->tokens = desc->max_sequences * f->seq;
+    desc->tokens = desc->tokens > longest ? desc->tokens : longest;
+    desc->max_length = longest + 8 < desc->tokens ? longest : desc->tokens;
+    desc->generate_tokens = f->text_count;
+}
+
 // kind: the folder of the model; adapter NULL: none; base 16-bit or NF4.
 static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora_base_format base,
                         golden_session* s) {
@@ -225,9 +264,7 @@ static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora
         path_of(f, adapter, adapter_dir);
         desc.adapter = adapter_dir;
     }
-    desc.max_sequences = f->method == METHOD_DPO ? f->sequences : f->batch;
-    desc.tokens = desc.max_sequences * f->seq;
-    desc.max_length = f->seq + 8 < desc.tokens ? f->seq : desc.tokens;
+    golden_room(f, &desc);
     desc.purpose = adapter == NULL ? QLORA_PURPOSE_EVALUATE : QLORA_PURPOSE_TRAIN;
     train.eager = !f->opt->graph;
     train.require_graph = f->opt->graph && f->opt->backend == QLORA_BACKEND_CUDA;
@@ -239,7 +276,6 @@ static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora
     train.weight_decay = number(f, "optimizer/weight_decay");
     train.max_norm = number(f, "optimizer/clip");
     method_settings(f, &train);
-    desc.generate_tokens = 64; // more would choose the long factors of phi3
     qlora_result r = qlora_model_open(f->ctx, &desc, &s->model);
     if (r != QLORA_OK) {
         return trouble_known(f, kind, r == QLORA_ERR_UNSUPPORTED);
@@ -393,42 +429,26 @@ static void check_steps(fixture* f, golden_session* s) {
     }
 }
 
-// The continuation that the reference chose greedily, token by token: ours must choose the same
-// token or (in bf16) rank it within greedy_margin of the top.
-static void check_greedy(fixture* f, golden_session* s) {
-    int32_t text[192];
-    int32_t labels[192];
-    int32_t length = 0;
-    uint32_t prompt = find(f, "greedy_prompt");
-    uint32_t golden = find(f, "greedy_ids_after_20_steps");
-    int64_t id = 0;
-    uint32_t prompt_count = 0;
-    while (qlora__json_at(&f->json, prompt, prompt_count) != 0 && length < 96) {
-        qlora__json_int(&f->json, qlora__json_at(&f->json, prompt, prompt_count++), &id);
-        text[length++] = (int32_t)id;
-    }
-    for (uint32_t i = 0; qlora__json_at(&f->json, golden, i) != 0 && length < 192; i++) {
-        qlora__json_int(&f->json, qlora__json_at(&f->json, golden, i), &id);
-        text[length++] = (int32_t)id;
-    }
-    length = length < f->seq ? length : (int32_t)f->seq;
-    for (int32_t i = 0; i < length; i++) {
-        labels[i] = text[i];
-    }
+// Whether the reference had longrope's long factors from the first token of its text on. Others
+// choose by its length, as transformers does while it generates.
+static bool always_long(const fixture* f) {
+    uint32_t token = find(f, "rope_factors");
+    return token != 0 && qlora__json_is(&f->json, token, "long");
+}
+
+// How far the tokens that the reference chose after `from` to `to` tokens of its text are below the
+// top, relative to the largest logit; judged in one pass over `to` tokens.
+static bool greedy_below(const fixture* f, golden_session* s, int32_t from, int32_t to,
+                         double* worst) {
     qlora_batch b;
     memset(&b, 0, sizeof b);
-    b.ids = text;
-    b.labels = labels;
-    b.lengths = &length;
+    b.ids = f->text;
+    b.labels = f->text;
+    b.lengths = &to;
     b.count = 1;
-    float* logits = (float*)malloc((size_t)(length * f->vocab) * 4);
-    if (qlora_eval_logits(s->model, &b, logits) != QLORA_OK) {
-        trouble(f, "greedy text");
-        free(logits);
-        return;
-    }
-    double worst = 0.0; // distance of the golden token from the top, relative to the largest logit
-    for (int32_t i = (int32_t)prompt_count - 1; i + 1 < length; i++) {
+    float* logits = (float*)malloc((size_t)(to * f->vocab) * 4);
+    bool ok = qlora_eval_logits(s->model, &b, logits) == QLORA_OK;
+    for (int32_t i = from - 1; ok && i < to; i++) {
         const float* row = logits + (int64_t)i * f->vocab;
         double top = -INFINITY;
         double most = 0.0;
@@ -436,8 +456,25 @@ static void check_greedy(fixture* f, golden_session* s) {
             top = (double)row[v] > top ? (double)row[v] : top;
             most = fabs((double)row[v]) > most ? fabs((double)row[v]) : most;
         }
-        double below = (top - (double)row[text[i + 1]]) / most;
-        worst = below <= worst ? worst : below;
+        double below = (top - (double)row[f->text[i + 1]]) / most;
+        *worst = below <= *worst ? *worst : below;
+    }
+    free(logits);
+    return ok;
+}
+
+// The continuation that the reference chose greedily, token by token: ours must choose the same
+// token or (in bf16) rank it within greedy_margin of the top.
+static void check_greedy(fixture* f, golden_session* s) {
+    int64_t shorts = s->model->short_texts;
+    int32_t last = f->text_count - 1;
+    int32_t split = always_long(f) || shorts >= last ? f->prompt_count - 1 : (int32_t)shorts;
+    double worst = 0.0;
+    bool ok = split < f->prompt_count || greedy_below(f, s, f->prompt_count, split, &worst);
+    int32_t rest = split < f->prompt_count ? f->prompt_count : split + 1;
+    if (!ok || !greedy_below(f, s, rest, last, &worst)) {
+        trouble(f, "greedy text");
+        return;
     }
     bool bf16 = f->opt->mode != QLORA_MODE_F32;
     bool judged = bf16 || number(f, "greedy_smallest_margin") >= 1e-4;
@@ -448,54 +485,50 @@ static void check_greedy(fixture* f, golden_session* s) {
         printf("  %-34s %12.4g  not checked: the reference's own margin is too small\n",
                "greedy text", worst);
     }
-    free(logits);
 }
 
 typedef struct continuation {
-    int32_t ids[128];
+    int32_t* ids;
     int32_t count;
 } continuation;
 
 static bool take_token(void* user, int32_t token) {
     continuation* c = (continuation*)user;
     c->ids[c->count++] = token;
-    return c->count < 128;
-}
-
-static int32_t read_ids(const fixture* f, const char* name, int32_t most, int32_t* out) {
-    uint32_t list = find(f, name);
-    int32_t count = 0;
-    int64_t id = 0;
-    while (count < most && qlora__json_at(&f->json, list, (uint32_t)count) != 0) {
-        qlora__json_int(&f->json, qlora__json_at(&f->json, list, (uint32_t)count), &id);
-        out[count++] = (int32_t)id;
-    }
-    return count;
+    return true;
 }
 
 // The same text by prefill and decoding with the key/value cache: in f32, every token must match
-// the reference.
+// the reference. If that had the long factors from the first token on, ours is generated from where
+// it has them, too.
 static void check_generate(fixture* f, golden_session* s) {
-    int32_t prompt[64];
-    int32_t golden[64];
     static const int32_t none[1] = {-1};
     continuation ours;
     qlora_generate_desc d;
+    int64_t first = always_long(f) ? s->model->short_texts + 1 : 0;
     memset(&ours, 0, sizeof ours);
     memset(&d, 0, sizeof d);
-    d.prompt = prompt;
-    d.prompt_tokens = read_ids(f, "greedy_prompt", 64, prompt);
-    d.max_tokens = read_ids(f, "greedy_ids_after_20_steps", 63, golden);
+    d.prompt = f->text;
+    d.prompt_tokens = first > f->prompt_count ? first : f->prompt_count;
+    d.max_tokens = f->text_count - d.prompt_tokens;
     d.stops = none;
     d.stop_count = 1;
+    if (d.max_tokens <= 0) {
+        printf("  %-34s not checked: it has no text with the long factors\n",
+               "greedy text by qlora_generate");
+        return;
+    }
+    ours.ids = (int32_t*)malloc((size_t)d.max_tokens * 4);
     if (qlora_generate(s->model, &d, take_token, &ours) != QLORA_OK) {
         trouble(f, "greedy text by qlora_generate");
+        free(ours.ids);
         return;
     }
     int32_t different = ours.count == d.max_tokens ? 0 : (int32_t)d.max_tokens;
-    for (int32_t i = 0; i < ours.count && i < d.max_tokens; i++) {
-        different += ours.ids[i] != golden[i] ? 1 : 0;
+    for (int32_t i = 0; i < ours.count; i++) {
+        different += ours.ids[i] != f->text[d.prompt_tokens + i] ? 1 : 0;
     }
+    free(ours.ids);
     if (f->opt->mode == QLORA_MODE_F32 && number(f, "greedy_smallest_margin") >= 1e-4) {
         report(f, "greedy text by qlora_generate", (double)different, 0.0);
     } else {

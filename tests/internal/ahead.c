@@ -428,7 +428,26 @@ TEST failures_ahead_are_clean(const test_machine* machine) {
     PASS();
 }
 
+// ---- longrope: texts that outgrow their factors
+
+// A text outgrows its factors while a step for another one is under way, which is dropped.
+static bool ahead_outgrown(qlora_model* m, ahead_log* log) {
+    qlora_generation* g[2] = {NULL, NULL};
+    bool ok = ahead_begin(m, 1, 0, 0, &g[0]) && ahead_begin(m, 2, 1, 0, &g[1]) &&
+              ahead_run(g[1], 1, log) && ahead_run(g[0], 3, log) && g[0]->is_long &&
+              !g[1]->is_long && ahead_next(g, 2, log, NULL) && g[1]->is_long;
+    return qlora_generate_end(g[0]) == QLORA_OK && qlora_generate_end(g[1]) == QLORA_OK && ok;
+}
+
+TEST a_text_outgrows_its_factors_ahead(const test_machine* machine) {
+    step_short = 5; // the prompt
+    enum greatest_test_res r = ahead_play(machine, ahead_outgrown, 2, 1);
+    step_short = 0;
+    return r;
+}
+
 SUITE(ahead_suite) {
+    RUN_ON(TEST_ONE_EACH, a_text_outgrows_its_factors_ahead);
     RUN_ON(TEST_ONE_EACH, a_text_is_the_same_ahead);
     RUN_ON(TEST_ONE_EACH, a_stop_ends_a_text_ahead);
     RUN_ON(TEST_ONE_EACH, nothing_runs_past_the_room);

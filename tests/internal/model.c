@@ -406,10 +406,8 @@ static void rotation_config(qlora_model_config* c) {
 }
 
 static qlora_result rotation_open(qlora_ctx* ctx, const qlora_model_config* c, int64_t length,
-                                  int64_t generated, bool* use_long) {
+                                  int64_t generated, qlora_model** out) {
     qlora_model_desc desc;
-    qlora_model* model = NULL;
-    qlora_model_info info;
     memset(&desc, 0, sizeof desc);
     desc.config = c;
     desc.mode = QLORA_MODE_F32;
@@ -419,36 +417,83 @@ static qlora_result rotation_open(qlora_ctx* ctx, const qlora_model_config* c, i
     desc.tokens = length;
     desc.max_length = length;
     desc.generate_tokens = generated;
-    qlora_result r = qlora_model_open(ctx, &desc, &model);
-    if (r == QLORA_OK) {
-        r = qlora_model_query(model, &info);
-        *use_long = info.plan->config.rope.use_long;
-        qlora_model_close(model);
-    }
-    return r;
+    return qlora_model_open(ctx, &desc, out);
 }
 
-// The longest text that is planned for decides, whether it is trained on or generated; factors
-// that are equal leave nothing to choose.
-TEST longrope_is_chosen_by_the_longest_text(void) {
+// The row of a text's position in the table is the one that qlora_rope_table has for its length.
+static bool rotation_row(const qlora_model* m, int64_t tokens, int64_t position) {
+    qlora_rope_desc rope = m->plan.config.rope;
+    float want[16 * 8];
+    rope.use_long = (double)tokens > rope.original_max_position;
+    int64_t row = qlora__angle_row(m, position, qlora__is_long(m, tokens));
+    return qlora_rope_table(NULL, &rope, 8, m->positions, want) == QLORA_OK &&
+           row < m->rope.rows &&
+           memcmp((const float*)m->rope.data + row * 8, want + position * 8, 8 * sizeof *want) == 0;
+}
+
+// A table has both sets of factors if there can be texts of both kinds. Row p is right for the last
+// token of a text of p + 1 tokens, whatever its length: the device needs no other.
+TEST longrope_has_rows_for_both(void) {
     static const struct {
         int64_t length;
         int64_t generated;
-        bool use_long;
-    } rows[] = {{8, 0, false}, {9, 0, true}, {4, 8, false}, {4, 9, true}, {12, 4, true}};
+        double original;
+        int64_t rows;
+    } rows[] = {{8, 0, 8.0, 8},       {9, 0, 8.0, 9 + 8},    {4, 8, 8.0, 8},
+                {4, 9, 8.0, 9 + 8},   {12, 4, 8.0, 12 + 8},  {12, 4, 3.5, 12 + 3},
+                {12, 4, 0.5, 12 + 0}, {12, 4, 1e300, 12}};
     qlora_model_config c;
-    bool use_long = false;
+    qlora_model* m = NULL;
+    qlora_ctx* ctx = plain_cpu();
+    ASSERT(ctx != NULL);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        rotation_config(&c);
+        c.rope.original_max_position = rows[i].original;
+        c.rope.use_long = i % 2 == 0; // is ignored
+        ASSERT_EQm(qlora_last_error(ctx), QLORA_OK,
+                   rotation_open(ctx, &c, rows[i].length, rows[i].generated, &m));
+        ASSERT_EQ_FMT((int)rows[i].rows, (int)m->rope.rows, "%d");
+        ASSERT(m->rope.data == m->rope_sliding.data);
+        for (int64_t tokens = 1; tokens <= m->positions; tokens++) {
+            for (int64_t p = 0; p < tokens; p++) {
+                ASSERT(rotation_row(m, tokens, p));
+            }
+            ASSERT_EQ_FMT((int)tokens - 1,
+                          (int)qlora__angle_row(m, tokens - 1, qlora__is_long(m, tokens)), "%d");
+        }
+        ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    }
+    memcpy(c.rope.long_factor, c.rope.short_factor, sizeof c.rope.long_factor);
+    c.rope.original_max_position = 8.0;
+    ASSERT_EQ(QLORA_OK, rotation_open(ctx, &c, 12, 0, &m));
+    ASSERT_EQ(12, (int)m->rope.rows); // equal factors leave nothing to choose
+    ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
+// One number of tokens decides for all layers.
+TEST longrope_has_one_limit(void) {
+    qlora_model_config c;
+    qlora_model* m = NULL;
     qlora_ctx* ctx = plain_cpu();
     ASSERT(ctx != NULL);
     rotation_config(&c);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        ASSERT_EQm(qlora_last_error(ctx), QLORA_OK,
-                   rotation_open(ctx, &c, rows[i].length, rows[i].generated, &use_long));
-        ASSERT_EQ_FMT((int)rows[i].use_long, (int)use_long, "%d");
-    }
-    memcpy(c.rope.long_factor, c.rope.short_factor, sizeof c.rope.long_factor);
-    ASSERT_EQ(QLORA_OK, rotation_open(ctx, &c, 12, 0, &use_long));
-    ASSERT_FALSE(use_long);
+    c.window = 4;
+    c.sliding[1] = 1;
+    c.rope_sliding = c.rope;
+    c.rope_sliding.original_max_position = 6.0;
+    ASSERT_EQ(QLORA_OK, rotation_open(ctx, &c, 6, 0, &m)); // no text is long
+    ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    ASSERT_EQ(QLORA_ERR_UNSUPPORTED, rotation_open(ctx, &c, 9, 0, &m));
+    ASSERT(strstr(qlora_last_error(ctx), "texts of up to 8 tokens, config.rope_sliding in texts of "
+                                         "up to 6"));
+    c.rope_sliding.type = QLORA_ROPE_DEFAULT;
+    ASSERT_EQ(QLORA_OK, rotation_open(ctx, &c, 9, 0, &m));
+    ASSERT_EQ(9 + 8, (int)m->rope_sliding.rows);
+    const float* angles = (const float*)m->rope_sliding.data; // the same for both kinds
+    ASSERT_MEM_EQ(angles, angles + 9 * 8, 8 * 8 * sizeof *angles);
+    ASSERT_EQ(QLORA_OK, qlora_model_close(m));
     ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
     PASS();
 }
@@ -456,7 +501,7 @@ TEST longrope_is_chosen_by_the_longest_text(void) {
 // There is one table for scaled queries.
 TEST scaled_queries_need_one_rotation(void) {
     qlora_model_config c;
-    bool use_long = false;
+    qlora_model* m = NULL;
     qlora_ctx* ctx = plain_cpu();
     ASSERT(ctx != NULL);
     rotation_config(&c);
@@ -466,13 +511,55 @@ TEST scaled_queries_need_one_rotation(void) {
     c.query_period = 8.0;
     c.rope_sliding = c.rope;
     c.rope_sliding.theta = 2e4;
-    ASSERT_EQ(QLORA_OK, rotation_open(ctx, &c, 8, 0, &use_long)); // no layer has a window
+    ASSERT_EQ(QLORA_OK, rotation_open(ctx, &c, 8, 0, &m)); // no layer has a window
+    ASSERT_EQ(QLORA_OK, qlora_model_close(m));
     c.window = 4;
     c.sliding[1] = 1;
-    ASSERT_EQ(QLORA_ERR_UNSUPPORTED, rotation_open(ctx, &c, 8, 0, &use_long));
+    ASSERT_EQ(QLORA_ERR_UNSUPPORTED, rotation_open(ctx, &c, 8, 0, &m));
     ASSERT(strstr(qlora_last_error(ctx), "config.query_beta is 0.1"));
     c.rope_sliding = c.rope;
-    ASSERT_EQ(QLORA_OK, rotation_open(ctx, &c, 8, 0, &use_long));
+    ASSERT_EQ(QLORA_OK, rotation_open(ctx, &c, 8, 0, &m));
+    ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
+// A golden folder gets room for its sequences and its text, however long those are.
+TEST golden_folders_have_their_room(void) {
+    fixture f;
+    qlora_model_desc desc;
+    char text[1024] = "{\"greedy_prompt\": [3";
+    qlora_ctx* ctx = plain_cpu();
+    ASSERT(ctx != NULL);
+    memset(&f, 0, sizeof f);
+    memset(&desc, 0, sizeof desc);
+    f.ctx = ctx;
+    for (int i = 1; i < 70; i++) {
+        strcat(text, ", 4");
+    }
+    strcat(text, "], \"greedy_ids_after_20_steps\": [5");
+    for (int i = 1; i < 100; i++) {
+        strcat(text, ", 6");
+    }
+    strcat(text, "]}");
+    ASSERT_EQ(QLORA_OK,
+              qlora__json_parse(&ctx->env, "golden.json", text, strlen(text), 0, &f.json));
+    ASSERT(text_open(&f));
+    ASSERT(f.prompt_count == 70 && f.text_count == 170);
+    ASSERT(f.text[0] == 3 && f.text[69] == 4 && f.text[70] == 5 && f.text[169] == 6);
+    f.batch = 2;
+    f.seq = 48;
+    golden_room(&f, &desc);
+    ASSERT_EQ(170, (int)desc.generate_tokens);
+    ASSERT_EQ(170, (int)desc.max_length);
+    ASSERT(desc.tokens >= 170);
+    f.seq = 200;
+    golden_room(&f, &desc);
+    ASSERT_EQ(170, (int)desc.generate_tokens);
+    ASSERT_EQ(200, (int)desc.max_length);
+    ASSERT_EQ(400, (int)desc.tokens);
+    free(f.text);
+    qlora__json_free(&ctx->env, &f.json);
     ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
     PASS();
 }
@@ -487,7 +574,9 @@ SUITE(golden_suite) {
             RUN_TEST(trajectory_of_shakespeare);
             RUN_TEST(methods_on_the_cpu);
         }
-        RUN_TEST(longrope_is_chosen_by_the_longest_text);
+        RUN_TEST(golden_folders_have_their_room);
+        RUN_TEST(longrope_has_rows_for_both);
+        RUN_TEST(longrope_has_one_limit);
         RUN_TEST(scaled_queries_need_one_rotation);
     }
     const char* kind = fake_open() != NULL ? "fake" : "cuda";

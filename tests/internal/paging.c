@@ -110,7 +110,8 @@ static void pages_turn(pages_world* w, qlora_generation* g) {
     }
     g->desc.max_tokens = 1 + (int64_t)test_random_below(&w->random, 30);
     more = qlora__min(more, PAGES_LENGTH - keep);
-    if (qlora__paging_reserve(g, keep, qlora__paging_need(g, keep + more), true) == QLORA_OK) {
+    int64_t own = (int64_t)test_random_below(&w->random, 2) * keep; // or all, as longrope needs
+    if (qlora__paging_reserve(g, keep, own, qlora__paging_need(g, keep + more), true) == QLORA_OK) {
         g->length = keep;
         pages_write(w, g, more);
     }
@@ -546,7 +547,87 @@ TEST a_pool_survives_failures_on_the_device(const test_machine* machine) {
     return paging_faults(machine, true);
 }
 
+// ---- longrope: texts that outgrow their factors
+
+static qlora_result outgrown_begin(qlora_model* m, const int32_t* prompt, int64_t most,
+                                   qlora_generation* share, qlora_generation** out) {
+    qlora_generate_desc d = texts_desc(1, prompt, TEXTS_LONG);
+    d.max_tokens = most;
+    d.share = share;
+    return qlora_generate_begin(m, &d, out);
+}
+
+// A text that can outgrow its factors in its turn has all of its pages for itself from the
+// beginning of the turn: it will write to them, and must not stop in the middle.
+static enum greatest_test_res paging_outgrown(const test_machine* machine, bool bf16) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    int32_t prompt[TEXTS_LONG + 2];
+    qlora_generation* a = NULL;
+    qlora_generation* b = NULL;
+    qlora_generation_info info;
+    texts_run runs[2];
+    texts_run* run = runs;
+    qlora_model* m = NULL;
+    memset(runs, 0, sizeof runs);
+    step_prompt(prompt, TEXTS_LONG + 2);
+    step_short = TEXTS_LONG + 1;
+    step_positions = 2 * 144; // two texts; on the device, two pages and one
+    step_now = step_ways[4];
+    qlora_result r = step_open_texts(ctx, &step_kinds[5], bf16 ? QLORA_MODE_BF16 : QLORA_MODE_F32,
+                                     TEXTS_LONG, 3, &m);
+    step_now = step_ways[0];
+    step_positions = 0;
+    step_short = 0;
+    ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, r);
+    bool pages = qlora__decode_ready(m);
+    ASSERT_EQ(bf16 && qlora_ctx_backend(ctx) == QLORA_BACKEND_CUDA, pages);
+    ASSERT_EQ(QLORA_OK, outgrown_begin(m, prompt, 1, NULL, &a));
+    if (pages) {
+        ASSERT_EQ(QLORA_ERR_FULL, outgrown_begin(m, prompt, 2, a, &b));
+    }
+    ASSERT_EQ(QLORA_OK, outgrown_begin(m, prompt, 1, a, &b));
+    ASSERT_EQ(pages ? 2 : 1, m->paging.users[a->pages[0]]);
+    ASSERT_EQ(QLORA_OK, qlora_generate_query(b, &info));
+    ASSERT_EQ(0, (int)info.computed);
+    ASSERT(texts_next(&b, &run, 1));
+    if (pages) { // the feed makes it long
+        ASSERT_EQ(QLORA_ERR_FULL, qlora_generate_feed(b, prompt, 1));
+        ASSERT(!b->broken && !b->is_long && b->length == TEXTS_LONG);
+    }
+    ASSERT_EQ(QLORA_OK, qlora_generate_end(a));
+    ASSERT_EQ(QLORA_OK, qlora_generate_feed(b, prompt, 1));
+    ASSERT(b->is_long);
+    ASSERT(texts_next(&b, &run, 1));
+    prompt[TEXTS_LONG] = run->tokens[0];
+    prompt[TEXTS_LONG + 1] = prompt[0];
+    ASSERT_EQ(QLORA_OK, qlora_generate_end(b));
+    qlora_generate_desc d = texts_desc(1, prompt, TEXTS_LONG + 2);
+    d.max_tokens = 1;
+    run = &runs[1];
+    ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &a));
+    ASSERT(texts_next(&a, &run, 1));
+    ASSERT(runs[0].tokens[1] == runs[1].tokens[0]);
+    ASSERT_MEM_EQ(&runs[0].logprobs[1], &runs[1].logprobs[0], sizeof(double));
+    ASSERT_EQ(QLORA_OK, qlora_generate_end(a));
+    ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+TEST a_pool_has_room_for_what_outgrows(const test_machine* machine) {
+    return paging_outgrown(machine, false);
+}
+
+TEST a_pool_has_room_for_it_on_the_device(const test_machine* machine) {
+    return paging_outgrown(machine, true);
+}
+
 SUITE(paging_suite) {
+    RUN_ON(TEST_CPU, a_pool_has_room_for_what_outgrows);
+    RUN_ON(TEST_ONE_GPU, a_pool_has_room_for_it_on_the_device);
     RUN_ON(TEST_CPU, pages_keep_their_texts);
     RUN_ON(TEST_CPU | TEST_ONE_FAKE, a_pool_has_the_tokens_of_a_full_cache);
     RUN_ON(TEST_ONE_FAKE, a_pool_has_the_tokens_on_the_device);

@@ -38,6 +38,7 @@ static const step_kind step_kinds[] = {
 
 static int64_t step_depth = 2; // layers
 static const char* step_adapter = NULL; // a folder
+static int64_t step_short = 0;          // tokens of the longest text with longrope's short factors
 
 static qlora_model_config step_config(const step_kind* k) {
     qlora_model_config c;
@@ -68,6 +69,14 @@ static qlora_model_config step_config(const step_kind* k) {
         c.logits_divisor = 3.0;
         c.attention_scale = 0.2;
         c.no_rope[1] = 1;
+    }
+    if (step_short > 0) {
+        c.rope.type = QLORA_ROPE_LONGROPE;
+        c.rope.original_max_position = (double)step_short;
+        for (int64_t i = 0; i < k->head_dim / 2; i++) {
+            c.rope.short_factor[i] = 1.0f + 0.1f * (float)i;
+            c.rope.long_factor[i] = 3.0f + 0.5f * (float)i;
+        }
     }
     return c;
 }

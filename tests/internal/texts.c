@@ -667,7 +667,194 @@ TEST one_copy_enlists_all_texts(const test_machine* machine) {
     PASS();
 }
 
+// ---- longrope: texts that outgrow their factors
+
+#define OUTGROWN_SHORT 12 // tokens of the longest text with short factors
+#define OUTGROWN_FRESH 7
+
+static qlora_model* outgrown_open(qlora_ctx* ctx, bool bf16) {
+    qlora_model* m = NULL;
+    step_short = OUTGROWN_SHORT;
+    step_now = step_ways[4];
+    qlora_result r = step_open_texts(ctx, &step_kinds[5], bf16 ? QLORA_MODE_BF16 : QLORA_MODE_F32,
+                                     16, 3, &m);
+    step_now = step_ways[0];
+    step_short = 0;
+    if (r != QLORA_OK) {
+        printf("%s\n", qlora_last_error(ctx));
+    }
+    return m;
+}
+
+// The log-probability of the last token of a text in a pass over what comes before it.
+static double outgrown_logprob(qlora_model* m, const int32_t* ids, int32_t count) {
+    static float logits[16 * STEP_VOCAB];
+    qlora_batch b;
+    double sum = 0.0;
+    int32_t before = count - 1;
+    memset(&b, 0, sizeof b);
+    b.ids = ids;
+    b.labels = ids;
+    b.lengths = &before;
+    b.count = 1;
+    if (qlora_eval_logits(m, &b, logits) != QLORA_OK) {
+        return NAN;
+    }
+    const float* row = logits + (before - 1) * STEP_VOCAB;
+    for (int v = 0; v < STEP_VOCAB; v++) {
+        sum += exp((double)row[v]);
+    }
+    return (double)row[ids[before]] - log(sum);
+}
+
+// Of two texts, the second one outgrows its factors. Every token comes from its text as a pass over
+// all of it computes it: with short factors as long as it is short, with long factors from then on.
+// What is in the cache is computed again once.
+static bool outgrown_judge(qlora_model* m, int prompt, int fresh, double limit) {
+    int32_t ids[2][OUTGROWN_SHORT + OUTGROWN_FRESH];
+    const int counts[2] = {3, prompt};
+    qlora_generation* g[2] = {NULL, NULL};
+    bool ok = true;
+    for (int n = 0; ok && n < 2; n++) {
+        step_prompt(ids[n], counts[n]);
+        qlora_generate_desc d = texts_desc(n + 1, ids[n], counts[n]);
+        ok = qlora_generate_begin(m, &d, &g[n]) == QLORA_OK;
+    }
+    for (int i = 0; ok && i < fresh; i++) {
+        int32_t tokens[2];
+        bool stopped[2];
+        ok = qlora_generate_next_each(g, 2, tokens, stopped) == QLORA_OK;
+        for (int n = 0; ok && n < 2; n++) {
+            double logprob = 0.0;
+            qlora_generation_info info;
+            int count = counts[n] + i;
+            int again = count > OUTGROWN_SHORT ? OUTGROWN_SHORT : 0;
+            ids[n][count] = tokens[n];
+            ok = qlora_generate_logprob(g[n], &logprob) == QLORA_OK &&
+                 qlora_generate_query(g[n], &info) == QLORA_OK;
+            double off = fabs(logprob - outgrown_logprob(m, ids[n], count + 1));
+            if (!ok || !(off <= limit) || info.computed != count + again) {
+                printf("token %d: %g off, %d positions computed\n", i, off, (int)info.computed);
+                ok = false;
+            }
+        }
+    }
+    return qlora_generate_end(g[0]) == QLORA_OK && qlora_generate_end(g[1]) == QLORA_OK && ok;
+}
+
+// Texts that stay short, outgrow the short factors and are long from the beginning have the same
+// bits alone and with the others.
+static bool outgrown_together(qlora_model* m, texts_run* alone) {
+    static const int64_t counts[3] = {3, 9, 20};
+    int32_t prompt[20];
+    texts_run runs[3];
+    qlora_generation* list[3] = {NULL, NULL, NULL};
+    texts_run* const to[3] = {&runs[0], &runs[1], &runs[2]};
+    bool ok = true;
+    step_prompt(prompt, 20);
+    memset(runs, 0, sizeof runs);
+    memset(alone, 0, 3 * sizeof *alone);
+    for (int n = 0; ok && n < 3; n++) {
+        qlora_generate_desc d = texts_desc(n, prompt, counts[n]);
+        ok = qlora_generate_begin(m, &d, &list[0]) == QLORA_OK;
+        for (int i = 0; ok && i < OUTGROWN_FRESH; i++) {
+            texts_run* own = &alone[n];
+            ok = texts_next(list, &own, 1);
+        }
+        ok = qlora_generate_end(list[0]) == QLORA_OK && ok;
+        list[0] = NULL;
+    }
+    for (int n = 0; ok && n < 3; n++) {
+        qlora_generate_desc d = texts_desc(n, prompt, counts[n]);
+        ok = qlora_generate_begin(m, &d, &list[n]) == QLORA_OK;
+    }
+    for (int i = 0; ok && i < OUTGROWN_FRESH; i++) {
+        ok = texts_next(list, to, 3);
+    }
+    for (int n = 0; n < 3; n++) {
+        ok = ok && texts_same(&alone[n], &runs[n]);
+        ok = qlora_generate_end(list[n]) == QLORA_OK && ok;
+    }
+    return ok;
+}
+
+// What was rotated otherwise is never kept: not for a shorter prompt, not for a text that shares
+// one, not when ids are appended. `alone` is the text of 9 tokens that has outgrown its factors.
+static bool outgrown_kept(qlora_model* m, const texts_run* alone) {
+    int32_t ids[20];
+    int64_t kept = -1;
+    texts_run runs[4];
+    qlora_generation* g = NULL;
+    qlora_generation* other = NULL;
+    qlora_generation_info info;
+    texts_run* run = &runs[0];
+    step_prompt(ids, 9);
+    memset(runs, 0, sizeof runs);
+    qlora_generate_desc d = texts_desc(1, ids, 9);
+    bool ok = qlora_generate_begin(m, &d, &g) == QLORA_OK;
+    for (int i = 0; ok && i < OUTGROWN_FRESH; i++) {
+        ok = texts_next(&g, &run, 1);
+    }
+    d.share = g; // the prompt of a text that is long now
+    ok = ok && qlora_generate_begin(m, &d, &other) == QLORA_OK && texts_more(other, &runs[1]) &&
+         qlora_generate_query(other, &info) == QLORA_OK && info.computed == 9 + TEXTS_FRESH - 1;
+    ok = qlora_generate_end(other) == QLORA_OK && ok;
+    memcpy(ids + 9, run->tokens, sizeof *ids * (OUTGROWN_FRESH - 1));
+    ids[15] = (ids[15] + 1) % STEP_VOCAB;
+    d.prompt_tokens = 16; // both are long, and differ in the last token
+    other = NULL;
+    ok = ok && qlora_generate_begin(m, &d, &other) == QLORA_OK &&
+         qlora_generate_query(other, &info) == QLORA_OK && info.computed == 1;
+    ok = qlora_generate_end(other) == QLORA_OK && ok;
+    ok = ok && qlora_generate_prompt(g, ids, 9, &kept) == QLORA_OK && kept == 0 &&
+         texts_more(g, &runs[2]) && memcmp(runs[1].tokens, alone->tokens, TEXTS_FRESH * 4) == 0 &&
+         texts_same(&runs[1], &runs[2]);
+    // Three tokens after the prompt, and two more: a text of 14 tokens, like a prompt of them.
+    ok = ok && qlora_generate_feed(g, ids, 2) == QLORA_OK && texts_next(&g, &run, 1);
+    memcpy(ids + 12, ids, 2 * sizeof *ids);
+    memcpy(ids + 9, runs[2].tokens, TEXTS_FRESH * sizeof *ids);
+    ok = qlora_generate_end(g) == QLORA_OK && ok;
+    d.share = NULL;
+    d.prompt_tokens = 14;
+    g = NULL;
+    ok = ok && qlora_generate_begin(m, &d, &g) == QLORA_OK && texts_more(g, &runs[3]) &&
+         run->tokens[OUTGROWN_FRESH] == runs[3].tokens[0] &&
+         memcmp(&run->logprobs[OUTGROWN_FRESH], &runs[3].logprobs[0], sizeof(double)) == 0;
+    return qlora_generate_end(g) == QLORA_OK && ok;
+}
+
+static enum greatest_test_res texts_outgrow(const test_machine* machine, bool bf16) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    texts_run alone[3];
+    qlora_model* m = outgrown_open(ctx, bf16);
+    ASSERT(m != NULL);
+    ASSERT_EQ(bf16 && qlora_ctx_backend(ctx) == QLORA_BACKEND_CUDA, qlora__decode_ready(m));
+    if (bf16 && strcmp(machine->backend, "fake") == 0) { // a step takes long there
+        ASSERT(outgrown_judge(m, OUTGROWN_SHORT - 1, 4, 0.1));
+    } else {
+        ASSERT(outgrown_judge(m, 9, OUTGROWN_FRESH, bf16 ? 0.1 : 1e-4));
+        ASSERT(outgrown_together(m, alone));
+        ASSERT(outgrown_kept(m, &alone[1]));
+    }
+    ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+TEST texts_outgrow_their_factors(const test_machine* machine) {
+    return texts_outgrow(machine, false);
+}
+
+TEST texts_outgrow_them_on_the_device(const test_machine* machine) {
+    return texts_outgrow(machine, true);
+}
+
 SUITE(texts_suite) {
+    RUN_ON(TEST_CPU | TEST_ONE_GPU, texts_outgrow_their_factors);
+    RUN_ON(TEST_ONE_GPU, texts_outgrow_them_on_the_device);
     RUN_ON(TEST_ONE_FAKE, one_copy_enlists_all_texts);
     RUN_ON(TEST_EVERYWHERE, samples_share_a_prompt);
     RUN_ON(TEST_TENSOR_CORES, samples_share_pages);

@@ -1159,7 +1159,145 @@ TEST failed_steps_leave_no_copies(const test_machine* machine) {
     PASS();
 }
 
+// ---- rotary factors by the length of a text
+
+enum { LONGROPE_SHORT = 6, LONGROPE_COUNT = 4 };
+typedef enum longrope_sets { SETS_BOTH, SETS_SHORT, SETS_LONG } longrope_sets;
+
+// Longrope as it is, or with one of its two sets in the place of both.
+static setup longrope_setup(const test_machine* machine, qlora_mode mode, longrope_sets sets) {
+    setup s = long_setup(machine, mode, mode != QLORA_MODE_FP8); // kernels write codes without it
+    qlora_rope_desc* rope = &s.config.rope;
+    s.config.family = QLORA_FAMILY_PHI3;
+    s.config.layers = 2;
+    s.config.head_dim = 16;
+    s.config.window = 0;
+    s.config.sliding[1] = 0;
+    s.model.rank = 8;
+    s.model.recompute = QLORA_CHOICE_AUTO;
+    s.model.cache = QLORA_CHOICE_AUTO;
+    rope->type = QLORA_ROPE_LONGROPE;
+    rope->factor = 4.0;
+    rope->original_max_position = LONGROPE_SHORT;
+    for (int i = 0; i < 8; i++) {
+        float near = 1.0f + 0.1f * (float)i;
+        float far = 2.0f + 0.5f * (float)i;
+        rope->short_factor[i] = sets == SETS_LONG ? far : near;
+        rope->long_factor[i] = sets == SETS_SHORT ? near : far;
+    }
+    return s;
+}
+
+typedef struct longrope_run {
+    float logits[TOKENS * VOCAB];
+    double loss;
+    float* gradients;
+    size_t count;
+} longrope_run;
+
+// Logits and gradients of a micro-batch.
+static bool longrope_train(const setup* s, const data* d, longrope_run* out) {
+    rig r;
+    qlora_train_info info;
+    memset(out, 0, sizeof *out);
+    bool ok =
+        rig_open(&r, s) && qlora_eval_logits(r.model, &d->batch, out->logits) == QLORA_OK &&
+        qlora_train_micro(r.trainer, &d->batch, qlora_batch_labels(&d->batch)) == QLORA_OK;
+    out->gradients = ok ? rig_read(&r, true, &out->count) : NULL;
+    ok = out->gradients != NULL && qlora_train_update(r.trainer) == QLORA_OK &&
+         qlora_train_query(r.trainer, &info) == QLORA_OK;
+    out->loss = ok ? info.loss : 0.0;
+    return (ok || rig_says(&r, "step")) && rig_close(&r, s);
+}
+
+static bool longrope_same(const longrope_run* a, const longrope_run* b) {
+    return memcmp(&a->loss, &b->loss, sizeof a->loss) == 0 && a->count == b->count &&
+           memcmp(a->gradients, b->gradients, a->count * sizeof *a->gradients) == 0;
+}
+
+// Whether the logits of sequence n are the same.
+static bool longrope_same_logits(const longrope_run* a, const longrope_run* b, const data* d,
+                                 int n) {
+    size_t at = 0;
+    for (int i = 0; i < n; i++) {
+        at += (size_t)d->lengths[i] * VOCAB;
+    }
+    return memcmp(a->logits + at, b->logits + at, (size_t)d->lengths[n] * VOCAB * 4) == 0;
+}
+
+// Texts of both kinds in a micro-batch, only those of one kind with labels: each is computed with
+// the factors of its own length, forwards and backwards, as if there were no others.
+static enum greatest_test_res longrope_mixed(const test_machine* machine, qlora_mode mode) {
+    static const int32_t lengths[LONGROPE_COUNT] = {9, 2, LONGROPE_SHORT, LONGROPE_SHORT + 1};
+    static longrope_run runs[3];
+    for (int kind = 0; kind < 2; kind++) { // short ones, long ones
+        data d;
+        int32_t at = 0;
+        data_make(&d, "longrope", lengths, LONGROPE_COUNT);
+        for (int n = 0; n < LONGROPE_COUNT; n++) {
+            bool judged = (lengths[n] > LONGROPE_SHORT) == (kind == 1);
+            for (int32_t i = 0; i < lengths[n]; i++, at++) {
+                d.labels[at] = judged ? d.ids[at] : -100;
+            }
+        }
+        for (int sets = 0; sets < 3; sets++) {
+            setup s = longrope_setup(machine, mode, (longrope_sets)sets);
+            ASSERT(longrope_train(&s, &d, &runs[sets]));
+        }
+        ASSERT(longrope_same(&runs[SETS_BOTH], &runs[kind == 0 ? SETS_SHORT : SETS_LONG]));
+        ASSERT_FALSE(longrope_same(&runs[SETS_BOTH], &runs[kind == 0 ? SETS_LONG : SETS_SHORT]));
+        for (int n = 0; n < LONGROPE_COUNT; n++) {
+            bool is_long = lengths[n] > LONGROPE_SHORT;
+            longrope_run* own = &runs[is_long ? SETS_LONG : SETS_SHORT];
+            longrope_run* other = &runs[is_long ? SETS_SHORT : SETS_LONG];
+            ASSERT(longrope_same_logits(&runs[SETS_BOTH], own, &d, n));
+            ASSERT_FALSE(longrope_same_logits(&runs[SETS_BOTH], other, &d, n));
+        }
+        for (int sets = 0; sets < 3; sets++) {
+            free(runs[sets].gradients);
+        }
+    }
+    PASS();
+}
+
+TEST the_length_of_a_text_decides(const test_machine* machine) {
+    bool gpu = strcmp(machine->backend, "cpu") != 0;
+    return longrope_mixed(machine, gpu ? QLORA_MODE_BF16 : QLORA_MODE_F32);
+}
+
+TEST the_length_of_a_text_decides_in_fp8(const test_machine* machine) {
+    if (!test_has_fp8(machine)) {
+        SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
+    }
+    return longrope_mixed(machine, QLORA_MODE_FP8);
+}
+
+// Nothing changes for short texts if a model is planned for longer ones, trained or generated.
+TEST room_for_long_texts_changes_nothing(const test_machine* machine) {
+    static const int32_t lengths[LONGROPE_COUNT] = {5, 2, LONGROPE_SHORT, 1};
+    static longrope_run runs[3];
+    data d;
+    data_make(&d, "longrope, short", lengths, LONGROPE_COUNT);
+    for (int i = 0; i < 3; i++) {
+        setup s = longrope_setup(machine, QLORA_MODE_F32, SETS_BOTH);
+        s.model.max_length = i == 1 ? LONGROPE_SHORT + 1 : LONGROPE_SHORT;
+        s.model.generate_tokens = i == 2 ? 20 : 0;
+        ASSERT(longrope_train(&s, &d, &runs[i]));
+        ASSERT(longrope_same(&runs[0], &runs[i]));
+        for (int n = 0; n < LONGROPE_COUNT; n++) {
+            ASSERT(longrope_same_logits(&runs[0], &runs[i], &d, n));
+        }
+    }
+    for (int i = 0; i < 3; i++) {
+        free(runs[i].gradients);
+    }
+    PASS();
+}
+
 SUITE(long_suite) {
+    RUN_ON(TEST_CPU | TEST_ONE_GPU, the_length_of_a_text_decides);
+    RUN_ON(TEST_ONE_GPU, the_length_of_a_text_decides_in_fp8);
+    RUN_ON(TEST_ONE_EACH, room_for_long_texts_changes_nothing);
     RUN_ON(TEST_ONE_EACH, offload_gives_the_same_bits);
     RUN_ON(TEST_ONE_EACH, groups_give_the_same_bits);
     RUN_ON(TEST_ONE_EACH, kept_attention_gives_the_same_bits);
