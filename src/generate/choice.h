@@ -25,6 +25,12 @@ struct qlora_generation {
     bool stepped;   // it had its token in this call before the step on the device
     bool chose;     // the device chose the last token, whose log-probability is `logprob`
     double logprob;
+    // For qlora_generate_slice: tokens in `text` that were given and have not been run; what is in
+    // the middle, NULL = nothing; and the result of the step
+    int64_t due;
+    qlora__errand* errand;
+    int32_t slice_token;
+    bool slice_stopped;
     bool broken;                       // a pass failed, so the contents of the cache are unknown
     int32_t owners[QLORA__MOST_PAGES]; // of its pages in the cache: the slots they belong to
     // If the model has a pool: its pages, and where the first of them was, see generate/paging.h.

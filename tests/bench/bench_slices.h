@@ -16,6 +16,7 @@ typedef struct slices_bench {
     int steps;
     int prompt;
     int threads;
+    bool sliced; // generation
     double* took; // milliseconds of each slice
     int count;
 } slices_bench;
@@ -29,9 +30,9 @@ static int slices_order(const void* a, const void* b) {
 static void slices_print(slices_bench* b, const char* what) {
     qsort(b->took, (size_t)b->count, sizeof *b->took, slices_order);
     if (b->count > 0) {
-        printf("%-10s %6d slices of %g ms: median %.2f, p99 %.2f, longest %.2f ms\n", what,
-               b->count, b->budget, b->took[b->count / 2],
-               b->took[(int)(0.99 * (b->count - 1))], b->took[b->count - 1]);
+        printf("%-14s %6d of %g ms: median %.2f, p99 %.2f, longest %.2f ms\n", what, b->count,
+               b->budget, b->took[b->count / 2], b->took[(int)(0.99 * (b->count - 1))],
+               b->took[b->count - 1]);
     }
     b->count = 0;
 }
@@ -72,7 +73,8 @@ static bool slices_train(slices_bench* b, qlora_model* model) {
         }
     }
     slices_print(b, "training");
-    b->count = 0;
+    printf("%-14s %6.2f ms\n", "longest piece",
+           ok && qlora_train_query(trainer, &info) == QLORA_OK ? info.longest_piece : 0.0);
     for (int step = 0; ok && step < 4; step++) {
         double start = cpu_seconds(b->threads > 1);
         ok = qlora_train_step(trainer, &batch, 1, &info) == QLORA_OK;
@@ -99,18 +101,31 @@ static bool slices_generate(slices_bench* b, qlora_model* model) {
     desc.prompt_tokens = b->prompt;
     desc.stops = &no_stop;
     desc.stop_count = 1;
+    desc.in_slices = b->sliced;
     double start = cpu_seconds(b->threads > 1);
     bool ok = qlora_generate_begin(model, &desc, &text) == QLORA_OK;
-    slices_note(b, start);
-    slices_print(b, "prompt");
+    if (!b->sliced) {
+        slices_note(b, start);
+        slices_print(b, "a whole prompt");
+    }
     for (int i = 0; ok && i < 16; i++) {
         int32_t token = 0;
         bool stopped = false;
+        bool done = !b->sliced;
         start = cpu_seconds(b->threads > 1);
-        ok = qlora_generate_next(text, &token, &stopped) == QLORA_OK;
-        slices_note(b, start);
+        ok = b->sliced || qlora_generate_next(text, &token, &stopped) == QLORA_OK;
+        while (ok && !done) {
+            start = cpu_seconds(b->threads > 1);
+            ok = qlora_generate_slice(text, b->budget, &token, &stopped, &done) == QLORA_OK;
+            slices_note(b, start);
+        }
+        if (!b->sliced) {
+            slices_note(b, start);
+        } else if (i == 0) {
+            slices_print(b, "prompt");
+        }
     }
-    slices_print(b, "tokens");
+    slices_print(b, b->sliced ? "tokens" : "whole tokens");
     return qlora_generate_end(text) == QLORA_OK && ok;
 }
 
@@ -124,6 +139,8 @@ static bool slices_run(slices_bench* b, qlora_ctx* ctx) {
     desc.generate_tokens = b->prompt + 32;
     bool ok = qlora_model_open(ctx, &desc, &model) == QLORA_OK && slices_train(b, model) &&
               slices_generate(b, model);
+    b->sliced = true;
+    ok = ok && slices_generate(b, model);
     if (!ok) {
         fprintf(stderr, "bench slices: %s\n", qlora_last_error(ctx));
     }
