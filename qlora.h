@@ -1309,8 +1309,8 @@ QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
 // processes. qlora_train_info.longest_piece tells how long they were. cancel discards a step that
 // was begun with begin or micro; it does not wait for the device. If slices have begun to change
 // parameters, cancel finishes the update instead, and so does what reads or saves parameters. After
-// a call of a step has failed on the device, its gradients are incomplete: every call of the step is
-// then refused until it is cancelled or a checkpoint is loaded.
+// a call of a step has failed on the device, its gradients are incomplete: every call of the step
+// is then refused until it is cancelled or a checkpoint is loaded.
 QLORA_API qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batches,
                                          int64_t count);
 QLORA_API qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done);
@@ -1413,12 +1413,13 @@ QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t
 QLORA_API qlora_result qlora_generate_next_each(qlora_generation* const* generations, int64_t count,
                                                 int32_t* tokens, bool* stopped);
 // The same as qlora_generate_next in slices, for programs that have a frame to draw: call it until
-// *done is true; token and stopped are then those of qlora_generate_next, to the bit. Begin the text
-// with desc.in_slices, so that its prompt is divided as well. A slice ends before the next piece
-// would exceed the time; it does something in any case. Pieces are those of qlora_train_slice on
-// the CPU, and on a GPU, where they take little time, a whole prompt and a token. In between, the
-// model accepts no other call that computes with it, and the text none but qlora_generate_query and
-// qlora_generate_end, which drops what is in the middle; other models of the context can be used.
+// *done is true; token and stopped are then those of qlora_generate_next, to the bit. Begin the
+// text with desc.in_slices, so that its prompt is divided as well. A slice ends before the next
+// piece would exceed the time; it does something in any case. Pieces are those of qlora_train_slice
+// on the CPU, and on a GPU, where they take little time, a whole prompt and a token. In between,
+// the model accepts no other call that computes with it, and the text none but qlora_generate_query
+// and qlora_generate_end, which drops what is in the middle; other models of the context can be
+// used.
 QLORA_API qlora_result qlora_generate_slice(qlora_generation* generation, double milliseconds,
                                             int32_t* token, bool* stopped, bool* done);
 // Appends ids to the text, after the last token that qlora_generate_next returned (including a stop
@@ -53443,4 +53444,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b47b86d15904fb1f
+//@@ end 6289f44cc875a169

@@ -143,8 +143,8 @@ QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
 // processes. qlora_train_info.longest_piece tells how long they were. cancel discards a step that
 // was begun with begin or micro; it does not wait for the device. If slices have begun to change
 // parameters, cancel finishes the update instead, and so does what reads or saves parameters. After
-// a call of a step has failed on the device, its gradients are incomplete: every call of the step is
-// then refused until it is cancelled or a checkpoint is loaded.
+// a call of a step has failed on the device, its gradients are incomplete: every call of the step
+// is then refused until it is cancelled or a checkpoint is loaded.
 QLORA_API qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batches,
                                          int64_t count);
 QLORA_API qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done);

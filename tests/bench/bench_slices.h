@@ -3,8 +3,8 @@
 //     build/bench slices [--budget MS] [--tokens N] [--steps N] [--prompt N] [--threads N]
 //
 // Prints, for the slices of training and of generation, how many there were, the median, the
-// 99th percentile and the longest. With one thread, CPU time is measured, because others may use the
-// core; the library itself goes by the clock, so slices are shorter on a busy machine.
+// 99th percentile and the longest. With one thread, CPU time is measured, because others may use
+// the core; the library itself goes by the clock, so slices are shorter on a busy machine.
 #ifndef QLORA_BENCH_SLICES_H
 #define QLORA_BENCH_SLICES_H
 
