@@ -51890,6 +51890,7 @@ static void qlora__sample_penalise(const qlora_generation* g, int64_t vocab) {
 
 // Chooses the token after `position` from g->logits.
 static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t position) {
+    qlora__breathe(g->ctx);
     qlora__sample_penalise(g, vocab);
     float* w = g->weights;
     int32_t best = 0;
@@ -51905,6 +51906,7 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
         w[i] = (float)exp(((double)w[i] - top) / (double)g->desc.temperature);
         sum += (double)w[i];
     }
+    qlora__breathe(g->ctx);
     bool all = g->desc.top_k == 0 && !(g->desc.top_p > 0.0f) && !(g->desc.min_p > 0.0f);
     int64_t count = all ? vocab : qlora__sample_keep(g, vocab, &sum);
     double left = qlora__sample_number(g->desc.seed, position) * sum;
@@ -53444,4 +53446,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 6289f44cc875a169
+//@@ end cb313e34b31bfb7d
