@@ -1279,6 +1279,8 @@ typedef struct qlora_train_info {
     int64_t sent;    // bytes that this process sent to others for the step
     double exchange_ms; // time of the exchange with others, including waiting for them
     bool exchange_graph; // it was run as a CUDA graph
+    // Of a step in slices: milliseconds of its longest piece, which no budget can divide
+    double longest_piece;
     // DPO and KTO; r is the log-probability of a sequence less its reference.
     double preference_loss; // the loss without the likelihood term
     double chosen_nll;      // DPO: mean loss of the labels of the chosen texts
@@ -1316,12 +1318,16 @@ QLORA_API qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_bat
                                          double total_labels);
 QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
 // The same step in slices, for programs that have a frame to draw: call begin, then slice until
-// *done is true. The batches must stay valid until then. A slice runs pieces of the step (half a
-// layer each, without graphs), waits for them, and returns before the next piece would exceed the
-// time; it runs at least one. Results are bitwise identical to those of qlora_train_step. cancel
-// discards a step that was begun with begin or micro; it does not wait for the device. After a call
-// of a step has failed on the device, its gradients are incomplete: every call of the step is then
-// refused until it is cancelled or a checkpoint is loaded.
+// *done is true. The batches must stay valid until then. A slice runs pieces of the step, waits for
+// them, and returns before the next piece would exceed the time; it runs at least one. Results are
+// bitwise identical to those of qlora_train_step. Pieces are parts of about 0.1 ms of any loop on
+// the CPU, on a thread of its own that waits between two slices and has working memory of its own,
+// allocated by the first slice of a context; half a layer on a GPU, without graphs, or with several
+// processes. qlora_train_info.longest_piece tells how long they were. cancel discards a step that
+// was begun with begin or micro; it does not wait for the device. If slices have begun to change
+// parameters, cancel finishes the update instead, and so does what reads or saves parameters. After
+// a call of a step has failed on the device, its gradients are incomplete: every call of the step
+// is then refused until it is cancelled or a checkpoint is loaded.
 QLORA_API qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batches,
                                          int64_t count);
 QLORA_API qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done);
@@ -1401,6 +1407,9 @@ typedef struct qlora_generate_desc {
     // either may end first. After training or another change of the adapter's parameters, begin
     // without it: its keys and values come from the earlier ones.
     qlora_generation* share;
+    // qlora_generate_begin, _feed and _prompt only take their tokens, and the next calls of
+    // qlora_generate_slice run them.
+    bool in_slices;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
 
@@ -1420,6 +1429,16 @@ QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t
 // and generate_sequences. Models that differ in generate_sequences may differ by rounding.
 QLORA_API qlora_result qlora_generate_next_each(qlora_generation* const* generations, int64_t count,
                                                 int32_t* tokens, bool* stopped);
+// The same as qlora_generate_next in slices, for programs that have a frame to draw: call it until
+// *done is true; token and stopped are then those of qlora_generate_next, to the bit. Begin the
+// text with desc.in_slices, so that its prompt is divided as well. A slice ends before the next
+// piece would exceed the time; it does something in any case. Pieces are those of qlora_train_slice
+// on the CPU, and on a GPU, where they take little time, a whole prompt and a token. In between,
+// the model accepts no other call that computes with it, and the text none but qlora_generate_query
+// and qlora_generate_end, which drops what is in the middle; other models of the context can be
+// used.
+QLORA_API qlora_result qlora_generate_slice(qlora_generation* generation, double milliseconds,
+                                            int32_t* token, bool* stopped, bool* done);
 // Appends ids to the text, after the last token that qlora_generate_next returned (including a stop
 // token), and starts the next turn. The keys and values of the text so far are kept. Fails with
 // QLORA_ERR_FULL, like qlora_generate_prompt, if there is no room for the turn; the text is then as
@@ -3813,6 +3832,7 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 #define QLORA__MAX_THREADS 64
 #define QLORA__MAX_DEPTH 16
 
+typedef struct qlora__errand qlora__errand; // core/errand.h
 typedef struct qlora__pool qlora__pool;
 typedef struct qlora__cpu_table qlora__cpu_table; // cpu/table.h
 typedef struct qlora__packing qlora__packing;     // cpu/panels.h
@@ -3858,6 +3878,8 @@ struct qlora_ctx {
     qlora__buffer* scratch;
     size_t scratch_used;
     qlora__pool* pool;
+    qlora__errand* errand;  // that has its turn; NULL = none
+    qlora__errand* errands; // all that have been created
     const qlora__cpu_table* cpu; // the kernels of its tier
     qlora__packing* packing;     // working memory of CPU products; NULL if the tier needs none
     qlora__watch* watches;   // one for each graph
@@ -4076,6 +4098,137 @@ static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
                        "%s cannot be part of a graph; do it before the capture", what);
 }
 
+//@@ src/core/errand.h
+
+// ---- errands ------------------------------------------------------------------------------------
+//
+// An errand is work on the CPU that can be interrupted: it has a thread of its own, which takes
+// turns with the thread that waits for it. A turn ends with the errand or, once its time is over,
+// between two ranges of a parallel loop, wherever in the code that is. So the work and its order,
+// and with them the bits, do not depend on how it is divided into turns.
+
+typedef qlora_result (*qlora__errand_fn)(void* user);
+
+// What a range of a loop should take: long enough for the clock not to matter, short enough to end
+// a turn in time.
+#define QLORA__RANGE_MS 0.1
+// In turns shorter than this, products are cut into smaller units, which take a little longer.
+#define QLORA__FINE_MS 50.0
+// How many loops an errand remembers the first range of.
+#define QLORA__FIRSTS 32
+
+// What the context has of its own during a turn, and what it had before.
+typedef struct qlora__errand_room {
+    qlora__buffer* scratch;
+    size_t scratch_used;
+    qlora__packing* packing;
+    int depth;
+    size_t scratch_marks[QLORA__MAX_DEPTH];
+} qlora__errand_room;
+
+struct qlora__errand {
+    struct qlora__errand* next; // of the context
+    qlora__thread thread;
+    qlora__mutex mutex;
+    qlora__cond change;
+    bool inside; // it is the turn of the errand's thread
+    bool quit;
+    bool taken;     // somebody uses it
+    bool under_way; // fn has been called and has not returned
+    bool dropped;   // loops do nothing from now on, so that fn returns soon
+    bool fresh;     // nothing has been done in this turn
+    bool fine;      // the turn is short
+    qlora__errand_fn fn;
+    void* user;
+    qlora_result result;
+    double now;     // when the last range ended, or the turn began
+    double until;   // when the turn is over
+    double longest; // milliseconds without a place where the turn could have ended
+    double firsts[QLORA__FIRSTS]; // milliseconds of the first range of the last loops
+    int64_t loops;
+    // Of the model between two turns
+    int32_t adapter;
+    bool use_adapters;
+    qlora__buffer memory;
+    qlora__errand_room room;
+};
+
+// The thread of an errand, from its creation on.
+static QLORA__UNUSED void qlora__errand_thread(void* user) {
+    qlora__errand* e = (qlora__errand*)user;
+    qlora__mutex_lock(&e->mutex);
+    for (;;) {
+        while (!e->inside && !e->quit) {
+            qlora__cond_wait(&e->change, &e->mutex);
+        }
+        if (!e->inside) {
+            break;
+        }
+        qlora__mutex_unlock(&e->mutex);
+        qlora_result r = e->fn(e->user);
+        qlora__mutex_lock(&e->mutex);
+        e->result = r;
+        e->under_way = false;
+        e->inside = false;
+        qlora__cond_wake(&e->change);
+    }
+    qlora__mutex_unlock(&e->mutex);
+}
+
+// Gives the other side its turn and waits until it is given back.
+static QLORA__UNUSED void qlora__errand_pass(qlora__errand* e, bool inside) {
+    qlora__mutex_lock(&e->mutex);
+    e->inside = inside;
+    qlora__cond_wake(&e->change);
+    while (e->inside == inside) {
+        qlora__cond_wait(&e->change, &e->mutex);
+    }
+    qlora__mutex_unlock(&e->mutex);
+}
+
+// Something has been done: returns the milliseconds since the last time.
+static QLORA__UNUSED double qlora__errand_tick(qlora__errand* e) {
+    double before = e->now;
+    e->now = qlora__clock_ms();
+    double took = e->now > before ? e->now - before : 0.0;
+    e->longest = took > e->longest ? took : e->longest;
+    e->fresh = false;
+    return took;
+}
+
+// Whether the work should be cut into small units.
+static QLORA__UNUSED bool qlora__errand_fine(const qlora_ctx* ctx) {
+    return ctx->errand != NULL && ctx->errand->fine;
+}
+
+// How long the first range of a loop may take: the second longest of the last loops, because the
+// longest may be one during which another program had the core.
+static QLORA__UNUSED double qlora__errand_first(const qlora__errand* e) {
+    double longest = 0.0;
+    double second = 0.0;
+    for (int i = 0; i < QLORA__FIRSTS; i++) {
+        double low = e->firsts[i] < longest ? e->firsts[i] : longest;
+        second = low > second ? low : second;
+        longest = e->firsts[i] > longest ? e->firsts[i] : longest;
+    }
+    return second;
+}
+
+// Ends the turn if what comes next, which takes `expected` milliseconds, does not fit into it.
+static QLORA__UNUSED void qlora__errand_rest(qlora__errand* e, double expected) {
+    if (!e->fresh && !e->dropped && !(e->now + expected <= e->until)) {
+        qlora__errand_pass(e, false);
+    }
+}
+
+// A place in serial code where a turn can end.
+static QLORA__UNUSED void qlora__breathe(qlora_ctx* ctx) {
+    if (ctx->errand != NULL) {
+        (void)qlora__errand_tick(ctx->errand);
+        qlora__errand_rest(ctx->errand, 0.0);
+    }
+}
+
 //@@ src/core/threads.h
 
 // ---- CPU threads --------------------------------------------------------------------------------
@@ -4240,16 +4393,25 @@ static void qlora__pool_destroy(qlora_ctx* ctx) {
     ctx->pool = NULL;
 }
 
-// Runs fn or slot_fn over [0, count) with all threads.
-static void qlora__pool_run(qlora__pool* pool, int64_t count, int64_t grain, qlora__range_fn fn,
-                            qlora__slot_fn slot_fn, void* user) {
+// What a parallel loop does: fn or slot_fn over [0, count).
+typedef struct qlora__loop {
+    qlora__range_fn fn;
+    qlora__slot_fn slot_fn;
+    void* user;
+    int64_t count;
+    int64_t grain;
+} qlora__loop;
+
+// Runs [begin, end) of a loop with all threads.
+static void qlora__pool_run(qlora__pool* pool, const qlora__loop* loop, int64_t begin,
+                            int64_t end) {
     qlora__mutex_lock(&pool->mutex);
-    pool->fn = fn;
-    pool->slot_fn = slot_fn;
-    pool->user = user;
-    pool->count = count;
-    pool->grain = grain > 0 ? grain : 1;
-    pool->next = 0;
+    pool->fn = loop->fn;
+    pool->slot_fn = loop->slot_fn;
+    pool->user = loop->user;
+    pool->count = end;
+    pool->grain = loop->grain > 0 ? loop->grain : 1;
+    pool->next = begin;
     qlora__spin_store(&pool->job, pool->job + 1);
     qlora__cond_wake(&pool->wake);
     qlora__pool_work(pool, 0);
@@ -4261,15 +4423,15 @@ static void qlora__pool_run(qlora__pool* pool, int64_t count, int64_t grain, qlo
     qlora__mutex_unlock(&pool->mutex);
 }
 
-// Calls fn(user, begin, end) over [0, count), at most `grain` items at a time. Every output must
-// have one writer, so that results do not depend on which thread ran which range.
-static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
-                                          qlora__range_fn fn, void* user) {
+// Runs [begin, end) of a loop.
+static void qlora__loop_run(qlora_ctx* ctx, const qlora__loop* loop, int64_t begin, int64_t end) {
     qlora__pool* pool = ctx->pool;
-    if (pool != NULL && pool->workers > 0 && count > grain) {
-        qlora__pool_run(pool, count, grain, fn, NULL, user);
-    } else if (count > 0) {
-        fn(user, 0, count);
+    if (pool != NULL && pool->workers > 0 && end - begin > loop->grain) {
+        qlora__pool_run(pool, loop, begin, end);
+    } else if (end > begin && loop->slot_fn != NULL) {
+        loop->slot_fn(loop->user, 0, begin, end);
+    } else if (end > begin) {
+        loop->fn(loop->user, begin, end);
     }
 }
 
@@ -4278,15 +4440,57 @@ static QLORA__UNUSED int qlora__slots(const qlora_ctx* ctx) {
     return 1 + (ctx->pool != NULL ? ctx->pool->workers : 0);
 }
 
+// A loop of an errand: range by range, each of whole grains for all threads. The time of the next
+// one follows from the shorter of the last two, so that a range during which another program had
+// the core does not count; that of the first one, from those of other loops.
+static QLORA__UNUSED void qlora__loop_errand(qlora_ctx* ctx, const qlora__loop* loop) {
+    qlora__errand* e = ctx->errand;
+    int64_t least = qlora__max(loop->grain, 1) * qlora__slots(ctx);
+    int64_t items = least;
+    double last = 0.0; // milliseconds per item; 0 = not known
+    double item = 0.0;
+    for (int64_t at = 0; at < loop->count;) {
+        qlora__errand_rest(e, at > 0 ? item * (double)items : qlora__errand_first(e));
+        if (e->dropped) {
+            return;
+        }
+        int64_t end = qlora__min(at + items, loop->count);
+        qlora__loop_run(ctx, loop, at, end);
+        double took = qlora__errand_tick(e);
+        if (at == 0) {
+            e->firsts[e->loops++ % QLORA__FIRSTS] = took;
+        }
+        took = took > 1e-9 ? took / (double)(end - at) : 1e-9;
+        item = last > 0.0 && last < took ? last : took;
+        last = took;
+        double fit = QLORA__RANGE_MS / item / (double)least;
+        double most = 4.0 * (double)(items / least);
+        items = least * (int64_t)(fit < 1.0 ? 1.0 : fit > most ? most : fit);
+        at = end;
+    }
+}
+
+static QLORA__UNUSED void qlora__loop_start(qlora_ctx* ctx, const qlora__loop* loop) {
+    if (ctx->errand != NULL) {
+        qlora__loop_errand(ctx, loop);
+    } else {
+        qlora__loop_run(ctx, loop, 0, loop->count);
+    }
+}
+
+// Calls fn(user, begin, end) over [0, count), at most `grain` items at a time. Every output must
+// have one writer, so that results do not depend on which thread ran which range.
+static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
+                                          qlora__range_fn fn, void* user) {
+    const qlora__loop loop = {fn, NULL, user, count, grain};
+    qlora__loop_start(ctx, &loop);
+}
+
 // The same with slots; see qlora__slot_fn.
 static QLORA__UNUSED void qlora__parallel_slots(qlora_ctx* ctx, int64_t count, int64_t grain,
                                                 qlora__slot_fn fn, void* user) {
-    qlora__pool* pool = ctx->pool;
-    if (pool != NULL && pool->workers > 0 && count > grain) {
-        qlora__pool_run(pool, count, grain, NULL, fn, user);
-    } else if (count > 0) {
-        fn(user, 0, 0, count);
-    }
+    const qlora__loop loop = {NULL, fn, user, count, grain};
+    qlora__loop_start(ctx, &loop);
 }
 
 //@@ src/core/random.h
@@ -10207,6 +10411,7 @@ static void qlora__gemm_portable(qlora_ctx* ctx, const qlora__gemm* g) {
 #define QLORA__PANELS 0x320000 // elements in panels: QLORA__MC rows of 3200 steps
 #define QLORA__BLOCKS ((QLORA__KC + 4) * QLORA__NC) // elements of a block of columns
 #define QLORA__MOST_TILE 1024                       // elements of the largest tile
+#define QLORA__UNIT 0x600000 // multiplications per unit of an errand: a tenth of a millisecond
 
 // Working memory of the packed products, allocated with the context.
 struct qlora__packing {
@@ -10217,11 +10422,13 @@ struct qlora__packing {
     size_t bytes;
 };
 
-static qlora_result qlora__packing_create(qlora_ctx* ctx) {
+// *out is NULL if the tier needs none.
+static qlora_result qlora__packing_create(qlora_ctx* ctx, qlora__packing** out) {
     size_t slots = (size_t)qlora__slots(ctx);
     size_t floats =
         (size_t)QLORA__PANELS + (size_t)QLORA__MC * QLORA__PART + QLORA__KC + slots * QLORA__BLOCKS;
     size_t bytes = sizeof(qlora__packing) + 64 + floats * sizeof(float);
+    *out = NULL;
     if (ctx->cpu->gemm == NULL) {
         return QLORA_OK;
     }
@@ -10237,7 +10444,7 @@ static qlora_result qlora__packing_create(qlora_ctx* ctx) {
     p->b = p->zero + QLORA__KC;
     p->bytes = bytes;
     memset(p->zero, 0, QLORA__KC * sizeof(float));
-    ctx->packing = p;
+    *out = p;
     return QLORA_OK;
 }
 
@@ -10245,10 +10452,9 @@ static QLORA__UNUSED uint64_t qlora__packing_bytes(const qlora_ctx* ctx) {
     return ctx->packing != NULL ? ctx->packing->bytes : 0;
 }
 
-static void qlora__packing_destroy(qlora_ctx* ctx) {
-    if (ctx->packing != NULL) {
-        qlora__free(ctx, ctx->packing, ctx->packing->bytes);
-        ctx->packing = NULL;
+static void qlora__packing_destroy(qlora_ctx* ctx, qlora__packing* packing) {
+    if (packing != NULL) {
+        qlora__free(ctx, packing, packing->bytes);
     }
 }
 
@@ -10832,6 +11038,9 @@ static void qlora__multiply_divide(qlora__multiply* m) {
     m->stride = qlora__panel_stride(qlora__panels_floats(m->left, m->range), m->width);
     int64_t slots = qlora__slots(m->left->ctx);
     int64_t share = slots > 1 ? qlora__ceil_div(m->cols, 4 * slots) : m->cols;
+    if (qlora__errand_fine(m->left->ctx)) {
+        share = qlora__min(share, QLORA__UNIT / (m->left->rows * m->steps));
+    }
     int64_t most = qlora__min(tiles->block, QLORA__BLOCKS / m->stride);
     share = qlora__min(most, qlora__max(most / 4, share));
     m->block = qlora__ceil_div(share, m->width) * m->width;
@@ -11005,6 +11214,9 @@ static void qlora__gemm_packed(qlora_ctx* ctx, const qlora__gemm* g) {
     int64_t width = g->out == QLORA_F32 ? g->N : QLORA__PART;
     int64_t height = qlora__min(QLORA__MC, qlora__ceil_div(g->M, QLORA__CHUNK) * QLORA__CHUNK);
     int64_t most = QLORA__PANELS / height - 7; // the panels may be that much longer
+    if (qlora__errand_fine(ctx)) { // with the narrowest blocks
+        most = qlora__min(most, qlora__max(QLORA__UNIT / (height * QLORA__NC / 4), QLORA__KC));
+    }
     // Nothing is rounded if both operands are bf16.
     bool bf16 = g->bf16 || (g->a_type == QLORA_BF16 && g->b_type == QLORA_BF16 && g->alpha == 1.0f);
     qlora__panels_open(ctx, qlora__min(g->K, most), bf16, &p.left);
@@ -11039,6 +11251,7 @@ static int64_t qlora__packing_room(void) {
 #undef QLORA__CHUNK
 #undef QLORA__PANELS
 #undef QLORA__MOST_TILE
+#undef QLORA__UNIT
 
 //@@ src/cpu/outer.h
 
@@ -11425,6 +11638,129 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 #undef QLORA__FEW_ROWS
 #undef QLORA__FEW_STEPS
 #undef QLORA__FEW_PART
+
+//@@ src/cpu/turns.h
+
+// ---- turns of an errand -------------------------------------------------------------------------
+//
+// Between two turns, other calls use the context. An errand therefore has scratch and working
+// memory of its own, of the same sizes as those of the context, so that it takes the same paths.
+
+// Exchanges what the context has for what the errand has.
+static QLORA__UNUSED void qlora__errand_swap(qlora_ctx* ctx, qlora__errand* e) {
+    qlora__errand_room room = e->room;
+    e->room.scratch = ctx->scratch;
+    e->room.scratch_used = ctx->scratch_used;
+    e->room.packing = ctx->packing;
+    e->room.depth = ctx->depth;
+    memcpy(e->room.scratch_marks, ctx->scratch_marks, sizeof ctx->scratch_marks);
+    ctx->scratch = room.scratch;
+    ctx->scratch_used = room.scratch_used;
+    ctx->packing = room.packing;
+    ctx->depth = room.depth;
+    memcpy(ctx->scratch_marks, room.scratch_marks, sizeof ctx->scratch_marks);
+}
+
+static QLORA__UNUSED void qlora__errand_free(qlora_ctx* ctx, qlora__errand* e) {
+    qlora__packing_destroy(ctx, e->room.packing);
+    qlora__free(ctx, e->memory.data, e->memory.bytes);
+    qlora__free(ctx, e, sizeof *e);
+}
+
+// *out is NULL if no thread can be started.
+static QLORA__UNUSED qlora_result qlora__errand_create(qlora_ctx* ctx, qlora__errand** out) {
+    qlora__errand* e = (qlora__errand*)qlora__alloc_zero(ctx, sizeof *e);
+    *out = NULL;
+    if (e == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    e->memory.bytes = ctx->scratch->bytes;
+    e->memory.data = qlora__alloc(ctx, e->memory.bytes);
+    e->room.scratch = &e->memory;
+    if (e->memory.data == NULL || qlora__packing_create(ctx, &e->room.packing) != QLORA_OK) {
+        qlora__errand_free(ctx, e);
+        return QLORA_ERR_MEMORY;
+    }
+    bool mutex = qlora__mutex_init(&e->mutex);
+    bool cond = mutex && qlora__cond_init(&e->change);
+    if (!cond || !qlora__thread_start(&e->thread, qlora__errand_thread, e)) {
+        if (cond) {
+            qlora__cond_free(&e->change);
+        }
+        if (mutex) {
+            qlora__mutex_free(&e->mutex);
+        }
+        qlora__errand_free(ctx, e);
+        return QLORA_OK;
+    }
+    e->next = ctx->errands;
+    ctx->errands = e;
+    *out = e;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED void qlora__errands_destroy(qlora_ctx* ctx) {
+    while (ctx->errands != NULL) {
+        qlora__errand* e = ctx->errands;
+        ctx->errands = e->next;
+        qlora__mutex_lock(&e->mutex);
+        e->quit = true;
+        qlora__cond_wake(&e->change);
+        qlora__mutex_unlock(&e->mutex);
+        qlora__thread_join(&e->thread);
+        qlora__cond_free(&e->change);
+        qlora__mutex_free(&e->mutex);
+        qlora__errand_free(ctx, e);
+    }
+}
+
+// Prepares an errand that calls fn(user) in its turns; *out is NULL on a GPU, and if no thread can
+// be started: the caller then does without.
+static QLORA__UNUSED qlora_result qlora__errand_take(qlora_ctx* ctx, qlora__errand_fn fn,
+                                                     void* user, qlora__errand** out) {
+    *out = NULL;
+    if (!qlora__on_cpu(ctx)) {
+        return QLORA_OK;
+    }
+    qlora__errand* e = ctx->errands;
+    while (e != NULL && e->taken) {
+        e = e->next;
+    }
+    if (e == NULL) {
+        QLORA__TRY(qlora__errand_create(ctx, &e));
+    }
+    if (e == NULL) {
+        return QLORA_OK;
+    }
+    e->taken = true;
+    e->under_way = true;
+    e->dropped = false;
+    e->fn = fn;
+    e->user = user;
+    e->result = QLORA_OK;
+    e->longest = 0.0;
+    e->room.scratch_used = 0;
+    e->room.depth = 1; // as if the public call were the only one
+    e->room.scratch_marks[0] = 0;
+    *out = e;
+    return QLORA_OK;
+}
+
+// Gives an errand its turn, until a time of qlora__clock_ms; it does something in any case.
+static QLORA__UNUSED void qlora__errand_turn(qlora_ctx* ctx, qlora__errand* e, double until) {
+    e->now = qlora__clock_ms();
+    e->until = until;
+    e->fresh = true;
+    e->fine = until - e->now < QLORA__FINE_MS;
+    qlora__errand_swap(ctx, e);
+    ctx->errand = e;
+    qlora__errand_pass(e, true);
+    ctx->errand = NULL;
+    qlora__errand_swap(ctx, e);
+    if (!e->under_way) {
+        (void)qlora__errand_tick(e);
+    }
+}
 
 //@@ src/qlora.h
 
@@ -23573,11 +23909,13 @@ static qlora_result qlora__ctx_open(qlora_ctx* ctx) {
     }
     QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
     QLORA__TRY(qlora__pool_create(ctx, ctx->desc.threads));
-    return qlora__packing_create(ctx);
+    return qlora__packing_create(ctx, &ctx->packing);
 }
 
 static void qlora__ctx_close(qlora_ctx* ctx) {
-    qlora__packing_destroy(ctx);
+    qlora__errands_destroy(ctx);
+    qlora__packing_destroy(ctx, ctx->packing);
+    ctx->packing = NULL;
     qlora__pool_destroy(ctx);
     if (qlora__on_cpu(ctx)) {
         qlora__buffer_destroy(ctx, ctx->scratch);
@@ -32367,13 +32705,21 @@ static void qlora__attention_joint_lanes(void* user, int64_t from, int64_t to) {
     }
 }
 
+// In an errand, one of those tasks should not take longer than a millisecond.
+#define QLORA__JOINT_ERRAND 256
+
 // Whether the tasks of qlora__attention_joint_lanes keep all threads busy: sequences with tokens.
 // They need sums of dq in f32.
 static bool qlora__attention_takes_joint(const qlora_ctx* ctx, const qlora__attention* a) {
     const int32_t* offsets = (const int32_t*)a->seqs->data;
     int64_t tasks = 0;
+    int64_t longest = 0;
     for (int64_t s = 0; s < a->n_seqs; s++) {
         tasks += offsets[s + 1] > offsets[s] ? a->kv_heads : 0;
+        longest = qlora__max(longest, offsets[s + 1] - offsets[s]);
+    }
+    if (qlora__errand_fine(ctx) && longest > QLORA__JOINT_ERRAND) {
+        return false;
     }
     return a->dq->dtype == QLORA_F32 && a->o->dtype == QLORA_F32 && a->d_o->dtype == QLORA_F32 &&
            (qlora__slots(ctx) == 1 || tasks >= 4 * (int64_t)qlora__slots(ctx));
@@ -32388,8 +32734,8 @@ static void qlora__attention_tail(const qlora__attention* a, const qlora_tensor*
     }
 }
 
-// Several lanes for each thread, so that a thread with long blocks does not hold up the others; as
-// many as the scratch memory has room for.
+// Several lanes for each thread, so that a thread with long blocks does not hold up the others, and
+// more in an errand, which can rest between two; as many as the scratch memory has room for.
 static qlora_result qlora__attention_lanes(qlora_ctx* ctx, const qlora__attention* a,
                                            qlora__attention_job* job) {
     size_t bytes = qlora__attention_room_bytes(a->hd);
@@ -32398,7 +32744,8 @@ static qlora_result qlora__attention_lanes(qlora_ctx* ctx, const qlora__attentio
     job->a = a;
     job->rows = qlora__rows_of(ctx);
     job->query = NULL;
-    job->lanes = qlora__max(1, qlora__min(fit, 4 * (int64_t)ctx->desc.threads));
+    int64_t wanted = (qlora__errand_fine(ctx) ? 64 : 4) * (int64_t)ctx->desc.threads;
+    job->lanes = qlora__max(1, qlora__min(fit, wanted));
     QLORA__TRY(qlora__scratch(ctx, (size_t)job->lanes * bytes, &rooms));
     job->rooms = (char*)rooms;
     return QLORA_OK;
@@ -34324,7 +34671,10 @@ struct qlora_model {
     float neftune;       // of the trainer
     int64_t generations; // number that exist
     int64_t followers;   // those among them that use the selected adapter
-    bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
+    // A micro-batch or an update is being computed in slices: the activations are in use.
+    bool micro_begun;
+    qlora__errand* updating; // the errand that is in the middle of that update; NULL = none
+    const struct qlora_generation* speaking; // a text in the middle of a pass; NULL = none
     int64_t elements;    // of the parameter arena, including gaps
     int64_t positions;   // that a text can have
     int64_t short_texts; // tokens of the longest text with short factors, see qlora__is_long
@@ -34654,6 +35004,54 @@ static qlora_linear_desc qlora__linear_of(const qlora_model* m, const qlora__lay
         linear.parts[i].db = &lora->db;
     }
     return linear;
+}
+
+//@@ src/model/turns.h
+
+// ---- turns of an errand with a model ------------------------------------------------------------
+
+// Gives an errand that uses a model its turn. Between two turns the model has the adapter that is
+// chosen, switched on or off, as if nothing were under way.
+static void qlora__model_turn(qlora_model* m, qlora__errand* e, double until) {
+    int32_t adapter = m->adapter;
+    bool use_adapters = m->use_adapters;
+    qlora__adapter_focus(m, e->adapter);
+    m->use_adapters = e->use_adapters;
+    qlora__errand_turn(m->ctx, e, until);
+    e->adapter = m->adapter;
+    e->use_adapters = m->use_adapters;
+    qlora__adapter_focus(m, adapter);
+    m->use_adapters = use_adapters;
+}
+
+// Prepares an errand that begins with the model as it is; see qlora__errand_take.
+static qlora_result qlora__model_errand(qlora_model* m, qlora__errand_fn fn, void* user,
+                                        qlora__errand** out) {
+    QLORA__TRY(qlora__errand_take(m->ctx, fn, user, out));
+    if (*out != NULL) {
+        (*out)->adapter = m->adapter;
+        (*out)->use_adapters = m->use_adapters;
+    }
+    return QLORA_OK;
+}
+
+// Gives an errand back, which first has to end: it is finished, or dropped as soon as possible.
+static void qlora__model_errand_end(qlora_model* m, qlora__errand* e, bool drop) {
+    e->dropped = drop;
+    if (e->under_way) {
+        qlora__model_turn(m, e, 1e300);
+    }
+    e->taken = false;
+}
+
+// For calls that read parameters: finishes an update in slices that has changed some of them.
+static qlora_result qlora__model_settle(qlora_model* m) {
+    qlora__errand* e = m->updating;
+    if (e == NULL) {
+        return QLORA_OK;
+    }
+    qlora__model_turn(m, e, 1e300);
+    return e->result;
 }
 
 //@@ src/model/wide.h
@@ -40206,12 +40604,18 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     return qlora__slot_send(ctx, slot, m->batch.all.data, slot->memory, m->batch.all.bytes);
 }
 
-// Fails while the activations of the model are in use by a micro-batch that runs in slices.
+// Fails while the activations of the model are in use by something that runs in slices.
 static qlora_result qlora__model_idle(qlora_ctx* ctx, const qlora_model* m, const char* what) {
     if (m->micro_begun) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a training step is in the middle of a micro-batch; finish it with "
+                           "a training step is in the middle of %s; finish it with "
                            "qlora_train_slice or drop it with qlora_train_cancel before %s",
+                           m->updating != NULL ? "its update" : "a micro-batch", what);
+    }
+    if (m->speaking != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a text of the model is in the middle of a pass; finish it with "
+                           "qlora_generate_slice or end it with qlora_generate_end before %s",
                            what);
     }
     return qlora__not_in_capture(ctx, what);
@@ -44635,7 +45039,9 @@ static qlora_result qlora__parameter_read(qlora_ctx* ctx, const qlora_model* m,
 qlora_result qlora_parameter_read(qlora_model* model, int64_t index, float* out) {
     qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_parameter_read");
-    return qlora__leave(ctx, qlora__parameter_read(ctx, model, &model->parameters, index, out));
+    qlora_result r = qlora__model_settle(model);
+    r = r == QLORA_OK ? qlora__parameter_read(ctx, model, &model->parameters, index, out) : r;
+    return qlora__leave(ctx, r);
 }
 
 static qlora_result qlora__parameter_write(qlora_ctx* ctx, qlora_model* m, int64_t index,
@@ -45294,6 +45700,7 @@ static qlora_result qlora__adapter_save(qlora_ctx* ctx, qlora_model* m, const ch
                                         const qlora_adapter_desc* desc) {
     QLORA__TRY(qlora__adapter_desc_check(ctx, desc));
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
+    QLORA__TRY(qlora__model_settle(m));
     const char* base_name = desc != NULL ? desc->base_name : NULL;
     if (m->desc.train_norms && !qlora__has_lora(m)) {
         QLORA__LOG(ctx, WARN, CHECKPOINT,
@@ -45480,6 +45887,11 @@ static qlora_result qlora__adapter_copy(qlora_ctx* ctx, qlora_model* from, qlora
     if (from->range_count == 0) {
         return QLORA_OK;
     }
+    qlora_result settled = qlora__model_settle(from);
+    if (settled != QLORA_OK) {
+        return qlora__fail(ctx, settled, "the update of `from`: %.400s",
+                           qlora__env_reason(&from->ctx->env));
+    }
     if (from->ctx == ctx && same_places) {
         QLORA__TRY(qlora_scale(ctx, 1.0f, &from->parameters, &to->parameters));
     } else {
@@ -45611,6 +46023,7 @@ qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
     qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_adapter_save_gguf");
     qlora_result r = qlora__adapter_desc_check(ctx, desc);
+    r = r == QLORA_OK ? qlora__model_settle(model) : r;
     return qlora__leave(ctx, r == QLORA_OK ? qlora__adapter_save_gguf(ctx, model, path) : r);
 }
 
@@ -47711,7 +48124,8 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
 qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) {
     qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_merge_save");
-    return qlora__leave(ctx, qlora__merge_save(ctx, model, desc));
+    qlora_result r = qlora__model_settle(model);
+    return qlora__leave(ctx, r == QLORA_OK ? qlora__merge_save(ctx, model, desc) : r);
 }
 
 //@@ src/trainer/structure.h
@@ -47737,6 +48151,7 @@ typedef struct qlora__report {
     int64_t tokens;
     double lr;
     int64_t sent;         // bytes sent to other processes
+    double longest;       // piece, in milliseconds
     double exchange_ms;   // measured by the host; negative: by the device, between these events
     void* exchange_events[2];
     bool exchange_graph;
@@ -47767,14 +48182,20 @@ enum {
     QLORA__PIECE_KINDS
 };
 
+#define QLORA__TIMES 3
+
 // A step that is run in slices.
 typedef struct qlora__sliced {
     bool begun;
     const qlora_batch* batches;
     int64_t count;
-    int64_t at;                          // current batch
-    int64_t piece;                       // next piece of that batch
-    double expected[QLORA__PIECE_KINDS]; // milliseconds per piece of each kind; 0 = not known yet
+    int64_t at;             // current batch
+    int64_t piece;          // next piece of that batch
+    qlora__errand* errand;  // that runs the pieces on the CPU, until the step is done
+    double longest;         // milliseconds of a piece of this step
+    // Milliseconds of the last pieces of each kind, and how many there have been
+    double times[QLORA__PIECE_KINDS][QLORA__TIMES];
+    int64_t timed[QLORA__PIECE_KINDS];
 } qlora__sliced;
 
 // The exchange of a step with so many leaves, as a graph. The first such step has none: it
@@ -50049,6 +50470,16 @@ qlora_result qlora_trainer_create(qlora_model* model, const qlora_train_desc* de
     return qlora__leave(ctx, qlora__adapter_leave(model, r));
 }
 
+// Ends what a step in slices has under way. An update that has begun is finished, because some
+// parameters have their new values already.
+static void qlora__sliced_stop(qlora_trainer* t) {
+    qlora__errand* e = t->sliced.errand;
+    if (e != NULL) {
+        qlora__model_errand_end(t->m, e, t->m->updating != e);
+    }
+    t->sliced.errand = NULL;
+}
+
 qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     if (trainer == NULL) {
         return QLORA_OK;
@@ -50057,6 +50488,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     QLORA__TRY(qlora__enter_destroy(ctx, "qlora_trainer_destroy"));
     qlora_result r = qlora__not_in_capture(ctx, "destroying a trainer");
     if (r == QLORA_OK) {
+        qlora__sliced_stop(trainer);
         trainer->m->trainers--;
         if (qlora__has_several(trainer->m)) {
             trainer->m->owns[trainer->desc.adapter].trainers--;
@@ -50456,6 +50888,9 @@ static qlora_result qlora__step_need(qlora_ctx* ctx, const qlora_trainer* t) {
                            "another trainer of the model is in the middle of a micro-batch; finish "
                            "it with qlora_train_slice or drop it with qlora_train_cancel");
     }
+    if (t->m->speaking != NULL) {
+        return qlora__model_idle(ctx, t->m, "training");
+    }
     return qlora__not_in_capture(ctx, "a training call");
 }
 
@@ -50592,6 +51027,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     t->reports[at].tokens = t->tokens;
     t->reports[at].lr = lr;
     t->reports[at].sent = t->sent;
+    t->reports[at].longest = 0.0; // a step in slices sets it in the end
     t->reports[at].total =
         t->desc.method == QLORA_METHOD_SFT ? 0.0 : t->counts.pairs + t->counts.singles;
     t->reports[at].chosen_labels = t->counts.chosen_labels;
@@ -50676,6 +51112,7 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->grad_norm = qlora__record_norm(t, r);
     out->lr = report->lr;
     out->sent = report->sent;
+    out->longest_piece = report->longest;
     out->exchange_ms = t->world > 1 ? qlora__comm_ms(t, report) : 0.0;
     out->exchange_graph = t->world > 1 && report->exchange_graph;
     if (report->total > 0.0) {
@@ -50731,6 +51168,7 @@ qlora_result qlora_train_poll(qlora_trainer* trainer, qlora_train_info* out) {
 static qlora_result qlora__gradient_read(qlora_trainer* t, int64_t index, float* out) {
     qlora_ctx* ctx = t->ctx;
     qlora_parameter_info info;
+    QLORA__TRY(qlora__model_settle(t->m));
     QLORA__TRY(qlora__parameter_read(ctx, t->m, &t->m->gradients, index, out));
     if (t->tree.levels == 0) {
         return QLORA_OK;
@@ -50829,8 +51267,9 @@ qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches
 // ---- steps in slices ----------------------------------------------------------------------------
 //
 // Runs the pieces of qlora__piece_at one by one, without graphs, and then the update: the same work
-// in the same order as a whole step. A slice waits for each piece, so that the device is idle when
-// it returns, and to measure how long pieces of that kind take.
+// in the same order as a whole step. On the CPU, an errand does so, and a slice is one of its
+// turns. On a GPU, and for several processes, a slice waits for each piece, so that the device is
+// idle when it returns, and to measure how long pieces of that kind take.
 
 // Passes over the batches of other processes.
 static void qlora__slice_pass(qlora_trainer* t) {
@@ -50848,6 +51287,7 @@ static qlora_result qlora__train_begin(qlora_trainer* t, const qlora_batch* batc
     t->sliced.count = count;
     t->sliced.at = 0;
     t->sliced.piece = 0;
+    t->sliced.longest = 0.0;
     qlora__slice_pass(t);
     return QLORA_OK;
 }
@@ -50887,7 +51327,6 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
     qlora__sliced* s = &t->sliced;
     if (kind == QLORA__PIECE_UPDATE) {
         QLORA__TRY(qlora__update_send(t, false));
-        s->begun = false;
         *done = true;
         QLORA__TRY(qlora__comm_wait(t, t->reports[qlora__record_of(t->step)].event));
         return qlora__sync(t->ctx);
@@ -50913,36 +51352,107 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
     return QLORA_OK;
 }
 
+// The step from where it is to its end, as an errand.
+static qlora_result qlora__slice_all(void* user) {
+    qlora_trainer* t = (qlora_trainer*)user;
+    qlora_model* m = t->m;
+    qlora__errand* e = t->ctx->errand;
+    for (bool done = false; !done && !e->dropped;) {
+        int kind = qlora__slice_kind(t);
+        m->micro_begun = true;
+        m->updating = kind == QLORA__PIECE_UPDATE ? e : NULL;
+        qlora_result r = qlora__slice_piece(t, kind, &done);
+        m->updating = NULL;
+        m->micro_begun = t->sliced.piece > 0;
+        QLORA__TRY(r);
+        if (!m->micro_begun && !done) {
+            qlora__breathe(t->ctx);
+        }
+    }
+    return QLORA_OK;
+}
+
+// One turn of the errand.
+static qlora_result qlora__slice_turn(qlora_trainer* t, double until, bool* done) {
+    qlora__sliced* s = &t->sliced;
+    qlora__errand* e = s->errand;
+    if (e->under_way) { // otherwise another call has finished the update
+        qlora__model_turn(t->m, e, until);
+    }
+    s->longest = e->longest > s->longest ? e->longest : s->longest;
+    t->failed = !e->under_way && e->result != QLORA_OK;
+    if (e->under_way) {
+        return QLORA_OK;
+    }
+    s->errand = NULL;
+    e->taken = false;
+    QLORA__TRY(e->result);
+    *done = true;
+    return QLORA_OK;
+}
+
+// How long a piece of a kind takes: the median of the last three, or the shorter of two, so that
+// one during which another program had the processor does not count; 0 = not known.
+static double qlora__slice_expected(const qlora__sliced* s, int kind) {
+    const double* times = s->times[kind];
+    double low = times[0] < times[1] ? times[0] : times[1];
+    double high = times[0] < times[1] ? times[1] : times[0];
+    if (s->timed[kind] < QLORA__TIMES) {
+        return s->timed[kind] == 2 ? low : times[0];
+    }
+    return times[2] < low ? low : times[2] > high ? high : times[2];
+}
+
+static void qlora__slice_time(qlora__sliced* s, int kind, double took) {
+    s->times[kind][s->timed[kind]++ % QLORA__TIMES] = took;
+    s->longest = took > s->longest ? took : s->longest;
+}
+
+// Piece by piece.
+static qlora_result qlora__slice_pieces(qlora_trainer* t, double start, double milliseconds,
+                                        bool* done) {
+    for (double now = start; !*done;) {
+        int kind = qlora__slice_kind(t);
+        double expected = qlora__slice_expected(&t->sliced, kind);
+        // A piece of a kind that has not been timed yet gets its own slice.
+        if (now > start && (!(expected > 0.0) || now - start + expected > milliseconds)) {
+            break;
+        }
+        t->failed = true;
+        QLORA__TRY(qlora__slice_piece(t, kind, done));
+        t->failed = false;
+        double end = qlora__clock_ms();
+        qlora__slice_time(&t->sliced, kind, end - now > 1e-6 ? end - now : 1e-6);
+        now = end > start ? end : start + 1e-6;
+    }
+    QLORA__TRY(qlora__away_wait(t->ctx, ~0u)); // copies may outlast their piece, but not the slice
+    return qlora__sync(t->ctx);
+}
+
 static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bool* out) {
     qlora_ctx* ctx = t->ctx;
+    qlora__sliced* s = &t->sliced;
+    double start = qlora__clock_ms();
+    bool done = false;
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "done is NULL");
     }
-    if (!t->sliced.begun) {
+    if (!s->begun) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "no step has been started; call qlora_train_begin first");
     }
     QLORA__TRY(qlora__step_need(ctx, t));
-    bool done = false;
-    double start = qlora__clock_ms();
-    for (double now = start; !done;) {
-        int kind = qlora__slice_kind(t);
-        double* expected = &t->sliced.expected[kind];
-        // A piece of a kind that has not been timed yet gets its own slice.
-        if (now > start && (!(*expected > 0.0) || now - start + *expected > milliseconds)) {
-            break;
-        }
-        t->failed = true;
-        QLORA__TRY(qlora__slice_piece(t, kind, &done));
-        t->failed = false;
-        double end = qlora__clock_ms();
-        double took = end - now > 1e-6 ? end - now : 1e-6;
-        *expected = took > *expected ? took : 0.9 * *expected + 0.1 * took;
-        now = end > start ? end : start + 1e-6;
+    if (s->errand == NULL && t->world == 1) {
+        QLORA__TRY(qlora__model_errand(t->m, qlora__slice_all, t, &s->errand));
+    }
+    QLORA__TRY(s->errand != NULL ? qlora__slice_turn(t, start + milliseconds, &done)
+                                 : qlora__slice_pieces(t, start, milliseconds, &done));
+    if (done) {
+        s->begun = false;
+        t->reports[qlora__record_of(t->step)].longest = s->longest;
     }
     *out = done;
-    QLORA__TRY(qlora__away_wait(ctx, ~0u)); // copies may outlast their piece, but not the slice
-    return qlora__sync(ctx);
+    return QLORA_OK;
 }
 
 qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done) {
@@ -50955,6 +51465,7 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     qlora_model* m = t->m;
     QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
     bool begun = t->sliced.begun;
+    qlora__sliced_stop(t);
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
@@ -51834,6 +52345,12 @@ struct qlora_generation {
     bool stepped;   // it had its token in this call before the step on the device
     bool chose;     // the device chose the last token, whose log-probability is `logprob`
     double logprob;
+    // For qlora_generate_slice: tokens in `text` that were given and have not been run; what is in
+    // the middle, NULL = nothing; and the result of the step
+    int64_t due;
+    qlora__errand* errand;
+    int32_t slice_token;
+    bool slice_stopped;
     bool broken;                       // a pass failed, so the contents of the cache are unknown
     int32_t owners[QLORA__MOST_PAGES]; // of its pages in the cache: the slots they belong to
     // If the model has a pool: its pages, and where the first of them was, see generate/paging.h.
@@ -51938,6 +52455,7 @@ static void qlora__sample_penalise(const qlora_generation* g, int64_t vocab) {
 
 // Chooses the token after `position` from g->logits.
 static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t position) {
+    qlora__breathe(g->ctx);
     qlora__sample_penalise(g, vocab);
     float* w = g->weights;
     int32_t best = 0;
@@ -51953,6 +52471,7 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
         w[i] = (float)exp(((double)w[i] - top) / (double)g->desc.temperature);
         sum += (double)w[i];
     }
+    qlora__breathe(g->ctx);
     bool all = g->desc.top_k == 0 && !(g->desc.top_p > 0.0f) && !(g->desc.min_p > 0.0f);
     int64_t count = all ? vocab : qlora__sample_keep(g, vocab, &sum);
     double left = qlora__sample_number(g->desc.seed, position) * sum;
@@ -52678,6 +53197,11 @@ static qlora_result qlora__generate_share_check(qlora_ctx* ctx, const qlora_mode
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "an earlier call on desc.share failed, so its prompt cannot be shared");
     }
+    if (d->share != NULL && d->share->due > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the prompt of desc.share has not been run; call qlora_generate_slice "
+                           "for it first");
+    }
     if (d->share != NULL && qlora__generate_adapter(m, d) != d->share->worn) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.share was computed with another adapter; begin without it, or "
@@ -52973,12 +53497,24 @@ static qlora_result qlora__generate_enlist(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-static qlora_result qlora__generate_ready(const qlora_generation* g) {
+// Whether a text can be run now, with the tokens that are due.
+static qlora_result qlora__generate_usable(const qlora_generation* g) {
+    QLORA__TRY(qlora__model_idle(g->ctx, g->m, "generating"));
     if (g->broken) {
         return qlora__fail(g->ctx, QLORA_ERR_STATE,
                            "an earlier call on this generation failed; end it and begin again");
     }
-    return qlora__model_idle(g->ctx, g->m, "generating");
+    return QLORA_OK;
+}
+
+static qlora_result qlora__generate_ready(const qlora_generation* g) {
+    if (g->due > 0) {
+        return qlora__fail(g->ctx, QLORA_ERR_STATE,
+                           "%lld tokens of the text have not been run; call qlora_generate_slice "
+                           "until it has a token",
+                           (long long)g->due);
+    }
+    return qlora__generate_usable(g);
 }
 
 // Starts a turn: others may share the text as it is now.
@@ -52989,6 +53525,20 @@ static void qlora__generate_turn(qlora_generation* g) {
     if (g->first != NULL) {
         memcpy(g->first, g->logits, (size_t)g->m->plan.config.vocab * sizeof *g->first);
     }
+}
+
+// Appends ids to the text and starts a turn; or qlora_generate_slice will.
+static qlora_result qlora__generate_give(qlora_generation* g, const int32_t* ids, int64_t count) {
+    if (g->desc.in_slices) {
+        int64_t at = g->length + (g->waiting >= 0 ? 1 : 0);
+        memmove(g->text + at, ids, (size_t)count * sizeof *ids);
+        g->due = count;
+        g->chosen = -1;
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__generate_append(g, ids, count));
+    qlora__generate_turn(g);
+    return QLORA_OK;
 }
 
 // Runs the prompt of a new text, except what it shares with another one.
@@ -53020,11 +53570,10 @@ static qlora_result qlora__generate_start(qlora_generation* g, const qlora_gener
     g->is_long = same > 0 && from->is_long;
     if (whole) {
         memcpy(g->logits, from->first, (size_t)g->m->plan.config.vocab * sizeof *g->logits);
-    } else {
-        QLORA__TRY(qlora__generate_append(g, d->prompt + same, d->prompt_tokens - same));
+        qlora__generate_turn(g);
+        return QLORA_OK;
     }
-    qlora__generate_turn(g);
-    return QLORA_OK;
+    return qlora__generate_give(g, d->prompt + same, d->prompt_tokens - same);
 }
 
 static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
@@ -53276,9 +53825,7 @@ static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids
     QLORA__TRY(qlora__generate_ready(g));
     QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "ids", ids, count, length));
     QLORA__TRY(qlora__generate_reserve(g, g->length, length + count));
-    QLORA__TRY(qlora__generate_append(g, ids, count));
-    qlora__generate_turn(g);
-    return QLORA_OK;
+    return qlora__generate_give(g, ids, count);
 }
 
 qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids, int64_t count) {
@@ -53304,8 +53851,7 @@ static qlora_result qlora__generate_prompt(qlora_generation* g, const int32_t* i
     for (int64_t i = 0; i < same; i++) {
         g->seen[g->text[i]] = 1;
     }
-    QLORA__TRY(qlora__generate_append(g, ids + same, count - same));
-    qlora__generate_turn(g);
+    QLORA__TRY(qlora__generate_give(g, ids + same, count - same));
     if (kept != NULL) {
         *kept = same;
     }
@@ -53357,7 +53903,8 @@ qlora_result qlora_generate_query(qlora_generation* generation, qlora_generation
     if (out == NULL) {
         return qlora__leave(ctx, qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL"));
     }
-    out->tokens = generation->length + (generation->waiting >= 0 ? 1 : 0);
+    out->tokens =
+        generation->length + (generation->waiting >= 0 ? 1 : 0) + generation->due;
     out->computed = generation->computed;
     return qlora__leave(ctx, QLORA_OK);
 }
@@ -53368,9 +53915,98 @@ qlora_result qlora_generate_end(qlora_generation* generation) {
     }
     qlora_ctx* ctx = generation->ctx;
     QLORA__TRY(qlora__enter_destroy(ctx, "qlora_generate_end"));
+    if (generation->errand != NULL) {
+        generation->m->speaking = NULL;
+        qlora__model_errand_end(generation->m, generation->errand, true);
+    }
     qlora__generate_count(generation, false);
     qlora__generation_free(generation);
     return qlora__leave(ctx, QLORA_OK);
+}
+
+// ---- a token in slices --------------------------------------------------------------------------
+
+// What qlora_generate_feed and its like have left.
+static qlora_result qlora__generate_owed(qlora_generation* g) {
+    int64_t count = g->due;
+    if (count == 0) {
+        return QLORA_OK;
+    }
+    int64_t at = g->length + (g->waiting >= 0 ? 1 : 0);
+    QLORA__TRY(qlora__generate_append(g, g->text + at, count));
+    g->due = 0;
+    qlora__generate_turn(g);
+    return QLORA_OK;
+}
+
+// The errand of a text: what is due, and a token.
+static qlora_result qlora__generate_errand(void* user) {
+    qlora_generation* g = (qlora_generation*)user;
+    QLORA__TRY(qlora__generate_owed(g));
+    qlora__breathe(g->ctx);
+    return g->ctx->errand->dropped
+               ? QLORA_OK
+               : qlora__generate_step(&g, 1, &g->slice_token, &g->slice_stopped);
+}
+
+// Without an errand: what is due, or a token, or both if there is time.
+static qlora_result qlora__generate_whole(qlora_generation* g, double until, bool* done) {
+    bool owed = g->due > 0;
+    QLORA__TRY(qlora__generate_owed(g));
+    if (owed && !(qlora__clock_ms() < until)) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__generate_step(&g, 1, &g->slice_token, &g->slice_stopped));
+    *done = true;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__generate_turns(qlora_generation* g, double until, bool* done) {
+    qlora_model* m = g->m;
+    if (g->errand == NULL) {
+        QLORA__TRY(qlora__generate_usable(g));
+        QLORA__TRY(qlora__model_errand(m, qlora__generate_errand, g, &g->errand));
+    }
+    qlora__errand* e = g->errand;
+    if (e == NULL) {
+        return qlora__generate_whole(g, until, done);
+    }
+    m->speaking = NULL;
+    qlora__model_turn(m, e, until);
+    if (e->under_way) {
+        m->speaking = g;
+        return QLORA_OK;
+    }
+    g->errand = NULL;
+    e->taken = false;
+    QLORA__TRY(e->result);
+    *done = true;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__generate_slice(qlora_generation* g, double milliseconds, int32_t* token,
+                                          bool* stopped, bool* out) {
+    double start = qlora__clock_ms();
+    bool done = false;
+    if (token == NULL || stopped == NULL || out == NULL) {
+        return qlora__fail(g->ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
+                           token == NULL     ? "token"
+                           : stopped == NULL ? "stopped"
+                                             : "done");
+    }
+    QLORA__TRY(qlora__generate_turns(g, start + milliseconds, &done));
+    *token = done ? g->slice_token : -1;
+    *stopped = done && g->slice_stopped;
+    *out = done;
+    return QLORA_OK;
+}
+
+qlora_result qlora_generate_slice(qlora_generation* generation, double milliseconds, int32_t* token,
+                                  bool* stopped, bool* done) {
+    QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_slice");
+    qlora__ahead_carry(generation);
+    return qlora__leave(generation->ctx,
+                        qlora__generate_slice(generation, milliseconds, token, stopped, done));
 }
 
 // ---- a whole text -------------------------------------------------------------------------------
@@ -53379,6 +54015,11 @@ static qlora_result qlora__generate(qlora_ctx* ctx, qlora_model* m, const qlora_
                                     qlora_token_fn fn, void* user) {
     if (fn == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "fn is NULL");
+    }
+    if (desc != NULL && desc->in_slices) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.in_slices is set; begin the text with qlora_generate_begin and "
+                           "call qlora_generate_slice");
     }
     qlora_generation* g = NULL;
     QLORA__TRY(qlora__generate_begin(ctx, m, desc, &g));
@@ -53416,4 +54057,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 33890ee7bbb2aa56
+//@@ end eb9ae50817f6618e

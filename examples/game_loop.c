@@ -1,5 +1,5 @@
 // game_loop.c - a game that trains and talks without missing a frame: one model learns in slices of
-// 4 ms; another one speaks a token per frame and takes over the adapter after every step.
+// 4 ms; another one speaks in slices of 2 ms and takes over the adapter when it has changed.
 //
 //     cc -O2 -I. examples/game_loop.c -o game_loop -ldl -lm -lpthread
 //     ./game_loop                 (a tiny model; ./game_loop 0.5b takes the shape of Qwen2.5-0.5B)
@@ -18,8 +18,10 @@ typedef struct game {
     qlora_model* speaker;
     qlora_trainer* trainer;
     qlora_generation* voice; // the text in progress, or NULL
+    bool learned; // a step since the last token
     int frames;
     double longest_slice; // ms
+    double longest_words;
     char said[LINE];
 } game;
 
@@ -47,16 +49,25 @@ static qlora_result start(game* g, bool large) {
     return r == QLORA_OK ? qlora_trainer_create(g->learner, &train, &g->trainer) : r;
 }
 
-// One token of the dragon's line; a new line begins when the last one is finished.
+// Part of a token of the dragon's line; a new line begins when the last one is finished.
 static qlora_result speak(game* g, const int32_t* ids) {
-    qlora_generate_desc d = {.prompt = ids, .prompt_tokens = 4, .max_tokens = sizeof line - 5};
+    qlora_generate_desc d = {.prompt = ids, .prompt_tokens = 4, .max_tokens = sizeof line - 5,
+        .in_slices = true};
     if (g->voice == NULL) {
         snprintf(g->said, sizeof g->said, "%.4s", line);
         return qlora_generate_begin(g->speaker, &d, &g->voice);
     }
     int32_t token = 0;
     bool stopped = false;
-    qlora_result r = qlora_generate_next(g->voice, &token, &stopped);
+    bool done = false;
+    qlora_result r = qlora_generate_slice(g->voice, 2.0, &token, &stopped, &done);
+    if (r == QLORA_OK && !done) {
+        return r; // the rest in the next frame
+    }
+    if (r == QLORA_OK && g->learned) { // between two tokens
+        r = qlora_adapter_copy(g->learner, g->speaker);
+        g->learned = false;
+    }
     if (r == QLORA_OK && !stopped) {
         size_t n = strlen(g->said);
         g->said[n] = token >= 32 && token < 127 ? (char)token : '?';
@@ -68,14 +79,18 @@ static qlora_result speak(game* g, const int32_t* ids) {
     return r;
 }
 
-// A frame: a slice of training, one token, and whatever else the game does.
+// A frame: a slice of training, some of a token, and whatever else the game does.
 static qlora_result frame(game* g, const int32_t* ids, double budget, bool* done) {
     double begin = now_ms();
     qlora_result r = qlora_train_slice(g->trainer, budget, done);
     double took = now_ms() - begin;
     g->longest_slice = took > g->longest_slice ? took : g->longest_slice;
     g->frames++;
-    return r == QLORA_OK ? speak(g, ids) : r;
+    begin = now_ms();
+    r = r == QLORA_OK ? speak(g, ids) : r;
+    took = now_ms() - begin;
+    g->longest_words = took > g->longest_words ? took : g->longest_words;
+    return r;
 }
 
 static qlora_result play(game* g) {
@@ -91,11 +106,13 @@ static qlora_result play(game* g) {
         while (r == QLORA_OK && !done) {
             r = frame(g, ids, 4.0, &done);
         }
-        r = r == QLORA_OK ? qlora_adapter_copy(g->learner, g->speaker) : r;
+        g->learned = true;
         r = r == QLORA_OK ? qlora_train_poll(g->trainer, &info) : r;
         g->longest_slice = step > 2 ? g->longest_slice : 0.0; // the first steps time the pieces
+        g->longest_words = step > 2 ? g->longest_words : 0.0;
         if (r == QLORA_OK && step % 8 == 0) {
-            printf("step %2d  loss %.3f  frame %d  \"%s\"\n", step, info.loss, g->frames, g->said);
+            printf("step %2d  loss %.3f  longest piece %.2f ms  frame %d  \"%s\"\n", step,
+                info.loss, info.longest_piece, g->frames, g->said);
         }
     }
     return r;
@@ -108,7 +125,8 @@ int main(int argc, char** argv) {
     bool large = argc > 1 && strcmp(argv[1], "0.5b") == 0;
     bool ok = start(&g, large) == QLORA_OK && play(&g) == QLORA_OK;
     if (!ok) fprintf(stderr, "game_loop: %s\n", qlora_last_error(g.ctx));
-    printf("%d frames, longest slice %.2f ms of 4\n", g.frames, g.longest_slice);
+    printf("%d frames, longest slice %.2f ms of 4, longest words %.2f ms of 2\n", g.frames,
+        g.longest_slice, g.longest_words);
     qlora_generate_end(g.voice);
     qlora_trainer_destroy(g.trainer);
     qlora_model_close(g.speaker);

@@ -252,11 +252,13 @@ static qlora_result qlora__ctx_open(qlora_ctx* ctx) {
     }
     QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
     QLORA__TRY(qlora__pool_create(ctx, ctx->desc.threads));
-    return qlora__packing_create(ctx);
+    return qlora__packing_create(ctx, &ctx->packing);
 }
 
 static void qlora__ctx_close(qlora_ctx* ctx) {
-    qlora__packing_destroy(ctx);
+    qlora__errands_destroy(ctx);
+    qlora__packing_destroy(ctx, ctx->packing);
+    ctx->packing = NULL;
     qlora__pool_destroy(ctx);
     if (qlora__on_cpu(ctx)) {
         qlora__buffer_destroy(ctx, ctx->scratch);

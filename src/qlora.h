@@ -73,6 +73,7 @@ extern "C" {
 #include "core/tools.h"
 #include "core/base.h"
 #include "core/scope.h"
+#include "core/errand.h"
 #include "core/threads.h"
 #include "core/random.h"
 #include "numbers/floats.h"
@@ -103,6 +104,7 @@ extern "C" {
 #include "cpu/packed.h"
 #include "cpu/outer.h"
 #include "cpu/few.h"
+#include "cpu/turns.h"
 QLORA__ONCE_BEGIN
 #ifndef QLORA_NO_MODEL
 #include "arch.h"
@@ -197,6 +199,7 @@ QLORA__ONCE_BEGIN
 #ifndef QLORA_NO_MODEL
 #include "model/structure.h"
 #include "model/adapters.h"
+#include "model/turns.h"
 #include "model/wide.h"
 #include "model/arena.h"
 #include "model/workspace.h"

@@ -488,5 +488,6 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
 qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) {
     qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_merge_save");
-    return qlora__leave(ctx, qlora__merge_save(ctx, model, desc));
+    qlora_result r = qlora__model_settle(model);
+    return qlora__leave(ctx, r == QLORA_OK ? qlora__merge_save(ctx, model, desc) : r);
 }

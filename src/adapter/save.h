@@ -527,6 +527,7 @@ static qlora_result qlora__adapter_save(qlora_ctx* ctx, qlora_model* m, const ch
                                         const qlora_adapter_desc* desc) {
     QLORA__TRY(qlora__adapter_desc_check(ctx, desc));
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
+    QLORA__TRY(qlora__model_settle(m));
     const char* base_name = desc != NULL ? desc->base_name : NULL;
     if (m->desc.train_norms && !qlora__has_lora(m)) {
         QLORA__LOG(ctx, WARN, CHECKPOINT,
@@ -713,6 +714,11 @@ static qlora_result qlora__adapter_copy(qlora_ctx* ctx, qlora_model* from, qlora
     if (from->range_count == 0) {
         return QLORA_OK;
     }
+    qlora_result settled = qlora__model_settle(from);
+    if (settled != QLORA_OK) {
+        return qlora__fail(ctx, settled, "the update of `from`: %.400s",
+                           qlora__env_reason(&from->ctx->env));
+    }
     if (from->ctx == ctx && same_places) {
         QLORA__TRY(qlora_scale(ctx, 1.0f, &from->parameters, &to->parameters));
     } else {
@@ -844,5 +850,6 @@ qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
     qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_adapter_save_gguf");
     qlora_result r = qlora__adapter_desc_check(ctx, desc);
+    r = r == QLORA_OK ? qlora__model_settle(model) : r;
     return qlora__leave(ctx, r == QLORA_OK ? qlora__adapter_save_gguf(ctx, model, path) : r);
 }

@@ -39,6 +39,9 @@ typedef struct qlora_generate_desc {
     // either may end first. After training or another change of the adapter's parameters, begin
     // without it: its keys and values come from the earlier ones.
     qlora_generation* share;
+    // qlora_generate_begin, _feed and _prompt only take their tokens, and the next calls of
+    // qlora_generate_slice run them.
+    bool in_slices;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
 
@@ -58,6 +61,16 @@ QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t
 // and generate_sequences. Models that differ in generate_sequences may differ by rounding.
 QLORA_API qlora_result qlora_generate_next_each(qlora_generation* const* generations, int64_t count,
                                                 int32_t* tokens, bool* stopped);
+// The same as qlora_generate_next in slices, for programs that have a frame to draw: call it until
+// *done is true; token and stopped are then those of qlora_generate_next, to the bit. Begin the
+// text with desc.in_slices, so that its prompt is divided as well. A slice ends before the next
+// piece would exceed the time; it does something in any case. Pieces are those of qlora_train_slice
+// on the CPU, and on a GPU, where they take little time, a whole prompt and a token. In between,
+// the model accepts no other call that computes with it, and the text none but qlora_generate_query
+// and qlora_generate_end, which drops what is in the middle; other models of the context can be
+// used.
+QLORA_API qlora_result qlora_generate_slice(qlora_generation* generation, double milliseconds,
+                                            int32_t* token, bool* stopped, bool* done);
 // Appends ids to the text, after the last token that qlora_generate_next returned (including a stop
 // token), and starts the next turn. The keys and values of the text so far are kept. Fails with
 // QLORA_ERR_FULL, like qlora_generate_prompt, if there is no room for the turn; the text is then as

@@ -96,6 +96,8 @@ typedef struct qlora_train_info {
     int64_t sent;    // bytes that this process sent to others for the step
     double exchange_ms; // time of the exchange with others, including waiting for them
     bool exchange_graph; // it was run as a CUDA graph
+    // Of a step in slices: milliseconds of its longest piece, which no budget can divide
+    double longest_piece;
     // DPO and KTO; r is the log-probability of a sequence less its reference.
     double preference_loss; // the loss without the likelihood term
     double chosen_nll;      // DPO: mean loss of the labels of the chosen texts
@@ -133,12 +135,16 @@ QLORA_API qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_bat
                                          double total_labels);
 QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
 // The same step in slices, for programs that have a frame to draw: call begin, then slice until
-// *done is true. The batches must stay valid until then. A slice runs pieces of the step (half a
-// layer each, without graphs), waits for them, and returns before the next piece would exceed the
-// time; it runs at least one. Results are bitwise identical to those of qlora_train_step. cancel
-// discards a step that was begun with begin or micro; it does not wait for the device. After a call
-// of a step has failed on the device, its gradients are incomplete: every call of the step is then
-// refused until it is cancelled or a checkpoint is loaded.
+// *done is true. The batches must stay valid until then. A slice runs pieces of the step, waits for
+// them, and returns before the next piece would exceed the time; it runs at least one. Results are
+// bitwise identical to those of qlora_train_step. Pieces are parts of about 0.1 ms of any loop on
+// the CPU, on a thread of its own that waits between two slices and has working memory of its own,
+// allocated by the first slice of a context; half a layer on a GPU, without graphs, or with several
+// processes. qlora_train_info.longest_piece tells how long they were. cancel discards a step that
+// was begun with begin or micro; it does not wait for the device. If slices have begun to change
+// parameters, cancel finishes the update instead, and so does what reads or saves parameters. After
+// a call of a step has failed on the device, its gradients are incomplete: every call of the step
+// is then refused until it is cancelled or a checkpoint is loaded.
 QLORA_API qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batches,
                                          int64_t count);
 QLORA_API qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done);

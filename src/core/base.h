@@ -12,6 +12,7 @@
 #define QLORA__MAX_THREADS 64
 #define QLORA__MAX_DEPTH 16
 
+typedef struct qlora__errand qlora__errand; // core/errand.h
 typedef struct qlora__pool qlora__pool;
 typedef struct qlora__cpu_table qlora__cpu_table; // cpu/table.h
 typedef struct qlora__packing qlora__packing;     // cpu/panels.h
@@ -57,6 +58,8 @@ struct qlora_ctx {
     qlora__buffer* scratch;
     size_t scratch_used;
     qlora__pool* pool;
+    qlora__errand* errand;  // that has its turn; NULL = none
+    qlora__errand* errands; // all that have been created
     const qlora__cpu_table* cpu; // the kernels of its tier
     qlora__packing* packing;     // working memory of CPU products; NULL if the tier needs none
     qlora__watch* watches;   // one for each graph

@@ -160,16 +160,25 @@ static void qlora__pool_destroy(qlora_ctx* ctx) {
     ctx->pool = NULL;
 }
 
-// Runs fn or slot_fn over [0, count) with all threads.
-static void qlora__pool_run(qlora__pool* pool, int64_t count, int64_t grain, qlora__range_fn fn,
-                            qlora__slot_fn slot_fn, void* user) {
+// What a parallel loop does: fn or slot_fn over [0, count).
+typedef struct qlora__loop {
+    qlora__range_fn fn;
+    qlora__slot_fn slot_fn;
+    void* user;
+    int64_t count;
+    int64_t grain;
+} qlora__loop;
+
+// Runs [begin, end) of a loop with all threads.
+static void qlora__pool_run(qlora__pool* pool, const qlora__loop* loop, int64_t begin,
+                            int64_t end) {
     qlora__mutex_lock(&pool->mutex);
-    pool->fn = fn;
-    pool->slot_fn = slot_fn;
-    pool->user = user;
-    pool->count = count;
-    pool->grain = grain > 0 ? grain : 1;
-    pool->next = 0;
+    pool->fn = loop->fn;
+    pool->slot_fn = loop->slot_fn;
+    pool->user = loop->user;
+    pool->count = end;
+    pool->grain = loop->grain > 0 ? loop->grain : 1;
+    pool->next = begin;
     qlora__spin_store(&pool->job, pool->job + 1);
     qlora__cond_wake(&pool->wake);
     qlora__pool_work(pool, 0);
@@ -181,15 +190,15 @@ static void qlora__pool_run(qlora__pool* pool, int64_t count, int64_t grain, qlo
     qlora__mutex_unlock(&pool->mutex);
 }
 
-// Calls fn(user, begin, end) over [0, count), at most `grain` items at a time. Every output must
-// have one writer, so that results do not depend on which thread ran which range.
-static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
-                                          qlora__range_fn fn, void* user) {
+// Runs [begin, end) of a loop.
+static void qlora__loop_run(qlora_ctx* ctx, const qlora__loop* loop, int64_t begin, int64_t end) {
     qlora__pool* pool = ctx->pool;
-    if (pool != NULL && pool->workers > 0 && count > grain) {
-        qlora__pool_run(pool, count, grain, fn, NULL, user);
-    } else if (count > 0) {
-        fn(user, 0, count);
+    if (pool != NULL && pool->workers > 0 && end - begin > loop->grain) {
+        qlora__pool_run(pool, loop, begin, end);
+    } else if (end > begin && loop->slot_fn != NULL) {
+        loop->slot_fn(loop->user, 0, begin, end);
+    } else if (end > begin) {
+        loop->fn(loop->user, begin, end);
     }
 }
 
@@ -198,13 +207,55 @@ static QLORA__UNUSED int qlora__slots(const qlora_ctx* ctx) {
     return 1 + (ctx->pool != NULL ? ctx->pool->workers : 0);
 }
 
+// A loop of an errand: range by range, each of whole grains for all threads. The time of the next
+// one follows from the shorter of the last two, so that a range during which another program had
+// the core does not count; that of the first one, from those of other loops.
+static QLORA__UNUSED void qlora__loop_errand(qlora_ctx* ctx, const qlora__loop* loop) {
+    qlora__errand* e = ctx->errand;
+    int64_t least = qlora__max(loop->grain, 1) * qlora__slots(ctx);
+    int64_t items = least;
+    double last = 0.0; // milliseconds per item; 0 = not known
+    double item = 0.0;
+    for (int64_t at = 0; at < loop->count;) {
+        qlora__errand_rest(e, at > 0 ? item * (double)items : qlora__errand_first(e));
+        if (e->dropped) {
+            return;
+        }
+        int64_t end = qlora__min(at + items, loop->count);
+        qlora__loop_run(ctx, loop, at, end);
+        double took = qlora__errand_tick(e);
+        if (at == 0) {
+            e->firsts[e->loops++ % QLORA__FIRSTS] = took;
+        }
+        took = took > 1e-9 ? took / (double)(end - at) : 1e-9;
+        item = last > 0.0 && last < took ? last : took;
+        last = took;
+        double fit = QLORA__RANGE_MS / item / (double)least;
+        double most = 4.0 * (double)(items / least);
+        items = least * (int64_t)(fit < 1.0 ? 1.0 : fit > most ? most : fit);
+        at = end;
+    }
+}
+
+static QLORA__UNUSED void qlora__loop_start(qlora_ctx* ctx, const qlora__loop* loop) {
+    if (ctx->errand != NULL) {
+        qlora__loop_errand(ctx, loop);
+    } else {
+        qlora__loop_run(ctx, loop, 0, loop->count);
+    }
+}
+
+// Calls fn(user, begin, end) over [0, count), at most `grain` items at a time. Every output must
+// have one writer, so that results do not depend on which thread ran which range.
+static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
+                                          qlora__range_fn fn, void* user) {
+    const qlora__loop loop = {fn, NULL, user, count, grain};
+    qlora__loop_start(ctx, &loop);
+}
+
 // The same with slots; see qlora__slot_fn.
 static QLORA__UNUSED void qlora__parallel_slots(qlora_ctx* ctx, int64_t count, int64_t grain,
                                                 qlora__slot_fn fn, void* user) {
-    qlora__pool* pool = ctx->pool;
-    if (pool != NULL && pool->workers > 0 && count > grain) {
-        qlora__pool_run(pool, count, grain, NULL, fn, user);
-    } else if (count > 0) {
-        fn(user, 0, 0, count);
-    }
+    const qlora__loop loop = {NULL, fn, user, count, grain};
+    qlora__loop_start(ctx, &loop);
 }

@@ -10,6 +10,7 @@
 #define QLORA__PANELS 0x320000 // elements in panels: QLORA__MC rows of 3200 steps
 #define QLORA__BLOCKS ((QLORA__KC + 4) * QLORA__NC) // elements of a block of columns
 #define QLORA__MOST_TILE 1024                       // elements of the largest tile
+#define QLORA__UNIT 0x600000 // multiplications per unit of an errand: a tenth of a millisecond
 
 // Working memory of the packed products, allocated with the context.
 struct qlora__packing {
@@ -20,11 +21,13 @@ struct qlora__packing {
     size_t bytes;
 };
 
-static qlora_result qlora__packing_create(qlora_ctx* ctx) {
+// *out is NULL if the tier needs none.
+static qlora_result qlora__packing_create(qlora_ctx* ctx, qlora__packing** out) {
     size_t slots = (size_t)qlora__slots(ctx);
     size_t floats =
         (size_t)QLORA__PANELS + (size_t)QLORA__MC * QLORA__PART + QLORA__KC + slots * QLORA__BLOCKS;
     size_t bytes = sizeof(qlora__packing) + 64 + floats * sizeof(float);
+    *out = NULL;
     if (ctx->cpu->gemm == NULL) {
         return QLORA_OK;
     }
@@ -40,7 +43,7 @@ static qlora_result qlora__packing_create(qlora_ctx* ctx) {
     p->b = p->zero + QLORA__KC;
     p->bytes = bytes;
     memset(p->zero, 0, QLORA__KC * sizeof(float));
-    ctx->packing = p;
+    *out = p;
     return QLORA_OK;
 }
 
@@ -48,10 +51,9 @@ static QLORA__UNUSED uint64_t qlora__packing_bytes(const qlora_ctx* ctx) {
     return ctx->packing != NULL ? ctx->packing->bytes : 0;
 }
 
-static void qlora__packing_destroy(qlora_ctx* ctx) {
-    if (ctx->packing != NULL) {
-        qlora__free(ctx, ctx->packing, ctx->packing->bytes);
-        ctx->packing = NULL;
+static void qlora__packing_destroy(qlora_ctx* ctx, qlora__packing* packing) {
+    if (packing != NULL) {
+        qlora__free(ctx, packing, packing->bytes);
     }
 }
 

@@ -63,6 +63,9 @@ static void qlora__gemm_packed(qlora_ctx* ctx, const qlora__gemm* g) {
     int64_t width = g->out == QLORA_F32 ? g->N : QLORA__PART;
     int64_t height = qlora__min(QLORA__MC, qlora__ceil_div(g->M, QLORA__CHUNK) * QLORA__CHUNK);
     int64_t most = QLORA__PANELS / height - 7; // the panels may be that much longer
+    if (qlora__errand_fine(ctx)) { // with the narrowest blocks
+        most = qlora__min(most, qlora__max(QLORA__UNIT / (height * QLORA__NC / 4), QLORA__KC));
+    }
     // Nothing is rounded if both operands are bf16.
     bool bf16 = g->bf16 || (g->a_type == QLORA_BF16 && g->b_type == QLORA_BF16 && g->alpha == 1.0f);
     qlora__panels_open(ctx, qlora__min(g->K, most), bf16, &p.left);
@@ -97,3 +100,4 @@ static int64_t qlora__packing_room(void) {
 #undef QLORA__CHUNK
 #undef QLORA__PANELS
 #undef QLORA__MOST_TILE
+#undef QLORA__UNIT

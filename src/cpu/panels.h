@@ -282,6 +282,9 @@ static void qlora__multiply_divide(qlora__multiply* m) {
     m->stride = qlora__panel_stride(qlora__panels_floats(m->left, m->range), m->width);
     int64_t slots = qlora__slots(m->left->ctx);
     int64_t share = slots > 1 ? qlora__ceil_div(m->cols, 4 * slots) : m->cols;
+    if (qlora__errand_fine(m->left->ctx)) {
+        share = qlora__min(share, QLORA__UNIT / (m->left->rows * m->steps));
+    }
     int64_t most = qlora__min(tiles->block, QLORA__BLOCKS / m->stride);
     share = qlora__min(most, qlora__max(most / 4, share));
     m->block = qlora__ceil_div(share, m->width) * m->width;

@@ -26,6 +26,12 @@ struct qlora_generation {
     bool stepped;   // it had its token in this call before the step on the device
     bool chose;     // the device chose the last token, whose log-probability is `logprob`
     double logprob;
+    // For qlora_generate_slice: tokens in `text` that were given and have not been run; what is in
+    // the middle, NULL = nothing; and the result of the step
+    int64_t due;
+    qlora__errand* errand;
+    int32_t slice_token;
+    bool slice_stopped;
     bool broken;                       // a pass failed, so the contents of the cache are unknown
     int32_t owners[QLORA__MOST_PAGES]; // of its pages in the cache: the slots they belong to
     // If the model has a pool: its pages, and where the first of them was, see generate/paging.h.
@@ -130,6 +136,7 @@ static void qlora__sample_penalise(const qlora_generation* g, int64_t vocab) {
 
 // Chooses the token after `position` from g->logits.
 static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t position) {
+    qlora__breathe(g->ctx);
     qlora__sample_penalise(g, vocab);
     float* w = g->weights;
     int32_t best = 0;
@@ -145,6 +152,7 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
         w[i] = (float)exp(((double)w[i] - top) / (double)g->desc.temperature);
         sum += (double)w[i];
     }
+    qlora__breathe(g->ctx);
     bool all = g->desc.top_k == 0 && !(g->desc.top_p > 0.0f) && !(g->desc.min_p > 0.0f);
     int64_t count = all ? vocab : qlora__sample_keep(g, vocab, &sum);
     double left = qlora__sample_number(g->desc.seed, position) * sum;

@@ -80,6 +80,11 @@ static qlora_result qlora__generate_share_check(qlora_ctx* ctx, const qlora_mode
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "an earlier call on desc.share failed, so its prompt cannot be shared");
     }
+    if (d->share != NULL && d->share->due > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the prompt of desc.share has not been run; call qlora_generate_slice "
+                           "for it first");
+    }
     if (d->share != NULL && qlora__generate_adapter(m, d) != d->share->worn) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.share was computed with another adapter; begin without it, or "
@@ -375,12 +380,24 @@ static qlora_result qlora__generate_enlist(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-static qlora_result qlora__generate_ready(const qlora_generation* g) {
+// Whether a text can be run now, with the tokens that are due.
+static qlora_result qlora__generate_usable(const qlora_generation* g) {
+    QLORA__TRY(qlora__model_idle(g->ctx, g->m, "generating"));
     if (g->broken) {
         return qlora__fail(g->ctx, QLORA_ERR_STATE,
                            "an earlier call on this generation failed; end it and begin again");
     }
-    return qlora__model_idle(g->ctx, g->m, "generating");
+    return QLORA_OK;
+}
+
+static qlora_result qlora__generate_ready(const qlora_generation* g) {
+    if (g->due > 0) {
+        return qlora__fail(g->ctx, QLORA_ERR_STATE,
+                           "%lld tokens of the text have not been run; call qlora_generate_slice "
+                           "until it has a token",
+                           (long long)g->due);
+    }
+    return qlora__generate_usable(g);
 }
 
 // Starts a turn: others may share the text as it is now.
@@ -391,6 +408,20 @@ static void qlora__generate_turn(qlora_generation* g) {
     if (g->first != NULL) {
         memcpy(g->first, g->logits, (size_t)g->m->plan.config.vocab * sizeof *g->first);
     }
+}
+
+// Appends ids to the text and starts a turn; or qlora_generate_slice will.
+static qlora_result qlora__generate_give(qlora_generation* g, const int32_t* ids, int64_t count) {
+    if (g->desc.in_slices) {
+        int64_t at = g->length + (g->waiting >= 0 ? 1 : 0);
+        memmove(g->text + at, ids, (size_t)count * sizeof *ids);
+        g->due = count;
+        g->chosen = -1;
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__generate_append(g, ids, count));
+    qlora__generate_turn(g);
+    return QLORA_OK;
 }
 
 // Runs the prompt of a new text, except what it shares with another one.
@@ -422,11 +453,10 @@ static qlora_result qlora__generate_start(qlora_generation* g, const qlora_gener
     g->is_long = same > 0 && from->is_long;
     if (whole) {
         memcpy(g->logits, from->first, (size_t)g->m->plan.config.vocab * sizeof *g->logits);
-    } else {
-        QLORA__TRY(qlora__generate_append(g, d->prompt + same, d->prompt_tokens - same));
+        qlora__generate_turn(g);
+        return QLORA_OK;
     }
-    qlora__generate_turn(g);
-    return QLORA_OK;
+    return qlora__generate_give(g, d->prompt + same, d->prompt_tokens - same);
 }
 
 static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
@@ -678,9 +708,7 @@ static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids
     QLORA__TRY(qlora__generate_ready(g));
     QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "ids", ids, count, length));
     QLORA__TRY(qlora__generate_reserve(g, g->length, length + count));
-    QLORA__TRY(qlora__generate_append(g, ids, count));
-    qlora__generate_turn(g);
-    return QLORA_OK;
+    return qlora__generate_give(g, ids, count);
 }
 
 qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids, int64_t count) {
@@ -706,8 +734,7 @@ static qlora_result qlora__generate_prompt(qlora_generation* g, const int32_t* i
     for (int64_t i = 0; i < same; i++) {
         g->seen[g->text[i]] = 1;
     }
-    QLORA__TRY(qlora__generate_append(g, ids + same, count - same));
-    qlora__generate_turn(g);
+    QLORA__TRY(qlora__generate_give(g, ids + same, count - same));
     if (kept != NULL) {
         *kept = same;
     }
@@ -759,7 +786,8 @@ qlora_result qlora_generate_query(qlora_generation* generation, qlora_generation
     if (out == NULL) {
         return qlora__leave(ctx, qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL"));
     }
-    out->tokens = generation->length + (generation->waiting >= 0 ? 1 : 0);
+    out->tokens =
+        generation->length + (generation->waiting >= 0 ? 1 : 0) + generation->due;
     out->computed = generation->computed;
     return qlora__leave(ctx, QLORA_OK);
 }
@@ -770,9 +798,98 @@ qlora_result qlora_generate_end(qlora_generation* generation) {
     }
     qlora_ctx* ctx = generation->ctx;
     QLORA__TRY(qlora__enter_destroy(ctx, "qlora_generate_end"));
+    if (generation->errand != NULL) {
+        generation->m->speaking = NULL;
+        qlora__model_errand_end(generation->m, generation->errand, true);
+    }
     qlora__generate_count(generation, false);
     qlora__generation_free(generation);
     return qlora__leave(ctx, QLORA_OK);
+}
+
+// ---- a token in slices --------------------------------------------------------------------------
+
+// What qlora_generate_feed and its like have left.
+static qlora_result qlora__generate_owed(qlora_generation* g) {
+    int64_t count = g->due;
+    if (count == 0) {
+        return QLORA_OK;
+    }
+    int64_t at = g->length + (g->waiting >= 0 ? 1 : 0);
+    QLORA__TRY(qlora__generate_append(g, g->text + at, count));
+    g->due = 0;
+    qlora__generate_turn(g);
+    return QLORA_OK;
+}
+
+// The errand of a text: what is due, and a token.
+static qlora_result qlora__generate_errand(void* user) {
+    qlora_generation* g = (qlora_generation*)user;
+    QLORA__TRY(qlora__generate_owed(g));
+    qlora__breathe(g->ctx);
+    return g->ctx->errand->dropped
+               ? QLORA_OK
+               : qlora__generate_step(&g, 1, &g->slice_token, &g->slice_stopped);
+}
+
+// Without an errand: what is due, or a token, or both if there is time.
+static qlora_result qlora__generate_whole(qlora_generation* g, double until, bool* done) {
+    bool owed = g->due > 0;
+    QLORA__TRY(qlora__generate_owed(g));
+    if (owed && !(qlora__clock_ms() < until)) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__generate_step(&g, 1, &g->slice_token, &g->slice_stopped));
+    *done = true;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__generate_turns(qlora_generation* g, double until, bool* done) {
+    qlora_model* m = g->m;
+    if (g->errand == NULL) {
+        QLORA__TRY(qlora__generate_usable(g));
+        QLORA__TRY(qlora__model_errand(m, qlora__generate_errand, g, &g->errand));
+    }
+    qlora__errand* e = g->errand;
+    if (e == NULL) {
+        return qlora__generate_whole(g, until, done);
+    }
+    m->speaking = NULL;
+    qlora__model_turn(m, e, until);
+    if (e->under_way) {
+        m->speaking = g;
+        return QLORA_OK;
+    }
+    g->errand = NULL;
+    e->taken = false;
+    QLORA__TRY(e->result);
+    *done = true;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__generate_slice(qlora_generation* g, double milliseconds, int32_t* token,
+                                          bool* stopped, bool* out) {
+    double start = qlora__clock_ms();
+    bool done = false;
+    if (token == NULL || stopped == NULL || out == NULL) {
+        return qlora__fail(g->ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
+                           token == NULL     ? "token"
+                           : stopped == NULL ? "stopped"
+                                             : "done");
+    }
+    QLORA__TRY(qlora__generate_turns(g, start + milliseconds, &done));
+    *token = done ? g->slice_token : -1;
+    *stopped = done && g->slice_stopped;
+    *out = done;
+    return QLORA_OK;
+}
+
+qlora_result qlora_generate_slice(qlora_generation* generation, double milliseconds, int32_t* token,
+                                  bool* stopped, bool* done) {
+    QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_slice");
+    qlora__ahead_carry(generation);
+    return qlora__leave(generation->ctx,
+                        qlora__generate_slice(generation, milliseconds, token, stopped, done));
 }
 
 // ---- a whole text -------------------------------------------------------------------------------
@@ -781,6 +898,11 @@ static qlora_result qlora__generate(qlora_ctx* ctx, qlora_model* m, const qlora_
                                     qlora_token_fn fn, void* user) {
     if (fn == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "fn is NULL");
+    }
+    if (desc != NULL && desc->in_slices) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.in_slices is set; begin the text with qlora_generate_begin and "
+                           "call qlora_generate_slice");
     }
     qlora_generation* g = NULL;
     QLORA__TRY(qlora__generate_begin(ctx, m, desc, &g));

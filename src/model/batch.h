@@ -358,12 +358,18 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     return qlora__slot_send(ctx, slot, m->batch.all.data, slot->memory, m->batch.all.bytes);
 }
 
-// Fails while the activations of the model are in use by a micro-batch that runs in slices.
+// Fails while the activations of the model are in use by something that runs in slices.
 static qlora_result qlora__model_idle(qlora_ctx* ctx, const qlora_model* m, const char* what) {
     if (m->micro_begun) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a training step is in the middle of a micro-batch; finish it with "
+                           "a training step is in the middle of %s; finish it with "
                            "qlora_train_slice or drop it with qlora_train_cancel before %s",
+                           m->updating != NULL ? "its update" : "a micro-batch", what);
+    }
+    if (m->speaking != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a text of the model is in the middle of a pass; finish it with "
+                           "qlora_generate_slice or end it with qlora_generate_end before %s",
                            what);
     }
     return qlora__not_in_capture(ctx, what);

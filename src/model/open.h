@@ -469,7 +469,9 @@ static qlora_result qlora__parameter_read(qlora_ctx* ctx, const qlora_model* m,
 qlora_result qlora_parameter_read(qlora_model* model, int64_t index, float* out) {
     qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_parameter_read");
-    return qlora__leave(ctx, qlora__parameter_read(ctx, model, &model->parameters, index, out));
+    qlora_result r = qlora__model_settle(model);
+    r = r == QLORA_OK ? qlora__parameter_read(ctx, model, &model->parameters, index, out) : r;
+    return qlora__leave(ctx, r);
 }
 
 static qlora_result qlora__parameter_write(qlora_ctx* ctx, qlora_model* m, int64_t index,

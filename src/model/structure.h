@@ -283,7 +283,10 @@ struct qlora_model {
     float neftune;       // of the trainer
     int64_t generations; // number that exist
     int64_t followers;   // those among them that use the selected adapter
-    bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
+    // A micro-batch or an update is being computed in slices: the activations are in use.
+    bool micro_begun;
+    qlora__errand* updating; // the errand that is in the middle of that update; NULL = none
+    const struct qlora_generation* speaking; // a text in the middle of a pass; NULL = none
     int64_t elements;    // of the parameter arena, including gaps
     int64_t positions;   // that a text can have
     int64_t short_texts; // tokens of the longest text with short factors, see qlora__is_long

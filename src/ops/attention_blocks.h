@@ -597,13 +597,21 @@ static void qlora__attention_joint_lanes(void* user, int64_t from, int64_t to) {
     }
 }
 
+// In an errand, one of those tasks should not take longer than a millisecond.
+#define QLORA__JOINT_ERRAND 256
+
 // Whether the tasks of qlora__attention_joint_lanes keep all threads busy: sequences with tokens.
 // They need sums of dq in f32.
 static bool qlora__attention_takes_joint(const qlora_ctx* ctx, const qlora__attention* a) {
     const int32_t* offsets = (const int32_t*)a->seqs->data;
     int64_t tasks = 0;
+    int64_t longest = 0;
     for (int64_t s = 0; s < a->n_seqs; s++) {
         tasks += offsets[s + 1] > offsets[s] ? a->kv_heads : 0;
+        longest = qlora__max(longest, offsets[s + 1] - offsets[s]);
+    }
+    if (qlora__errand_fine(ctx) && longest > QLORA__JOINT_ERRAND) {
+        return false;
     }
     return a->dq->dtype == QLORA_F32 && a->o->dtype == QLORA_F32 && a->d_o->dtype == QLORA_F32 &&
            (qlora__slots(ctx) == 1 || tasks >= 4 * (int64_t)qlora__slots(ctx));
@@ -618,8 +626,8 @@ static void qlora__attention_tail(const qlora__attention* a, const qlora_tensor*
     }
 }
 
-// Several lanes for each thread, so that a thread with long blocks does not hold up the others; as
-// many as the scratch memory has room for.
+// Several lanes for each thread, so that a thread with long blocks does not hold up the others, and
+// more in an errand, which can rest between two; as many as the scratch memory has room for.
 static qlora_result qlora__attention_lanes(qlora_ctx* ctx, const qlora__attention* a,
                                            qlora__attention_job* job) {
     size_t bytes = qlora__attention_room_bytes(a->hd);
@@ -628,7 +636,8 @@ static qlora_result qlora__attention_lanes(qlora_ctx* ctx, const qlora__attentio
     job->a = a;
     job->rows = qlora__rows_of(ctx);
     job->query = NULL;
-    job->lanes = qlora__max(1, qlora__min(fit, 4 * (int64_t)ctx->desc.threads));
+    int64_t wanted = (qlora__errand_fine(ctx) ? 64 : 4) * (int64_t)ctx->desc.threads;
+    job->lanes = qlora__max(1, qlora__min(fit, wanted));
     QLORA__TRY(qlora__scratch(ctx, (size_t)job->lanes * bytes, &rooms));
     job->rooms = (char*)rooms;
     return QLORA_OK;

@@ -1,8 +1,9 @@
 // ---- steps in slices ----------------------------------------------------------------------------
 //
 // Runs the pieces of qlora__piece_at one by one, without graphs, and then the update: the same work
-// in the same order as a whole step. A slice waits for each piece, so that the device is idle when
-// it returns, and to measure how long pieces of that kind take.
+// in the same order as a whole step. On the CPU, an errand does so, and a slice is one of its
+// turns. On a GPU, and for several processes, a slice waits for each piece, so that the device is
+// idle when it returns, and to measure how long pieces of that kind take.
 
 // Passes over the batches of other processes.
 static void qlora__slice_pass(qlora_trainer* t) {
@@ -20,6 +21,7 @@ static qlora_result qlora__train_begin(qlora_trainer* t, const qlora_batch* batc
     t->sliced.count = count;
     t->sliced.at = 0;
     t->sliced.piece = 0;
+    t->sliced.longest = 0.0;
     qlora__slice_pass(t);
     return QLORA_OK;
 }
@@ -59,7 +61,6 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
     qlora__sliced* s = &t->sliced;
     if (kind == QLORA__PIECE_UPDATE) {
         QLORA__TRY(qlora__update_send(t, false));
-        s->begun = false;
         *done = true;
         QLORA__TRY(qlora__comm_wait(t, t->reports[qlora__record_of(t->step)].event));
         return qlora__sync(t->ctx);
@@ -85,36 +86,107 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
     return QLORA_OK;
 }
 
+// The step from where it is to its end, as an errand.
+static qlora_result qlora__slice_all(void* user) {
+    qlora_trainer* t = (qlora_trainer*)user;
+    qlora_model* m = t->m;
+    qlora__errand* e = t->ctx->errand;
+    for (bool done = false; !done && !e->dropped;) {
+        int kind = qlora__slice_kind(t);
+        m->micro_begun = true;
+        m->updating = kind == QLORA__PIECE_UPDATE ? e : NULL;
+        qlora_result r = qlora__slice_piece(t, kind, &done);
+        m->updating = NULL;
+        m->micro_begun = t->sliced.piece > 0;
+        QLORA__TRY(r);
+        if (!m->micro_begun && !done) {
+            qlora__breathe(t->ctx);
+        }
+    }
+    return QLORA_OK;
+}
+
+// One turn of the errand.
+static qlora_result qlora__slice_turn(qlora_trainer* t, double until, bool* done) {
+    qlora__sliced* s = &t->sliced;
+    qlora__errand* e = s->errand;
+    if (e->under_way) { // otherwise another call has finished the update
+        qlora__model_turn(t->m, e, until);
+    }
+    s->longest = e->longest > s->longest ? e->longest : s->longest;
+    t->failed = !e->under_way && e->result != QLORA_OK;
+    if (e->under_way) {
+        return QLORA_OK;
+    }
+    s->errand = NULL;
+    e->taken = false;
+    QLORA__TRY(e->result);
+    *done = true;
+    return QLORA_OK;
+}
+
+// How long a piece of a kind takes: the median of the last three, or the shorter of two, so that
+// one during which another program had the processor does not count; 0 = not known.
+static double qlora__slice_expected(const qlora__sliced* s, int kind) {
+    const double* times = s->times[kind];
+    double low = times[0] < times[1] ? times[0] : times[1];
+    double high = times[0] < times[1] ? times[1] : times[0];
+    if (s->timed[kind] < QLORA__TIMES) {
+        return s->timed[kind] == 2 ? low : times[0];
+    }
+    return times[2] < low ? low : times[2] > high ? high : times[2];
+}
+
+static void qlora__slice_time(qlora__sliced* s, int kind, double took) {
+    s->times[kind][s->timed[kind]++ % QLORA__TIMES] = took;
+    s->longest = took > s->longest ? took : s->longest;
+}
+
+// Piece by piece.
+static qlora_result qlora__slice_pieces(qlora_trainer* t, double start, double milliseconds,
+                                        bool* done) {
+    for (double now = start; !*done;) {
+        int kind = qlora__slice_kind(t);
+        double expected = qlora__slice_expected(&t->sliced, kind);
+        // A piece of a kind that has not been timed yet gets its own slice.
+        if (now > start && (!(expected > 0.0) || now - start + expected > milliseconds)) {
+            break;
+        }
+        t->failed = true;
+        QLORA__TRY(qlora__slice_piece(t, kind, done));
+        t->failed = false;
+        double end = qlora__clock_ms();
+        qlora__slice_time(&t->sliced, kind, end - now > 1e-6 ? end - now : 1e-6);
+        now = end > start ? end : start + 1e-6;
+    }
+    QLORA__TRY(qlora__away_wait(t->ctx, ~0u)); // copies may outlast their piece, but not the slice
+    return qlora__sync(t->ctx);
+}
+
 static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bool* out) {
     qlora_ctx* ctx = t->ctx;
+    qlora__sliced* s = &t->sliced;
+    double start = qlora__clock_ms();
+    bool done = false;
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "done is NULL");
     }
-    if (!t->sliced.begun) {
+    if (!s->begun) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "no step has been started; call qlora_train_begin first");
     }
     QLORA__TRY(qlora__step_need(ctx, t));
-    bool done = false;
-    double start = qlora__clock_ms();
-    for (double now = start; !done;) {
-        int kind = qlora__slice_kind(t);
-        double* expected = &t->sliced.expected[kind];
-        // A piece of a kind that has not been timed yet gets its own slice.
-        if (now > start && (!(*expected > 0.0) || now - start + *expected > milliseconds)) {
-            break;
-        }
-        t->failed = true;
-        QLORA__TRY(qlora__slice_piece(t, kind, &done));
-        t->failed = false;
-        double end = qlora__clock_ms();
-        double took = end - now > 1e-6 ? end - now : 1e-6;
-        *expected = took > *expected ? took : 0.9 * *expected + 0.1 * took;
-        now = end > start ? end : start + 1e-6;
+    if (s->errand == NULL && t->world == 1) {
+        QLORA__TRY(qlora__model_errand(t->m, qlora__slice_all, t, &s->errand));
+    }
+    QLORA__TRY(s->errand != NULL ? qlora__slice_turn(t, start + milliseconds, &done)
+                                 : qlora__slice_pieces(t, start, milliseconds, &done));
+    if (done) {
+        s->begun = false;
+        t->reports[qlora__record_of(t->step)].longest = s->longest;
     }
     *out = done;
-    QLORA__TRY(qlora__away_wait(ctx, ~0u)); // copies may outlast their piece, but not the slice
-    return qlora__sync(ctx);
+    return QLORA_OK;
 }
 
 qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done) {
@@ -127,6 +199,7 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     qlora_model* m = t->m;
     QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
     bool begun = t->sliced.begun;
+    qlora__sliced_stop(t);
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));

@@ -182,6 +182,9 @@ static qlora_result qlora__step_need(qlora_ctx* ctx, const qlora_trainer* t) {
                            "another trainer of the model is in the middle of a micro-batch; finish "
                            "it with qlora_train_slice or drop it with qlora_train_cancel");
     }
+    if (t->m->speaking != NULL) {
+        return qlora__model_idle(ctx, t->m, "training");
+    }
     return qlora__not_in_capture(ctx, "a training call");
 }
 
@@ -318,6 +321,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     t->reports[at].tokens = t->tokens;
     t->reports[at].lr = lr;
     t->reports[at].sent = t->sent;
+    t->reports[at].longest = 0.0; // a step in slices sets it in the end
     t->reports[at].total =
         t->desc.method == QLORA_METHOD_SFT ? 0.0 : t->counts.pairs + t->counts.singles;
     t->reports[at].chosen_labels = t->counts.chosen_labels;
@@ -402,6 +406,7 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->grad_norm = qlora__record_norm(t, r);
     out->lr = report->lr;
     out->sent = report->sent;
+    out->longest_piece = report->longest;
     out->exchange_ms = t->world > 1 ? qlora__comm_ms(t, report) : 0.0;
     out->exchange_graph = t->world > 1 && report->exchange_graph;
     if (report->total > 0.0) {
@@ -457,6 +462,7 @@ qlora_result qlora_train_poll(qlora_trainer* trainer, qlora_train_info* out) {
 static qlora_result qlora__gradient_read(qlora_trainer* t, int64_t index, float* out) {
     qlora_ctx* ctx = t->ctx;
     qlora_parameter_info info;
+    QLORA__TRY(qlora__model_settle(t->m));
     QLORA__TRY(qlora__parameter_read(ctx, t->m, &t->m->gradients, index, out));
     if (t->tree.levels == 0) {
         return QLORA_OK;

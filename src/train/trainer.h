@@ -253,6 +253,16 @@ qlora_result qlora_trainer_create(qlora_model* model, const qlora_train_desc* de
     return qlora__leave(ctx, qlora__adapter_leave(model, r));
 }
 
+// Ends what a step in slices has under way. An update that has begun is finished, because some
+// parameters have their new values already.
+static void qlora__sliced_stop(qlora_trainer* t) {
+    qlora__errand* e = t->sliced.errand;
+    if (e != NULL) {
+        qlora__model_errand_end(t->m, e, t->m->updating != e);
+    }
+    t->sliced.errand = NULL;
+}
+
 qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     if (trainer == NULL) {
         return QLORA_OK;
@@ -261,6 +271,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     QLORA__TRY(qlora__enter_destroy(ctx, "qlora_trainer_destroy"));
     qlora_result r = qlora__not_in_capture(ctx, "destroying a trainer");
     if (r == QLORA_OK) {
+        qlora__sliced_stop(trainer);
         trainer->m->trainers--;
         if (qlora__has_several(trainer->m)) {
             trainer->m->owns[trainer->desc.adapter].trainers--;

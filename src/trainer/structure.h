@@ -19,6 +19,7 @@ typedef struct qlora__report {
     int64_t tokens;
     double lr;
     int64_t sent;         // bytes sent to other processes
+    double longest;       // piece, in milliseconds
     double exchange_ms;   // measured by the host; negative: by the device, between these events
     void* exchange_events[2];
     bool exchange_graph;
@@ -49,14 +50,20 @@ enum {
     QLORA__PIECE_KINDS
 };
 
+#define QLORA__TIMES 3
+
 // A step that is run in slices.
 typedef struct qlora__sliced {
     bool begun;
     const qlora_batch* batches;
     int64_t count;
-    int64_t at;                          // current batch
-    int64_t piece;                       // next piece of that batch
-    double expected[QLORA__PIECE_KINDS]; // milliseconds per piece of each kind; 0 = not known yet
+    int64_t at;             // current batch
+    int64_t piece;          // next piece of that batch
+    qlora__errand* errand;  // that runs the pieces on the CPU, until the step is done
+    double longest;         // milliseconds of a piece of this step
+    // Milliseconds of the last pieces of each kind, and how many there have been
+    double times[QLORA__PIECE_KINDS][QLORA__TIMES];
+    int64_t timed[QLORA__PIECE_KINDS];
 } qlora__sliced;
 
 // The exchange of a step with so many leaves, as a graph. The first such step has none: it

@@ -5,6 +5,7 @@
 //     build/bench cpu ...     bench_cpu.h
 //     build/bench data ...    bench_data.h
 //     build/bench generate ...  bench_generate.h
+//     build/bench slices ...  bench_slices.h
 //
 // Every row of ROWS is one measurement: tensors, a step, the amount of data or work of the step,
 // and the target (bar). A step runs as nodes of a captured graph over sets of random data that
@@ -25,6 +26,7 @@
 #include "bench_generate.h"
 
 #include "bench_cpu.h"
+#include "bench_slices.h"
 #include "bench_data.h"
 
 enum { MAX_TENSORS = 8, MAX_SETS = 64, MAX_REPLAYS = 25, CLIP_BUFFERS = 448 };
@@ -1273,6 +1275,7 @@ static int arguments(bench* b, int argc, char** argv, const char** group) {
                     "       bench step --shape NAME --batch B --seq S ... (bench step --help)\n"
                     "       bench cpu [--tier NAME] [--threads N] [--quick] [--json]\n"
                     "       bench decode [--model PATH] [--threads N] ... (bench decode --help)\n"
+                    "       bench slices [--budget MS] [--tokens N] ... (bench slices --help)\n"
                     "       bench generate --shape NAME --prompt P --new N ... (... --help)\n"
                     "  --json   print a JSON array of objects\n"
                     "  --quick  use 7 replays instead of 25\n"
@@ -1326,6 +1329,9 @@ int main(int argc, char** argv) {
     }
     if (argc > 1 && strcmp(argv[1], "decode") == 0) {
         return bench_decode_main(argc - 1, argv + 1);
+    }
+    if (argc > 1 && strcmp(argv[1], "slices") == 0) {
+        return bench_slices_main(argc - 1, argv + 1);
     }
     if (argc > 1 && strcmp(argv[1], "generate") == 0) {
         return bench_generate_main(argc - 1, argv + 1);

@@ -248,6 +248,135 @@ TEST threads_sleep_when_idle(void) {
     PASS();
 }
 
+// ---- errands ------------------------------------------------------------------------------------
+
+// A product with several pieces of K, and attention that is long enough for a turn to end between
+// its blocks, into one array.
+enum {
+    ERRAND_M = 70,
+    ERRAND_N = 200,
+    ERRAND_K = 3000,
+    ERRAND_T = 300,
+    ERRAND_WIDE = 64, // 4 heads
+    ERRAND_SIDE = ERRAND_T * ERRAND_WIDE,
+    ERRAND_IN = ERRAND_M * ERRAND_K + ERRAND_N * ERRAND_K + 2 * ERRAND_SIDE,
+    ERRAND_OUT = ERRAND_M * ERRAND_N + 5 * ERRAND_SIDE
+};
+
+typedef struct errand_work {
+    qlora_ctx* ctx;
+    float* in;
+    float* out;
+} errand_work;
+
+// The next `rows` by `cols` floats of an array.
+static qlora_tensor errand_tensor(qlora_ctx* ctx, float** at, int64_t rows, int64_t cols) {
+    qlora_tensor t;
+    memset(&t, 0, sizeof t);
+    (void)qlora_tensor_wrap(ctx, *at, (size_t)(rows * cols) * 4, QLORA_F32, rows, cols, 0, &t);
+    *at += rows * cols;
+    return t;
+}
+
+static qlora_result errand_product(const errand_work* w) {
+    float* in = w->in;
+    float* out = w->out;
+    qlora_tensor a = errand_tensor(w->ctx, &in, ERRAND_M, ERRAND_K);
+    qlora_tensor b = errand_tensor(w->ctx, &in, ERRAND_K, ERRAND_N);
+    qlora_tensor c = errand_tensor(w->ctx, &out, ERRAND_M, ERRAND_N);
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.alpha = 1.0f;
+    return qlora_gemm(w->ctx, &gemm, &a, &b, &c);
+}
+
+static qlora_result errand_all(void* user) {
+    static int32_t offsets[2] = {0, ERRAND_T};
+    const errand_work* w = (const errand_work*)user;
+    float* in = w->in + ERRAND_M * ERRAND_K + ERRAND_N * ERRAND_K;
+    float* out = w->out + ERRAND_M * ERRAND_N;
+    qlora_tensor t[7]; // x, d_o, o, lse, dq, dk, dv
+    qlora_tensor seqs;
+    qlora_attention_desc d;
+    memset(&d, 0, sizeof d);
+    d.heads = 4;
+    d.head_dim = ERRAND_WIDE / 4;
+    for (int i = 0; i < 7; i++) {
+        t[i] = i == 3 ? errand_tensor(w->ctx, &out, 4, ERRAND_T)
+                      : errand_tensor(w->ctx, i < 2 ? &in : &out, ERRAND_T, ERRAND_WIDE);
+    }
+    QLORA__TRY(
+        qlora_tensor_wrap(w->ctx, offsets, sizeof offsets, QLORA_I32, 1, 2, 0, &seqs));
+    QLORA__TRY(errand_product(w));
+    QLORA__TRY(qlora_attention_forward(w->ctx, &d, &t[0], &t[0], &t[0], &seqs, &t[2], &t[3]));
+    return qlora_attention_backward(w->ctx, &d, &t[0], &t[0], &t[0], &seqs, &t[2], &t[3], &t[1],
+                                    &t[4], &t[5], &t[6]);
+}
+
+// Work in turns of nothing, between which other work uses the context, gives the same bits, also
+// when some of the turns are long; one that is dropped ends at once.
+TEST errands_give_the_same_bits(int32_t threads) {
+    qlora_ctx_desc desc;
+    qlora_ctx* ctx = NULL;
+    qlora__errand* e = NULL;
+    test_random random = test_random_start("errands");
+    float* all = (float*)malloc((ERRAND_IN * 2 + ERRAND_OUT * 3) * sizeof *all);
+    ASSERT(all != NULL);
+    memset(&desc, 0, sizeof desc);
+    desc.require_backend = QLORA_BACKEND_CPU;
+    desc.threads = threads;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&desc, &ctx));
+    errand_work plain = {ctx, all, all + 2 * ERRAND_IN};
+    errand_work other = {ctx, all + ERRAND_IN, all + 2 * ERRAND_IN + ERRAND_OUT};
+    errand_work sliced = {ctx, all, all + 2 * ERRAND_IN + 2 * ERRAND_OUT};
+    test_random_fill(&random, all, ERRAND_IN * 2, 1.0f);
+    memset(plain.out, 0, ERRAND_OUT * 3 * sizeof *all);
+    ASSERT_EQ(QLORA_OK, errand_all(&plain));
+    for (int way = 0; way < 3; way++) { // turns of nothing; long ones in between; dropped
+        int turns = 0;
+        ASSERT_EQ(QLORA_OK, qlora__errand_take(ctx, errand_all, &sliced, &e));
+        ASSERT(e != NULL);
+        while (e->under_way) {
+            e->dropped = way == 2 && turns == 5;
+            qlora__errand_turn(ctx, e, qlora__clock_ms() + (way == 1 && turns % 3 == 2 ? 60 : 0));
+            ASSERT(ctx->depth == 0 && ctx->scratch_used == 0 && ctx->errand == NULL);
+            ASSERT_EQ(QLORA_OK, errand_product(&other));
+            turns++;
+        }
+        ASSERT_EQ(QLORA_OK, e->result);
+        ASSERT(way == 2 ? turns == 6 : turns > (way == 0 ? 40 : 3));
+        ASSERT(e->longest > 0.0);
+        e->taken = false;
+        if (way < 2) {
+            ASSERT_MEM_EQ(plain.out, sliced.out, ERRAND_OUT * sizeof *all);
+        }
+        memset(sliced.out, 0, ERRAND_OUT * sizeof *all);
+    }
+    ASSERT(ctx->errands == e && e->next == NULL); // one for all of them
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    free(all);
+    PASS();
+}
+
+// A range or a piece during which another program had the core changes no expectation.
+TEST one_long_piece_is_forgotten(void) {
+    qlora__errand e;
+    qlora__sliced s;
+    memset(&e, 0, sizeof e);
+    memset(&s, 0, sizeof s);
+    ASSERT(!(qlora__slice_expected(&s, QLORA__PIECE_HEAD) > 0.0));
+    for (int i = 0; i < 60; i++) {
+        double took = i % 20 == 9 ? 250.0 : 1.0 + 0.01 * (double)(i % 3);
+        qlora__slice_time(&s, QLORA__PIECE_HEAD, took);
+        e.firsts[i % QLORA__FIRSTS] = i < 40 ? 1.0 : took;
+        ASSERT(qlora__slice_expected(&s, QLORA__PIECE_HEAD) < 1.1);
+        ASSERT(i < 2 || qlora__slice_expected(&s, QLORA__PIECE_HEAD) >= 1.0);
+        ASSERT(qlora__errand_first(&e) < 1.1);
+    }
+    ASSERT_EQ_FMT(250.0, s.longest, "%g");
+    PASS();
+}
+
 #ifndef _WIN32
 // The cores in the mask of a process.
 TEST cores_follow_the_mask(void) {
@@ -276,6 +405,9 @@ TEST cores_follow_the_mask(void) {
 SUITE(system_suite) {
     RUN_TEST(temporary_files_are_new);
     RUN_TEST(threads_sleep_when_idle);
+    RUN_TEST1(errands_give_the_same_bits, 1);
+    RUN_TEST1(errands_give_the_same_bits, 3);
+    RUN_TEST(one_long_piece_is_forgotten);
 #ifdef _WIN32
     RUN_TEST(names_are_utf8);
 #else

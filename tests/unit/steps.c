@@ -74,6 +74,7 @@ TEST every_way_gives_the_same_bits(const test_machine* machine) {
             ASSERT_MEM_EQ(&expected_info[step].loss, &info.loss, sizeof info.loss);
             ASSERT_MEM_EQ(&expected_info[step].grad_norm, &info.grad_norm, sizeof info.grad_norm);
             ASSERT_EQ_FMT((int)expected_info[step].tokens, (int)info.tokens, "%d");
+            ASSERT_EQ(way >= SLICES, info.longest_piece > 0.0);
         }
         size_t n = 0;
         float* got = rig_read(&r, false, &n);
@@ -90,7 +91,9 @@ TEST every_way_gives_the_same_bits(const test_machine* machine) {
             int64_t layers = s.config.layers;
             ASSERT(slices >= 3 * (MICRO * (2 + 4 * (int)layers) + 1));
         }
-        if (way == LONG_SLICES) { // pieces nobody has timed yet get a slice of their own
+        if (way == LONG_SLICES && strcmp(machine->backend, "cpu") == 0) {
+            ASSERT_EQ_FMT(3, slices, "%d");
+        } else if (way == LONG_SLICES) { // pieces nobody has timed yet get a slice of their own
             ASSERT(slices > 3 && slices < 3 + 12);
         }
         ASSERT(rig_close(&r, &s));
@@ -219,6 +222,62 @@ TEST slices_keep_their_ground(const test_machine* machine) {
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_slice(r.trainer, 0.0, &done));
     ASSERT_OK(r, qlora_train_cancel(r.trainer));
     ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// On the CPU, slices also divide the update. In the middle of it, what reads parameters finishes it
+// first, and so does dropping the step: there is never half an update.
+TEST an_update_is_whole(const test_machine* machine) {
+    if (strcmp(machine->backend, "cpu") != 0) {
+        SKIPm("the update is one piece on a GPU");
+    }
+    setup s = steps_setup(machine);
+    size_t n = 0;
+    float* expected = NULL;
+    for (int way = 0; way < 4; way++) { // a whole step, then read, cancel and destroy in the middle
+        rig r;
+        data d[MICRO];
+        qlora_batch batches[MICRO];
+        qlora_eval_info eval;
+        qlora_train_info info;
+        bool done = way == 0;
+        steps_data(d, batches, 3);
+        ASSERT(rig_open(&r, &s));
+        ASSERT_OK(r, way == 0 ? qlora_train_step(r.trainer, batches, MICRO, &info)
+                              : qlora_train_begin(r.trainer, batches, MICRO));
+        for (bool middle = false; !done && !middle;) {
+            ASSERT_OK(r, qlora_train_slice(r.trainer, 0.0, &done));
+            middle = !done && qlora_eval(r.model, &batches[0], &eval) != QLORA_OK &&
+                     strstr(qlora_last_error(r.ctx), "in the middle of its update") != NULL;
+        }
+        ASSERT_EQ(way == 0, done);
+        if (way == 2) {
+            ASSERT_OK(r, qlora_train_cancel(r.trainer));
+            ASSERT_OK(r, qlora_train_query(r.trainer, &info));
+            ASSERT_EQ_FMT(1, (int)info.step, "%d");
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_train_slice(r.trainer, 0.0, &done));
+        } else if (way == 3) {
+            ASSERT_OK(r, qlora_trainer_destroy(r.trainer));
+            r.trainer = NULL;
+            ASSERT_OK(r, qlora_eval(r.model, &batches[0], &eval));
+        }
+        float* got = rig_read(&r, false, &n);
+        ASSERT(got != NULL);
+        if (way == 0) {
+            expected = got;
+        } else {
+            ASSERT_MEM_EQ(expected, got, n * sizeof *got);
+            free(got);
+        }
+        if (way == 1) {
+            ASSERT_OK(r, qlora_train_slice(r.trainer, 0.0, &done));
+            ASSERT(done);
+            ASSERT_OK(r, qlora_train_step(r.trainer, batches, MICRO, &info));
+            ASSERT_EQ_FMT(2, (int)info.step, "%d");
+        }
+        ASSERT(rig_close(&r, &s));
+    }
+    free(expected);
     PASS();
 }
 
@@ -702,6 +761,91 @@ TEST turns_keep_the_cache(const test_machine* machine) {
     PASS();
 }
 
+// A token in slices of nothing; *slices counts them.
+static qlora_result text_slices(qlora_generation* g, int32_t* token, bool* stopped, int* slices) {
+    qlora_result result = QLORA_OK;
+    for (bool done = false; result == QLORA_OK && !done; (*slices)++) {
+        result = qlora_generate_slice(g, 0.0, token, stopped, &done);
+    }
+    return result;
+}
+
+// A prompt and tokens in slices, with training in slices between them, are those of whole calls.
+// In the middle, the model and the text are kept from other calls, and the text can end.
+TEST texts_come_in_slices(const test_machine* machine) {
+    bool cpu = strcmp(machine->backend, "cpu") == 0;
+    setup s = steps_setup(machine);
+    s.train.lr = -1.0; // training runs, but the adapters stay
+    s.model.generate_sequences = 2;
+    rig r;
+    ASSERT(rig_open(&r, &s));
+    const int32_t prompt[] = {3, 17, 42};
+    qlora_generate_desc d = text_desc(prompt, 3);
+    qlora_generation* g = NULL;
+    qlora_generation* other = NULL;
+    taken want = {{0}, 0};
+    taken next = {{0}, 0};
+    d.max_tokens = 4;
+    ASSERT_OK(r, qlora_generate(r.model, &d, take_token, &want));
+    int32_t second[10] = {3, 17, 42};
+    memcpy(second + 3, want.ids, 4 * sizeof *second);
+    memcpy(second + 7, prompt, 2 * sizeof *second);
+    d.prompt = second; // the second turn
+    d.prompt_tokens = 9;
+    ASSERT_OK(r, qlora_generate(r.model, &d, take_token, &next));
+    d = text_desc(prompt, 3);
+    d.max_tokens = 4;
+    d.in_slices = true;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_generate(r.model, &d, take_token, &want));
+    ASSERT_OK(r, qlora_generate_begin(r.model, &d, &g));
+    data batches[MICRO];
+    qlora_batch list[MICRO];
+    qlora_eval_info eval;
+    qlora_train_info info;
+    steps_data(batches, list, 1);
+    for (int i = 0; i < 10; i++) { // two turns of four tokens and their ends
+        const taken* turn = i < 5 ? &want : &next;
+        int32_t token = 0;
+        bool stopped = false;
+        bool done = false;
+        int slices = 0;
+        if (i % 5 == 0) { // the prompt is due
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_generate_next(g, &token, &stopped));
+            ASSERT(strstr(qlora_last_error(r.ctx), "qlora_generate_slice") != NULL);
+            ASSERT_OK(r, qlora_generate_slice(g, 0.0, &token, &stopped, &done));
+            ASSERT(!done);
+        }
+        if (i % 5 == 0 && cpu) {
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_eval(r.model, &list[0], &eval));
+            ASSERT(strstr(qlora_last_error(r.ctx), "in the middle of a pass") != NULL);
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_generate_begin(r.model, &d, &other));
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_train_step(r.trainer, list, MICRO, NULL));
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_generate_feed(g, prompt, 1));
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_adapter_use(r.model, false));
+        }
+        ASSERT_OK(r, text_slices(g, &token, &stopped, &slices));
+        ASSERT_EQ(i % 5 == 4, stopped);
+        ASSERT_EQ_FMT(i % 5 == 4 ? -1 : turn->ids[i % 5], token, "%d");
+        ASSERT(!cpu || i % 5 == 4 || slices > (i % 5 == 0 ? 10 : 0));
+        int taken_slices = 0;
+        ASSERT_OK(r, steps_run(&r, SLICES, i, &info, &taken_slices));
+        if (i == 4) {
+            ASSERT_OK(r, qlora_generate_feed(g, prompt, 2));
+        }
+    }
+    bool stopped = false;
+    bool done = false;
+    int32_t token = 0;
+    ASSERT_OK(r, qlora_generate_begin(r.model, &d, &other));
+    ASSERT_OK(r, qlora_generate_slice(other, 0.0, &token, &stopped, &done));
+    ASSERT_OK(r, qlora_generate_end(other)); // in the middle
+    ASSERT_OK(r, qlora_eval(r.model, &list[0], &eval));
+    ASSERT_OK(r, qlora_generate_end(g));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_generate_slice(NULL, 0.0, &token, &stopped, &done));
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
 // A stop token ends the turn and belongs to the text.
 TEST stops_end_a_turn(const test_machine* machine) {
     setup s = steps_setup(machine);
@@ -795,6 +939,7 @@ SUITE(steps_suite) {
     RUN_ON(TEST_ONE_EACH, a_cancelled_step_leaves_no_trace);
     RUN_ON(TEST_ONE_EACH, a_failed_step_must_be_dropped);
     RUN_ON(TEST_ONE_EACH, slices_keep_their_ground);
+    RUN_ON(TEST_ONE_EACH, an_update_is_whole);
     RUN_ON(TEST_ONE_EACH, long_norms_are_copied);
     RUN_ON(TEST_ONE_EACH, steps_are_checked_first);
     RUN_ON(TEST_ONE_EACH, polls_do_not_wait);
@@ -806,5 +951,6 @@ SUITE(steps_suite) {
     RUN_ON(TEST_ONE_EACH, adapters_are_copied);
     RUN_ON(TEST_ONE_EACH, tokens_come_one_by_one);
     RUN_ON(TEST_ONE_EACH, turns_keep_the_cache);
+    RUN_ON(TEST_ONE_EACH, texts_come_in_slices);
     RUN_ON(TEST_ONE_EACH, stops_end_a_turn);
 }
