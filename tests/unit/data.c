@@ -1202,7 +1202,7 @@ static const char* talk_shown(rig* r, const char* record, bool trained) {
     return shown;
 }
 
-#define TALK(first)                                                                                \
+#define OPENED(first)                                                                                \
     "{\"messages\":[{" first "},{\"role\":\"assistant\",\"content\":\"a\",\"tool_calls\":[{"       \
     "\"arguments\":\"{\\\"x\\\":1}\"}],\"own\":\"k\"}]}"
 
@@ -1214,12 +1214,12 @@ TEST messages_as_they_are(void) {
         "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
     static const char end[] = "[assistant]ak{\"x\": 1}</s>";
     static const char* const rows[][2] = {
-        {TALK("\"role\":\"developer\",\"content\":\"d\""), "[developer]d"},
-        {TALK("\"role\":\"ipython\",\"content\":\"d\""), "[ipython]d"},
-        {TALK("\"role\":\"bot\",\"content\":\"d\""), "[bot]d"},
-        {TALK("\"from\":\"human\",\"value\":\"d\""), "[user]d"},
-        {TALK("\"from\":\"observation\",\"value\":\"d\""), "[tool]d"},
-        {TALK(
+        {OPENED("\"role\":\"developer\",\"content\":\"d\""), "[developer]d"},
+        {OPENED("\"role\":\"ipython\",\"content\":\"d\""), "[ipython]d"},
+        {OPENED("\"role\":\"bot\",\"content\":\"d\""), "[bot]d"},
+        {OPENED("\"from\":\"human\",\"value\":\"d\""), "[user]d"},
+        {OPENED("\"from\":\"observation\",\"value\":\"d\""), "[tool]d"},
+        {OPENED(
              "\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"d\"},{\"text\":\"e\"}]"),
          "[user]de"}};
     const char* path = test_path("as.jinja");
