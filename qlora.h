@@ -44165,18 +44165,18 @@ static qlora_result qlora__model_angles(qlora_ctx* ctx, const qlora_model* m,
     }
     size_t n = (size_t)(m->positions * dims);
     size_t first = (size_t)(m->short_texts * dims);
-    float* far = (float*)qlora__alloc(ctx, n * sizeof *far);
-    if (far == NULL) {
+    float* longer = (float*)qlora__alloc(ctx, n * sizeof *longer);
+    if (longer == NULL) {
         return QLORA_ERR_MEMORY;
     }
     qlora_rope_desc other = *desc;
     other.use_long = true;
-    qlora_result r = qlora__rope_table(ctx, &other, name, dims, m->positions, far);
+    qlora_result r = qlora__rope_table(ctx, &other, name, dims, m->positions, longer);
     if (r == QLORA_OK) {
-        memcpy(out + first, far + first, (n - first) * sizeof *far);
-        memcpy(out + n, far, first * sizeof *far);
+        memcpy(out + first, longer + first, (n - first) * sizeof *longer);
+        memcpy(out + n, longer, first * sizeof *longer);
     }
-    qlora__free(ctx, far, n * sizeof *far);
+    qlora__free(ctx, longer, n * sizeof *longer);
     return r;
 }
 
@@ -53743,9 +53743,6 @@ static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t 
         g->stopped = stopped[i];
         g->stepped = false;
         bool outgrows = !stopped[i] && qlora__generate_outgrows(g);
-        if (outgrows && m->decode.ahead) { // pages may be moved, which that step has written to
-            qlora__ahead_forget(list[0]->m, false);
-        }
         if (!stopped[i] && (g->waiting < 0 || outgrows || !qlora__decode_ready(m))) {
             qlora_result own = qlora__generate_alone(g, &tokens[i], &stopped[i]);
             g->stepped = true;
@@ -54057,4 +54054,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end eb9ae50817f6618e
+//@@ end 7cb0c4f4d2f78b91

@@ -626,9 +626,6 @@ static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t 
         g->stopped = stopped[i];
         g->stepped = false;
         bool outgrows = !stopped[i] && qlora__generate_outgrows(g);
-        if (outgrows && m->decode.ahead) { // pages may be moved, which that step has written to
-            qlora__ahead_forget(list[0]->m, false);
-        }
         if (!stopped[i] && (g->waiting < 0 || outgrows || !qlora__decode_ready(m))) {
             qlora_result own = qlora__generate_alone(g, &tokens[i], &stopped[i]);
             g->stepped = true;

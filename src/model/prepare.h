@@ -169,18 +169,18 @@ static qlora_result qlora__model_angles(qlora_ctx* ctx, const qlora_model* m,
     }
     size_t n = (size_t)(m->positions * dims);
     size_t first = (size_t)(m->short_texts * dims);
-    float* far = (float*)qlora__alloc(ctx, n * sizeof *far);
-    if (far == NULL) {
+    float* longer = (float*)qlora__alloc(ctx, n * sizeof *longer);
+    if (longer == NULL) {
         return QLORA_ERR_MEMORY;
     }
     qlora_rope_desc other = *desc;
     other.use_long = true;
-    qlora_result r = qlora__rope_table(ctx, &other, name, dims, m->positions, far);
+    qlora_result r = qlora__rope_table(ctx, &other, name, dims, m->positions, longer);
     if (r == QLORA_OK) {
-        memcpy(out + first, far + first, (n - first) * sizeof *far);
-        memcpy(out + n, far, first * sizeof *far);
+        memcpy(out + first, longer + first, (n - first) * sizeof *longer);
+        memcpy(out + n, longer, first * sizeof *longer);
     }
-    qlora__free(ctx, far, n * sizeof *far);
+    qlora__free(ctx, longer, n * sizeof *longer);
     return r;
 }
 

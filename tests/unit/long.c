@@ -1180,10 +1180,10 @@ static setup longrope_setup(const test_machine* machine, qlora_mode mode, longro
     rope->factor = 4.0;
     rope->original_max_position = LONGROPE_SHORT;
     for (int i = 0; i < 8; i++) {
-        float near = 1.0f + 0.1f * (float)i;
-        float far = 2.0f + 0.5f * (float)i;
-        rope->short_factor[i] = sets == SETS_LONG ? far : near;
-        rope->long_factor[i] = sets == SETS_SHORT ? near : far;
+        float low = 1.0f + 0.1f * (float)i;
+        float high = 2.0f + 0.5f * (float)i;
+        rope->short_factor[i] = sets == SETS_LONG ? high : low;
+        rope->long_factor[i] = sets == SETS_SHORT ? low : high;
     }
     return s;
 }
