@@ -6,7 +6,7 @@
 // say) cannot be trained on one text: then each turn is a sample of its own, as inference sees it.
 
 // One message of a conversation. `node` is the whole message in `json`, or NULL: then it has only a
-// role and a content. Otherwise the content here only says how long it is.
+// role and a content. Otherwise the template gets the message, and the content is here for others.
 typedef struct qlora__text_turn {
     const char* role;
     const char* content; // NULL: null

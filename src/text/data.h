@@ -155,11 +155,11 @@ static qlora_result qlora__text_message_add(qlora__env* env, qlora__text_loader*
     return QLORA_OK;
 }
 
-// Checks a content in parts, [{"type": "text", "text": ...}, ...]; *size = the bytes of its texts.
-static qlora_result qlora__text_message_parts(qlora__env* env, const qlora__json* json,
-                                              const qlora__json_token* parts, size_t* size) {
+// Joins a content in parts, [{"type": "text", "text": ...}, ...], in loader->work.
+static qlora_result qlora__text_message_parts(qlora__env* env, qlora__text_loader* loader,
+                                              const qlora__json_token* parts) {
+    const qlora__json* json = loader->json;
     const qlora__json_token* part = parts + 1;
-    *size = 0;
     for (uint32_t i = 0; i < parts->count; i++) {
         const qlora__json_token* type = qlora__text_json_get(json, part, "type");
         const qlora__json_token* text = qlora__text_json_get(json, part, "text");
@@ -174,7 +174,8 @@ static qlora_result qlora__text_message_parts(qlora__env* env, const qlora__json
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                    "has a content part without a string in \"text\"");
         }
-        *size += qlora__text_json_size(text);
+        QLORA__TRY(qlora__text_bytes_add(env, &loader->work, qlora__text_json_text(json, text),
+                                         qlora__text_json_size(text)));
         part = qlora__text_json_next(json, part);
     }
     return QLORA_OK;
@@ -307,7 +308,6 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
     const qlora__json_token* role = NULL;
     const qlora__json_token* content = NULL;
     const char* name = NULL;
-    size_t size = 0;
     QLORA__TRY(qlora__text_message_either(env, json, node, "role", "from", &role));
     QLORA__TRY(qlora__text_message_either(env, json, node, "content", "value", &content));
     QLORA__TRY(qlora__text_message_role(env, json, node, &name));
@@ -325,12 +325,15 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
         QLORA__TRY(qlora__text_message_add(env, loader, name, qlora__text_json_text(json, content),
                                            qlora__text_json_size(content), masked));
     } else if (content != NULL && content->kind == QLORA__JSON_ARRAY) {
-        QLORA__TRY(qlora__text_message_parts(env, json, content, &size));
-        QLORA__TRY(qlora__text_message_add(env, loader, name, "", 0, masked));
-        loader->messages[loader->message_count - 1].length = size; // the template gets the node's
+        size_t at = loader->work.count;
+        QLORA__TRY(qlora__text_message_parts(env, loader, content));
+        // the parts may still move: their place is known when all messages are read
+        QLORA__TRY(
+            qlora__text_message_add(env, loader, name, NULL, loader->work.count - at, masked));
     } else if (qlora__text_json_absent(content) &&
                qlora__text_is_filled(qlora__text_json_get(json, node, "tool_calls"))) {
         QLORA__TRY(qlora__text_message_add(env, loader, name, "", 0, masked));
+        loader->messages[loader->message_count - 1].content = NULL; // None, as it is given
     } else {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no text in \"content\" (or \"value\")");
     }
@@ -537,7 +540,6 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
     if (loader->message_count == 0) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__text_data_answers(env, loader));
     qlora__text_data_turns(loader);
     data->any_chat = true;
     talk.chat = loader->desc->chat;
@@ -550,6 +552,7 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
         qlora__text_talk_free(env, &talk);
         return asked;
     }
+    QLORA__TRY(qlora__text_data_answers(env, loader));
     qlora__text_output o = qlora__text_output_start(&data->ids, &data->labels);
     qlora_result r = qlora__text_talk_plan(env, &talk);
     if (r == QLORA_OK && talk.stable) {
