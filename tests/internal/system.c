@@ -337,14 +337,15 @@ TEST errands_give_the_same_bits(int32_t threads) {
         ASSERT_EQ(QLORA_OK, qlora__errand_take(ctx, errand_all, &sliced, &e));
         ASSERT(e != NULL);
         while (e->under_way) {
-            e->dropped = way == 2 && turns == 5;
+            e->dropped = way == 2 && turns == 2;
             qlora__errand_turn(ctx, e, qlora__clock_ms() + (way == 1 && turns % 3 == 2 ? 60 : 0));
             ASSERT(ctx->depth == 0 && ctx->scratch_used == 0 && ctx->errand == NULL);
             ASSERT_EQ(QLORA_OK, errand_product(&other));
             turns++;
         }
         ASSERT_EQ(QLORA_OK, e->result);
-        ASSERT(way == 2 ? turns == 6 : turns > (way == 0 ? 40 : 3));
+        // a fast processor needs fewer turns: a range takes about 0.1 ms on any
+        ASSERT(way == 2 ? turns == 3 : turns >= (way == 0 ? 6 : 3));
         ASSERT(e->longest > 0.0);
         e->taken = false;
         if (way < 2) {
