@@ -22,8 +22,8 @@ SEED ?= 1# of that comparison
 CASES ?= 200
 B ?= build# set it to use a separate folder for another compiler or sanitizer
 
-# In parallel unless told otherwise.
-ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
+# In parallel; a -j on the command line wins.
+ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 endif
 
