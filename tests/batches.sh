@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Prints the suites of suites.h in batches that can run at the same time, one batch per line, names
 # separated by commas: each slow suite by itself, the slowest first, and the others by the five.
-# Usage: batches.sh [WORD | -WORD]: only suites that have this word in suites.h, or have it not.
+# Usage: batches.sh [WORD | -WORD]...: only suites that have these words in suites.h, or have not.
 cd "$(dirname "$0")" || exit 1
 # The slowest, in seconds of `make test`; other slow suites follow in the order of suites.h.
 first="model_suite mutant_suite ops_suite attention_suite faults_suite steps_suite golden_suite"
 rows=$(sed -n 's/^ *X(\([a-z_0-9]*_suite\), \([A-Z ]*\)).*/\1 \2 /p' suites.h)
-case ${1:-} in
--*) rows=$(grep -v " ${1#-} " <<<"$rows") ;;
-?*) rows=$(grep " $1 " <<<"$rows") ;;
-esac
+for word in "$@"; do
+    case $word in
+    -*) rows=$(grep -v " ${word#-} " <<<"$rows") ;;
+    *) rows=$(grep " $word " <<<"$rows") ;;
+    esac
+done
 for suite in $first; do
     sed -n "s/^\($suite\) .*/\1/p" <<<"$rows"
 done

@@ -3,6 +3,8 @@
 //
 //     SLOW     takes more than a few seconds: a batch of its own (batches.sh); others are SHORT
 //     PLAIN    not under a sanitizer
+//     KERNELS  mostly tests kernels: under AddressSanitizer only on the CPU, as the fake GPU checks
+//              its own memory, and other suites launch the same kernels
 //     ARCH     has code per processor, or loops whose sums a processor may round differently: runs
 //              on the other one under qemu (gates x86_64, aarch64)
 //     LIBC     uses what C libraries have of their own: files, numbers as text, threads, stacks;
@@ -17,22 +19,22 @@
     X(packed_suite, SHORT)                                                                         \
     X(faults_suite, SLOW)                                                                          \
     X(tiers_suite, SHORT ARCH WINDOWS)                                                             \
-    X(gemm_suite, SLOW ARCH THREADS WINDOWS)                                                       \
-    X(nf4_suite, SHORT ARCH WINDOWS)                                                               \
-    X(linear_suite, SHORT ARCH THREADS)                                                            \
+    X(gemm_suite, SLOW KERNELS ARCH THREADS WINDOWS)                                               \
+    X(nf4_suite, SHORT KERNELS ARCH WINDOWS)                                                       \
+    X(linear_suite, SHORT KERNELS ARCH THREADS)                                                    \
     X(linear_double_suite, SHORT)                                                                  \
-    X(fp8_suite, SHORT)                                                                            \
-    X(fp8_base_suite, SLOW ARCH)                                                                   \
+    X(fp8_suite, SHORT KERNELS)                                                                    \
+    X(fp8_base_suite, SLOW KERNELS)                                                                \
     X(bf16_suite, SLOW ARCH)                                                                       \
-    X(head_suite, SHORT)                                                                           \
-    X(labelled_suite, SLOW)                                                                        \
-    X(away_suite, SHORT)                                                                           \
+    X(head_suite, SHORT KERNELS)                                                                   \
+    X(labelled_suite, SLOW KERNELS)                                                                \
+    X(away_suite, SHORT KERNELS)                                                                   \
     X(ops_suite, SLOW ARCH THREADS)                                                                \
     X(stream_suite, SHORT ARCH)                                                                    \
     X(rows_suite, SHORT ARCH THREADS)                                                              \
     X(optimizer_suite, SHORT ARCH THREADS)                                                         \
-    X(later_suite, SHORT)                                                                          \
-    X(attention_suite, SLOW ARCH THREADS)                                                          \
+    X(later_suite, SHORT KERNELS)                                                                  \
+    X(attention_suite, SLOW KERNELS ARCH THREADS)                                                  \
     X(formats_suite, SHORT LIBC WINDOWS)                                                           \
     X(gguf_suite, SHORT LIBC WINDOWS)                                                              \
     X(system_suite, SHORT LIBC WINDOWS)                                                            \
@@ -48,13 +50,13 @@
     X(modes_suite, SHORT)                                                                          \
     X(threads_suite, SHORT LIBC THREADS WINDOWS)                                                   \
     X(steps_suite, SLOW THREADS WINDOWS)                                                           \
-    X(tree_suite, SHORT)                                                                           \
-    X(owners_suite, SHORT)                                                                         \
-    X(gated_suite, SHORT)                                                                          \
-    X(tails_suite, SHORT)                                                                          \
-    X(fp8_tails_suite, SHORT)                                                                      \
-    X(skinny_suite, SHORT)                                                                         \
-    X(place_suite, SHORT)                                                                          \
+    X(tree_suite, SHORT KERNELS)                                                                   \
+    X(owners_suite, SHORT KERNELS)                                                                 \
+    X(gated_suite, SHORT KERNELS)                                                                  \
+    X(tails_suite, SHORT KERNELS)                                                                  \
+    X(fp8_tails_suite, SHORT KERNELS)                                                              \
+    X(skinny_suite, SHORT KERNELS)                                                                 \
+    X(place_suite, SHORT KERNELS)                                                                  \
     X(comm_suite, SLOW LIBC THREADS)                                                               \
     X(kept_suite, SLOW LIBC WINDOWS)                                                               \
     X(page_suite, SHORT LIBC WINDOWS)                                                              \
@@ -62,7 +64,7 @@
     X(methods_suite, SLOW)                                                                         \
     X(new_tokens_suite, SHORT)                                                                     \
     X(generate_suite, SLOW THREADS WINDOWS)                                                        \
-    X(step_suite, SHORT ARCH WINDOWS)                                                              \
+    X(step_suite, SHORT WINDOWS)                                                                   \
     X(step_layers_suite, SLOW)                                                                     \
     X(texts_suite, SLOW THREADS)                                                                   \
     X(ahead_suite, SLOW THREADS)                                                                   \

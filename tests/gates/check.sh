@@ -1251,11 +1251,11 @@ gate_interpreter() {
         fault "too few checks: $(tail -1 $OUT/ptx_test.out)"
 }
 
-# run_batches WORD B COMMAND...: runs B/tests with the command in front and the options after `--`:
-# the suites that have WORD in suites.h (or have it not: -WORD), two batches at a time. A batch may
-# have no test for the chosen backend. CHECK_SUITES names suites to run instead.
+# run_batches WORDS B COMMAND...: runs B/tests with the command in front and the options after `--`:
+# the suites that have these words in suites.h (or have one not: -WORD), two batches at a time. A
+# batch may have no test for the chosen backend. CHECK_SUITES names suites to run instead.
 run_batches() {
-    local word=$1 b=$2 before=() suites out
+    local words=$1 b=$2 before=() suites out
     shift 2
     while [[ $1 != -- ]]; do
         before+=("$1")
@@ -1263,7 +1263,8 @@ run_batches() {
     done
     shift
     rm -f $OUT/*_suite.out
-    for suites in ${CHECK_SUITES:-$(tests/batches.sh "$word")}; do
+    # shellcheck disable=SC2086
+    for suites in ${CHECK_SUITES:-$(tests/batches.sh $words)}; do
         out=$OUT/${suites%%,*}.out
         echo "timeout 1500 ${before[*]} $b/tests --suites $suites $* >$out 2>&1 ||" \
             "tail -1 $out | grep -q '^0 passed, 0 failed'"
@@ -1274,10 +1275,10 @@ run_batches() {
     tail -n 1 $OUT/*_suite.out
 }
 
-# sanitized NAME WORD FLAGS OPTIONS...: runs suites with a sanitizer. The fake GPU is built without
+# sanitized NAME WORDS FLAGS OPTIONS...: runs suites with a sanitizer. The fake GPU is built without
 # one; it checks its own memory.
 sanitized() {
-    local name=$1 word=$2 flags=$3 cc
+    local name=$1 words=$2 flags=$3 cc
     shift 3
     need_file qlora.h
     # shellcheck disable=SC2086
@@ -1288,14 +1289,15 @@ sanitized() {
         build/fake-omit/libcublas.so.13 CFLAGS=-Werror || return 1
     $MAKE -s -j2 "build/$name/tests" "B=build/$name" CC="$cc" \
         CFLAGS="-O1 -g1 -fno-omit-frame-pointer $flags" || return 1
-    run_batches "$word" "build/$name" env LD_LIBRARY_PATH=build/fake QLORA_TEST_BRIEF=1 -- "$@"
+    run_batches "$words" "build/$name" env LD_LIBRARY_PATH=build/fake QLORA_TEST_BRIEF=1 -- "$@"
 }
 
 # Compiled with the sign that `char` has on x86-64, where an index can be negative. Without the
 # mutants: those make tests fail, and a failing test leaks.
 gate_asan() {
-    sanitized asan -PLAIN \
-        "-fsanitize=address,undefined -fno-sanitize-recover=all -fsigned-char"
+    local flags="-fsanitize=address,undefined -fno-sanitize-recover=all -fsigned-char"
+    sanitized asan "-PLAIN -KERNELS" "$flags"
+    [[ -n ${CHECK_SUITES:-} || $bad -ne 0 ]] || sanitized asan KERNELS "$flags" --backend cpu
 }
 
 # What has threads, and what counts on them.
