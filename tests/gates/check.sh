@@ -201,11 +201,10 @@ gate_contents() {
 
 # A part uses only what parts before it define. A static prototype would only hide that it does not.
 gate_layers() {
-    local frame
+    local frame parts
     for frame in qlora qlora_text; do
-        # shellcheck disable=SC2046
-        awk -f tests/gates/check_layers.awk $(sed -n 's,^#include "\(.*\)",src/\1,p' src/$frame.h) ||
-            bad=1
+        mapfile -t parts < <(sed -n 's,^#include "\(.*\)",src/\1,p' src/$frame.h)
+        awk -f tests/gates/check_layers.awk "${parts[@]}" || bad=1
     done
     faults "a prototype that hides a call upwards: " < <(awk '
         FNR == 1 { text = "" } /^static [^=]*\(/ { text = $0; at = FNR }

@@ -850,7 +850,7 @@ demos() {
     ln -s "$finetune" apart/finetune
     apart/finetune --demo --steps 1 --save-every 1 --out apart/demo >out 2>err
     check "what computes" grep -qE \
-        "^(CPU, [0-9]+ threads?, [a-z0-9_]+ .no NVIDIA driver.|GPU: .+)$" <(head -1 out)
+        "^(CPU, [0-9]+ threads?, [a-z0-9_]+ .no NVIDIA driver.|GPU: .+), b?f(32|16)$" <(head -1 out)
     check "it may be missing" grep -q "^Try it, once generate is built:  apart/generate --m" out
     rm -rf theirs
     mkdir -p theirs/model

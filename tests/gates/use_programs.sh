@@ -307,7 +307,8 @@ training() {
     rm -rf whole killed stopped
     works "train" "${common[@]}" --out whole
     cp out whole.txt
-    check "what computes" grep -qE "^CPU, 1 thread, [a-z0-9_]+ .requested by --backend.$" whole.txt
+    check "what computes" grep -qE \
+        "^CPU, 1 thread, [a-z0-9_]+ .requested by --backend., b?f(32|16)$" whole.txt
     check "the page says it" grep -q "CPU, 1 thread, .*requested by --backend" whole/training.html
     printed_line "texts" '^0 plus 0 is '
     check "the loss falls" awk 'NR == 1 { a = $2 } { b = $2 } END { exit !(b < 0.8 * a) }' \
