@@ -30,7 +30,7 @@
        trainer    state of a trainer, partial sums of a step, what its results depend on
        comm       several processes: shares of a step, their sum, providers
        train      steps, slices, schedules, checkpoints
-       generate   decoding with a key/value cache, one token per call
+       generate   decoding with a key/value cache, one token per call or in slices
 
    This file is assembled from the parts in src/ of the repository; changes are made there.
 
@@ -102,14 +102,16 @@
        Host memory goes through desc.allocator, device memory through desc.device_allocator. A model
        allocates everything when it is opened, and a trainer when it is created; steps, evaluation
        and generation allocate no device memory, except a step of more micro-batches than
-       desc.accumulate of the model for its partial sums. The operators use a scratch buffer of
+       desc.accumulate of the model for its partial sums. On the CPU, the first slice of a context
+       allocates a thread and its working memory. The operators use a scratch buffer of
        desc.scratch_bytes that is allocated with the context. A tensor is a small struct that points
        to memory; qlora_tensor_create allocates, qlora_tensor_wrap and qlora_tensor_view do not.
 
    TIME
        A step can be taken whole, by halves (micro, update) or in slices of a few milliseconds, with
-       the same bits each way. qlora_train_query waits for the last step, qlora_train_poll never
-       waits. Long calls take a progress function that can stop them.
+       the same bits each way, and a generated token whole or in slices. qlora_train_query waits for
+       the last step, qlora_train_poll never waits. Long calls take a progress function that can
+       stop them.
 
    THREADS
        A context and everything created from it must be used by one thread at a time; different
@@ -54054,4 +54056,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 7cb0c4f4d2f78b91
+//@@ end 06e8ee385f1f6bfc

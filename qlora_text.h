@@ -194,12 +194,14 @@
        document that it cannot split in memory, and refuses one of 16 MiB or more.
 
        A sample gets BOS exactly once: from the template, or where the tokenizer's post-processor
-       adds it. Its end is trained: the end marker of the template, otherwise EOS.
+       adds it. Its end is trained: the end marker of the template, otherwise EOS; `endless` says
+       that a conversation has neither.
 
    CHAT TEMPLATES
        A conversation is rendered by the model's own Jinja template, in chat_template.jinja,
-       chat_template.json, tokenizer_config.json or a GGUF file, as transformers executes it; a
-       built-in one is used on request, or when there is none.
+       chat_template.json, tokenizer_config.json or a GGUF file, as transformers executes it; that
+       of an adapter's folder (desc.tokenizer_folder) comes before the model's, and a built-in one
+       is used on request, or when there is none.
        Statements: if, for (not recursive), set, macro, call, filter, with, break, continue, print,
        raw, generation. Filters, tests and methods are those of jinja2 and Python's str, list and
        dict. What is not supported is an error that names it: include, import, block, extends,
@@ -33835,4 +33837,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 23c69b98669e51ad
+//@@ end 8805d10370f237e1
