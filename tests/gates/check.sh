@@ -81,6 +81,42 @@ compilers() {
     have "$CLANG" && echo "$CLANG"
 }
 
+# The compiler that finds most: clang reports unused functions in any compilation.
+thorough() {
+    compilers | tail -n 1
+}
+
+# Turns a command that only checks into the one with which gcc reports them too.
+in_full() {
+    if [[ $1 == gcc* ]]; then
+        echo "${1/-fsyntax-only/-o /dev/null -c}"
+    else
+        echo "$1"
+    fi
+}
+
+# object COMMAND... SOURCE: compiles with this command what several gates need, once for all of
+# them, and prints the name of the object. It is kept under a sum of all that it depends on.
+object() {
+    local kept=build/check/objects made
+    mkdir -p $kept
+    made=$kept/$({ echo "$*" && "$1" --version && cat qlora.h qlora_text.h kernels_ptx.h \
+        "${@: -1}"; } | cksum | tr ' ' -)
+    (
+        ! have flock || flock 9
+        [[ -e $made.done ]] || { "$@" -c -o "$made.o" && touch "$made.done"; }
+    ) 9>"$made.lock" >&2 && echo "$made.o"
+}
+
+# The implementation, as in two_b.c, without the optimizer: it would only remove some of what the
+# gates search for. Beside the object is the graph of calls, if this gcc writes one.
+implementation() {
+    local calls=-fcallgraph-info
+    gcc $calls -E -x c /dev/null >/dev/null 2>&1 || calls=
+    # shellcheck disable=SC2086
+    object gcc -I. -std=c99 $calls tests/gates/compile/two_b.c
+}
+
 # Prints the first compiler that can build and run a program with these flags.
 compiler_with() {
     local cc
@@ -201,11 +237,10 @@ gate_contents() {
 
 # A part uses only what parts before it define. A static prototype would only hide that it does not.
 gate_layers() {
-    local frame
+    local frame parts
     for frame in qlora qlora_text; do
-        # shellcheck disable=SC2046
-        awk -f tests/gates/check_layers.awk $(sed -n 's,^#include "\(.*\)",src/\1,p' src/$frame.h) ||
-            bad=1
+        mapfile -t parts < <(sed -n 's,^#include "\(.*\)",src/\1,p' src/$frame.h)
+        awk -f tests/gates/check_layers.awk "${parts[@]}" || bad=1
     done
     faults "a prototype that hides a call upwards: " < <(awk '
         FNR == 1 { text = "" } /^static [^=]*\(/ { text = $0; at = FNR }
@@ -373,14 +408,16 @@ gate_warnings() {
 gate_link() {
     need_file qlora.h
     need gcc
-    local d=$OUT/link t=tests/gates/compile a b ld=gcc
+    local d=$OUT/link t=tests/gates/compile a b ld=gcc few="-DQLORA_NO_MODEL -DQLORA_NO_CUDA"
     rm -rf $d
     mkdir -p $d
-    gcc -I. -std=c99 -c -o $d/b_c.o $t/two_b.c || bad=1
+    b=$(implementation) && cp "$b" $d/b_c.o || bad=1
     gcc -I. -std=c99 -c -o $d/a_c.o $t/two_a.c || bad=1
+    # How names are linked does not depend on what is left out.
     if have g++; then
         ld=g++
-        g++ -I. -x c++ -std=c++11 -c -o $d/b_cxx.o $t/two_b.c || bad=1
+        # shellcheck disable=SC2086
+        g++ -I. -x c++ -std=c++11 $few -c -o $d/b_cxx.o $t/two_b.c || bad=1
         g++ -I. -x c++ -std=c++11 -c -o $d/a_cxx.o $t/two_a.c || bad=1
     fi
     for a in $d/a_*.o; do
@@ -391,10 +428,10 @@ gate_link() {
         done
     done
     # shellcheck disable=SC2086
-    { gcc -I. -std=c99 -o $d/static $t/static_a.c $t/static_b.c $LIBS && $d/static; } ||
+    { gcc -I. -std=c99 $few -o $d/static $t/static_a.c $t/static_b.c $LIBS && $d/static; } ||
         fault "two private copies cannot be linked into one program"
     # shellcheck disable=SC2086
-    { gcc -I. -std=c99 -o $d/after $t/after_declarations.c $LIBS && $d/after; } ||
+    { gcc -I. -std=c99 $few -o $d/after $t/after_declarations.c $LIBS && $d/after; } ||
         fault "including the declarations before the implementation fails"
     # shellcheck disable=SC2086
     if gcc -o $d/none $d/a_c.o $LIBS 2>/dev/null; then
@@ -420,77 +457,90 @@ gate_link() {
     done
 }
 
-# symbols_of PREFIX CONFIG.c DECLARATIONS.c MACRO...: what the object of the implementation exports,
-# calls and keeps, under each macro. The last one is the default, DEFAULT. Without the optimizer:
-# it would only remove some of what is searched for.
+# symbols_of PREFIX OBJECT NAME: what this object of the implementation exports, calls and keeps.
 symbols_of() {
-    local prefix=$1 config=tests/gates/compile/$2 declarations=tests/gates/compile/$3 name
+    local prefix=$1 object=$2 name=$3
     local never="exit|_exit|abort|printf|puts|putchar|vprintf|__assert_fail"
-    shift 3
-    for name in "$@"; do
-        gcc -I. -std=c99 "-D$name" -c -o $OUT/symbols.o "$config" || { bad=1; return; }
-        nm -g --defined-only $OUT/symbols.o | awk '{ print $NF }' | sort -u >$OUT/defined
-        faults "$name: exported, but not public: " < <(grep -vE "^${prefix}[a-z0-9]" $OUT/defined)
-        if [[ $name == QLORA_STATIC ]]; then
-            faults "$name: exported: " <$OUT/defined
-        fi
-        faults "$name: writable: " < <(objdump -t $OUT/symbols.o |
-            grep -E ' O (\.(data|bss|tdata|tbss)|\*COM\*)' | grep -v '\.data\.rel\.ro')
-        faults "$name: calls " < <(nm -u $OUT/symbols.o | awk '{ print $NF }' | grep -xE "($never)")
-    done
-    # Every declared function must exist. The last object is the one of the default configuration.
-    gcc -I. -E -P "$declarations" | tr '\n' ' ' | tr ';' '\n' | grep 'extern' |
+    nm -g --defined-only "$object" | awk '$NF != "two_b_version" { print $NF }' | sort -u \
+        >$OUT/defined
+    faults "$name: exported, but not public: " < <(grep -vE "^${prefix}[a-z0-9]" $OUT/defined)
+    if [[ $name == QLORA_STATIC ]]; then
+        faults "$name: exported: " <$OUT/defined
+    fi
+    faults "$name: writable: " < <(objdump -t "$object" |
+        grep -E ' O (\.(data|bss|tdata|tbss)|\*COM\*)' | grep -v '\.data\.rel\.ro')
+    faults "$name: calls " < <(nm -u "$object" | awk '{ print $NF }' | grep -xE "($never)")
+}
+
+# static_symbols PREFIX CONFIG.c: under QLORA_STATIC, where the optimizer leaves out nearly all.
+static_symbols() {
+    gcc -I. -std=c99 -O1 -DQLORA_STATIC -c -o $OUT/symbols.o "tests/gates/compile/$2" ||
+        { bad=1; return; }
+    symbols_of "$1" $OUT/symbols.o QLORA_STATIC
+}
+
+# Every declared function must exist in the object that was looked at last.
+all_defined() {
+    gcc -I. -E -P "tests/gates/compile/$1" | tr '\n' ' ' | tr ';' '\n' | grep 'extern' |
         grep -oE 'qlora_[a-z0-9_]+ *\(' | tr -d ' (' | sort -u >$OUT/declared
     [[ -s $OUT/declared ]] || fault "no declarations found"
     faults "declared, not defined: " < <(comm -23 $OUT/declared $OUT/defined)
     faults "defined, not declared: " < <(comm -13 $OUT/declared $OUT/defined)
 }
 
+# Without the model where a macro changes nothing in it.
 gate_symbols() {
     need_file qlora.h
     need gcc nm objdump
-    symbols_of qlora_ config.c declarations.c QLORA_STATIC QLORA_NO_CUDA QLORA_DEBUG QLORA_DLL \
-        DEFAULT
+    local object macro
+    object=$(implementation) || return 1
+    symbols_of qlora_ "$object" DEFAULT
+    all_defined declarations.c
+    static_symbols qlora_ config.c
+    for macro in QLORA_DEBUG QLORA_NO_CUDA; do
+        gcc -I. -std=c99 -DQLORA_DLL -DQLORA_NO_MODEL -D$macro -c -o $OUT/symbols.o \
+            tests/gates/compile/config.c || return 1
+        symbols_of qlora_ $OUT/symbols.o $macro
+    done
 }
 
 # qlora_text.h: alone, beside qlora.h in both orders, in two units, in both languages.
 gate_text_header() {
     need_file qlora.h qlora_text.h
     need gcc nm objdump
-    local d=$OUT/text_header t=tests/gates/compile cc c cxx first macro
+    local d=$OUT/text_header t=tests/gates/compile cc c cxx object few
     rm -rf $d
     mkdir -p $d
+    few="-DQLORA_NO_MODEL -DQLORA_NO_CUDA"
     for cc in $(compilers); do
-        c="$cc -I. -std=c99 $WARN_C"
-        cxx="$cc -I. -x c++ -std=c++11 $WARN"
-        echo "$c -c -o /dev/null $t/text_config.c"
-        echo "$c -fsyntax-only $t/text_declarations.c"
-        echo "$cxx -fsyntax-only $t/text_config.c"
-        echo "$cxx -fsyntax-only $t/text_declarations.c"
-        for macro in QLORA_STATIC QLORA_DLL QLORA_NO_MODEL QLORA_NO_CUDA; do
-            echo "$c -D$macro -fsyntax-only $t/text_config.c"
-        done
-        echo "$c -DQLORA_STATIC -fsyntax-only $t/text_both.c"
-        echo "$c -DQLORA_NO_MODEL -fsyntax-only $t/text_both.c"
-        echo "$c -DQLORA_NO_MODEL -DTEXT_FIRST -fsyntax-only $t/text_both.c"
-        echo "$c -DQLORA_NO_CUDA -DTEXT_FIRST -fsyntax-only $t/text_both.c"
-        echo "$cxx -fsyntax-only $t/text_both.c"
-        echo "$cxx -DTEXT_FIRST -fsyntax-only $t/text_both.c"
+        c="$cc -I. -std=c99 $WARN_C -fsyntax-only"
+        cxx="$cc -I. -x c++ -std=c++11 $WARN -fsyntax-only"
+        [[ $cc == $(thorough) ]] || echo "$c $t/text_config.c"
+        echo "$c $t/text_declarations.c"
+        echo "$cxx $t/text_declarations.c"
+        echo "$cxx -DTEXT_FIRST $t/text_both.c"
+        [[ $cc == $(thorough) ]] || continue
+        echo "$(in_full "$c") $t/text_config.c"
+        echo "$cxx $t/text_config.c"
+        echo "$cxx $t/text_both.c"
+        echo "$c -DQLORA_DLL $few $t/text_config.c"
+        echo "$(in_full "$c") -DQLORA_STATIC $t/text_config.c"
+        echo "$c -DQLORA_STATIC $t/text_both.c"
+        echo "$c -DQLORA_NO_MODEL $t/text_both.c"
+        echo "$c -DQLORA_NO_CUDA -DTEXT_FIRST $t/text_both.c"
     done >$d/commands
     run_all $d/commands
-    # One unit, each order; then two units. Alone it links with the C library only.
+    # One unit; then two units. Alone it links with the C library only.
     gcc -I. -std=c99 -o $d/alone $t/text_alone.c && $d/alone tests/golden/text_spm.json ||
         fault "qlora_text.h alone does not link and run"
-    for first in QLORA_FIRST TEXT_FIRST; do
-        # shellcheck disable=SC2086
-        { gcc -I. -std=c99 -D$first -o $d/both $t/text_both.c $LIBS && $d/both; } ||
-            fault "both headers in one unit, $first: do not link and run"
-    done
+    # shellcheck disable=SC2086
+    { gcc -I. -std=c99 $few -DTEXT_FIRST -o $d/both $t/text_both.c $LIBS && $d/both; } ||
+        fault "both headers in one unit do not link and run"
     gcc -I. -std=c99 -c -o $d/a.o $t/text_two_a.c || bad=1
     gcc -I. -std=c99 -c -o $d/b.o $t/text_two_b.c || bad=1
-    gcc -I. -std=c99 -DQLORA_NO_MODEL -c -o $d/c.o $t/two_b.c || bad=1
+    object=$(implementation) || bad=1
     # shellcheck disable=SC2086
-    { gcc -o $d/two $d/a.o $d/b.o $d/c.o $LIBS && $d/two >/dev/null; } ||
+    { gcc -o $d/two $d/a.o $d/b.o "$object" $LIBS && $d/two >/dev/null; } ||
         fault "two units do not link and run"
     # Headers of different versions.
     mkdir -p $d/other
@@ -502,9 +552,11 @@ gate_text_header() {
     fi
     grep -q '#error.*different versions' $d/version.log ||
         fault "headers of different versions: no helpful #error: $(head -3 $d/version.log)"
-    symbols_of qlora_text_ text_config.c text_declarations.c QLORA_STATIC QLORA_DLL DEFAULT
+    static_symbols qlora_text_ text_config.c
+    [[ -e $d/b.o ]] || return
+    symbols_of qlora_text_ $d/b.o DEFAULT
+    all_defined text_declarations.c
 }
-
 
 # What a C++ project sees: no warning from the declarations and public macros in its own code, with
 # flags that forbid casts as in C; examples, and with them README's program, that it can take over
@@ -555,10 +607,11 @@ gate_macros() {
 gate_recursion() {
     need_file qlora.h
     need gcc tsort
-    rm -f $OUT/calls*
-    gcc -I. -std=c99 -O0 -fcallgraph-info -c -o $OUT/calls.o tests/gates/compile/config.c \
-        2>/dev/null || skip "this gcc has no -fcallgraph-info"
-    sed -n 's/^edge: { sourcename: "\([^"]*\)" targetname: "\([^"]*\)".*/\1 \2/p' $OUT/calls*.ci |
+    local object
+    object=$(implementation) || return 1
+    [[ -e ${object%.o}.ci ]] || skip "this gcc has no -fcallgraph-info"
+    sed -n 's/^edge: { sourcename: "\([^"]*\)" targetname: "\([^"]*\)".*/\1 \2/p' \
+        "${object%.o}.ci" |
         sed 's,[^ ]*:,,g' | grep -v '__indirect_call' | sort -u >$OUT/calls
     [[ -s $OUT/calls ]] || fault "no call graph"
     faults "calls itself: " < <(awk '$1 == $2 { print $1 }' $OUT/calls)
@@ -1122,12 +1175,12 @@ gate_shared() {
     rm -rf $d
     mkdir -p $d
     version=$(sed -n 's/^#define QLORA_VERSION_STRING "\(.*\)"/\1/p' qlora.h)
-    # Names are the same without the optimizer.
-    $MAKE -s -j2 shared B=$b CFLAGS=-O0 || return 1
+    # Names are the same without the optimizer and the kernels.
+    $MAKE -s -j2 shared B=$b CFLAGS="-O0 -g0" CPPFLAGS=-DQLORA_NO_CUDA || return 1
     readelf -d $b/libqlora.so | grep -qF "soname: [libqlora.so.$version]" ||
         fault "the soname is not libqlora.so.$version"
     nm -D --defined-only $b/libqlora.so | awk '{ print $NF }' | sort >$d/exported
-    nm -g --defined-only $b/obj/qlora.o $b/obj/qlora_text.o | awk 'NF > 2 { print $NF }' |
+    nm -g --defined-only $b/obj/pic/qlora.o $b/obj/pic/qlora_text.o | awk 'NF > 2 { print $NF }' |
         sort >$d/public
     [[ -s $d/public ]] || fault "no public functions"
     diff $d/public $d/exported || fault "public (<) and exported (>) names differ"
@@ -1570,7 +1623,8 @@ if [[ ${1:-} == --one ]]; then
     exit 0
 fi
 
-mkdir -p build/check
+mkdir -p build/check/objects
+find build/check/objects -type f -mtime +0 -delete
 read -ra chosen <<<"${*:-$GATES}"
 for gate in "${chosen[@]}"; do
     declare -F "gate_$gate" >/dev/null || { echo "check: unknown gate $gate" >&2; exit 1; }
