@@ -207,14 +207,14 @@ $(B)/fuzzers $(B)/text_fuzzers:
 	$(COMPILE) -O1 -g1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -o $@ $< $(LIBS)
 
 # Each implementation has its own translation unit, as the manual recommends.
-$(B)/obj/qlora.o: Makefile | $(HEADERS)
-	@mkdir -p $(@D) && printf '#define QLORA_IMPLEMENTATION\n#include "qlora.h"\n' > $(@:.o=.c)
-	$(COMPILE) -c -o $@ $(@:.o=.c)
+$(B)/obj/qlora.c: Makefile
+	@mkdir -p $(@D) && printf '#define QLORA_IMPLEMENTATION\n#include "qlora.h"\n' > $@
 
-$(B)/obj/qlora_text.o: Makefile | $(HEADERS)
-	@mkdir -p $(@D) && printf '#define QLORA_TEXT_IMPLEMENTATION\n#include "qlora_text.h"\n' \
-		> $(@:.o=.c)
-	$(COMPILE) -c -o $@ $(@:.o=.c)
+$(B)/obj/qlora_text.c: Makefile
+	@mkdir -p $(@D) && printf '#define QLORA_TEXT_IMPLEMENTATION\n#include "qlora_text.h"\n' > $@
+
+$(LIBRARY): $(B)/obj/%.o: $(B)/obj/%.c | $(HEADERS)
+	$(COMPILE) -c -o $@ $<
 
 # Suites have to be correct, not fast: only those that compute references are optimised. The library
 # does with -O1, which takes half the time of -O2 (programs have that, and the gates run them), and
@@ -248,8 +248,8 @@ $(B)/libqlora.so.$(VERSION): $(LIBRARY:$(B)/obj/%=$(B)/obj/pic/%) Makefile
 	$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=$(B)/obj/pic/exports $(CFLAGS) -o $@ \
 		$(filter %.o,$^) $(LIBS)
 
-$(B)/obj/pic/%.o: $(B)/obj/%.o
-	$(COMPILE) -fPIC -c -o $@ $(<:.o=.c)
+$(B)/obj/pic/%.o: $(B)/obj/%.c | $(HEADERS)
+	$(COMPILE) -fPIC -c -o $@ $<
 
 # The folders are the caller's, so it is made each time.
 $(B)/qlora.pc: qlora.pc.in FORCE

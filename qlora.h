@@ -2321,9 +2321,10 @@ typedef enum qlora_struct_index {
 #define QLORA__PRINTF(fmt, first)
 #endif
 
-// Around code that runs once per call, not once per number: gcc -O2 and -O3 spend most of their time
-// there and gain nothing.
-#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
+// Around code that runs once per call, not once per number: gcc -O2 and -O3 spend most of their
+// time there and gain nothing.
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) &&                           \
+    !defined(__OPTIMIZE_SIZE__)
 #define QLORA__ONCE_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
 #define QLORA__ONCE_END _Pragma("GCC pop_options")
 #else
@@ -54056,4 +54057,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 06e8ee385f1f6bfc
+//@@ end 5a42156978908564

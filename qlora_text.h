@@ -884,9 +884,10 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
 #define QLORA__PRINTF(fmt, first)
 #endif
 
-// Around code that runs once per call, not once per number: gcc -O2 and -O3 spend most of their time
-// there and gain nothing.
-#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
+// Around code that runs once per call, not once per number: gcc -O2 and -O3 spend most of their
+// time there and gain nothing.
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) &&                           \
+    !defined(__OPTIMIZE_SIZE__)
 #define QLORA__ONCE_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
 #define QLORA__ONCE_END _Pragma("GCC pop_options")
 #else
@@ -33837,4 +33838,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 8805d10370f237e1
+//@@ end 40928c6c5dc4b5bd

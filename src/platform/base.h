@@ -52,9 +52,10 @@
 #define QLORA__PRINTF(fmt, first)
 #endif
 
-// Around code that runs once per call, not once per number: gcc -O2 and -O3 spend most of their time
-// there and gain nothing.
-#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
+// Around code that runs once per call, not once per number: gcc -O2 and -O3 spend most of their
+// time there and gain nothing.
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) &&                           \
+    !defined(__OPTIMIZE_SIZE__)
 #define QLORA__ONCE_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
 #define QLORA__ONCE_END _Pragma("GCC pop_options")
 #else

@@ -66,8 +66,10 @@ need_file() {
     done
 }
 
-# Runs make in the folder build, which the gates share: one make at a time.
+# Runs make in the folder build, which the gates share: one make at a time. Warnings are errors, as
+# what is built there is not compiled again for its warnings.
 build() {
+    set -- CFLAGS=-Werror "$@"
     if have flock; then
         # shellcheck disable=SC2086
         flock build/check/lock $MAKE -s "$@"
@@ -79,6 +81,42 @@ build() {
 compilers() {
     have gcc && echo gcc
     have "$CLANG" && echo "$CLANG"
+}
+
+# The compiler that finds most: clang reports unused functions in any compilation.
+thorough() {
+    compilers | tail -n 1
+}
+
+# Turns a command that only checks into the one with which gcc reports them too.
+in_full() {
+    if [[ $1 == gcc* ]]; then
+        echo "${1/-fsyntax-only/-o /dev/null -c}"
+    else
+        echo "$1"
+    fi
+}
+
+# object COMMAND... SOURCE: compiles with this command what several gates need, once for all of
+# them, and prints the name of the object. It is kept under a sum of all that it depends on.
+object() {
+    local kept=build/check/objects made
+    mkdir -p $kept
+    made=$kept/$({ echo "$*" && "$1" --version && cat qlora.h qlora_text.h kernels_ptx.h \
+        "${@: -1}"; } | cksum | tr ' ' -)
+    (
+        ! have flock || flock 9
+        [[ -e $made.done ]] || { "$@" -c -o "$made.o" && touch "$made.done"; }
+    ) 9>"$made.lock" >&2 && echo "$made.o"
+}
+
+# The implementation, as in two_b.c, without the optimizer: it would only remove some of what the
+# gates search for. Beside the object is the graph of calls, if this gcc writes one.
+implementation() {
+    local calls=-fcallgraph-info
+    gcc $calls -E -x c /dev/null >/dev/null 2>&1 || calls=
+    # shellcheck disable=SC2086
+    object gcc -I. -std=c99 $calls tests/gates/compile/two_b.c
 }
 
 # Prints the first compiler that can build and run a program with these flags.
@@ -315,56 +353,54 @@ macro_flag() {
     esac
 }
 
-# Prints the command lines for one compiler and language: a full compilation, then every macro with
-# the second command, which may be a faster one.
-warning_lines() {
-    local run="$2" macro all=""
+# Prints the command lines for every macro, alone and with the others.
+macro_lines() {
+    local macro all=""
     echo "$1 tests/gates/compile/config.c"
-    echo "$run tests/gates/compile/declarations.c"
-    echo "$run tests/gates/compile/after_declarations.c"
-    echo "$run -DNDEBUG -DQLORA_NO_CUDA -DQLORA_NO_MODEL tests/gates/compile/config.c"
+    echo "$1 tests/gates/compile/after_declarations.c"
+    echo "$1 -DNDEBUG -DQLORA_NO_CUDA -DQLORA_NO_MODEL tests/gates/compile/config.c"
     for macro in $MACROS; do
         all="$all '$(macro_flag "$macro")'"
-        echo "$run '$(macro_flag "$macro")' tests/gates/compile/config.c"
+        echo "$1 '$(macro_flag "$macro")' tests/gates/compile/config.c"
         # With QLORA_STATIC, the declarations alone would be undefined static functions.
         [[ $macro == QLORA_STATIC ]] ||
-            echo "$run '$(macro_flag "$macro")' tests/gates/compile/declarations.c"
+            echo "$1 '$(macro_flag "$macro")' tests/gates/compile/declarations.c"
     done
-    echo "$run $all tests/gates/compile/config.c"
+    echo "$1 $all tests/gates/compile/config.c"
 }
 
-# Warnings of the optimizer: the gate `programs` compiles both headers with -O2, this one with -O3:
-# finetune together with both implementations, so that the compiler sees the sizes of what they
-# return, and the other programs by themselves. The other compilations do without: clang has no such
-# warnings.
+# Every macro in C with the compiler that finds most; the others, and C++, see those that add code
+# together, and those that leave some out.
+# Warnings of the optimizer: the gate `programs` compiles both headers with -O2, this one with -O3,
+# in finetune, so that the compiler sees the sizes of what they return. The other compilations do
+# without: clang has no such warnings.
 gate_warnings() {
     need_file qlora.h
-    local cc c cxx o3 f
+    local cc c cxx run macro more
     [[ -n $(compilers) ]] || skip "neither gcc nor $CLANG found"
+    for macro in QLORA_ASSERT QLORA_DEBUG QLORA_DLL QLORA_NO_SIMD QLORA_NO_COMM; do
+        more="${more:-} '$(macro_flag "$macro")'"
+    done
     for cc in $(compilers); do
-        c="$cc -I. -std=c99 $WARN_C -o /dev/null -c"
-        cxx="$cc -I. -x c++ -std=c++11 $WARN -o /dev/null -c"
-        # gcc reports unused functions only in a full compilation, clang in any.
-        if [[ $cc == gcc ]] && ! have "$CLANG"; then
-            warning_lines "$c" "$c"
+        c="$cc -I. -std=c99 $WARN_C -fsyntax-only"
+        cxx="$cc -I. -x c++ -std=c++11 $WARN -fsyntax-only"
+        if [[ $cc == $(thorough) ]]; then
+            macro_lines "$(in_full "$c")"
         else
-            warning_lines "$c" "${c% -c} -fsyntax-only"
+            echo "$c tests/gates/compile/config.c"
         fi
-        warning_lines "$cxx" "${cxx% -c} -fsyntax-only"
+        echo "$cxx tests/gates/compile/config.c"
+        for run in "$c" "$cxx"; do
+            echo "$run tests/gates/compile/declarations.c"
+            echo "$run $more tests/gates/compile/config.c"
+            echo "$run -DQLORA_NO_CUDA -DQLORA_NO_MODEL tests/gates/compile/config.c"
+        done
         # Flags that users may set.
-        o3="$cc -I. -std=c99 -O3 -Wall -Wextra -Werror -o /dev/null -c"
-        if [[ $cc == gcc ]]; then
-            echo "$o3 programs/finetune.c"
-            for f in programs/*.c; do
-                [[ $f == programs/finetune.c ]] ||
-                    echo "$o3 -DQLORA_IMPLEMENTATION_DONE -DQLORA_TEXT_IMPLEMENTATION_DONE $f"
-            done
-            echo "$c -O1 -ffast-math -funsigned-char tests/gates/compile/config.c"
-        else
-            echo "${c% -c} -ffast-math -funsigned-char -fsyntax-only tests/gates/compile/config.c"
-        fi
-        echo "$c -std=c11 -fsigned-char -fsyntax-only tests/gates/compile/config.c"
-        echo "$cxx -std=c++17 -fno-exceptions -fno-rtti -fsyntax-only tests/gates/compile/config.c"
+        echo "$c -ffast-math -funsigned-char tests/gates/compile/config.c"
+        echo "$c -std=c11 -fsigned-char tests/gates/compile/config.c"
+        echo "$cxx -std=c++17 -fno-exceptions -fno-rtti tests/gates/compile/config.c"
+        [[ $cc != gcc ]] ||
+            echo "gcc -I. -std=c99 -O3 -Wall -Wextra -Werror -o /dev/null -c programs/finetune.c"
     done >$OUT/warnings.commands
     run_all $OUT/warnings.commands
 }
@@ -372,14 +408,16 @@ gate_warnings() {
 gate_link() {
     need_file qlora.h
     need gcc
-    local d=$OUT/link t=tests/gates/compile a b ld=gcc
+    local d=$OUT/link t=tests/gates/compile a b ld=gcc few="-DQLORA_NO_MODEL -DQLORA_NO_CUDA"
     rm -rf $d
     mkdir -p $d
-    gcc -I. -std=c99 -c -o $d/b_c.o $t/two_b.c || bad=1
+    b=$(implementation) && cp "$b" $d/b_c.o || bad=1
     gcc -I. -std=c99 -c -o $d/a_c.o $t/two_a.c || bad=1
+    # How names are linked does not depend on what is left out.
     if have g++; then
         ld=g++
-        g++ -I. -x c++ -std=c++11 -c -o $d/b_cxx.o $t/two_b.c || bad=1
+        # shellcheck disable=SC2086
+        g++ -I. -x c++ -std=c++11 $few -c -o $d/b_cxx.o $t/two_b.c || bad=1
         g++ -I. -x c++ -std=c++11 -c -o $d/a_cxx.o $t/two_a.c || bad=1
     fi
     for a in $d/a_*.o; do
@@ -390,10 +428,10 @@ gate_link() {
         done
     done
     # shellcheck disable=SC2086
-    { gcc -I. -std=c99 -o $d/static $t/static_a.c $t/static_b.c $LIBS && $d/static; } ||
+    { gcc -I. -std=c99 $few -o $d/static $t/static_a.c $t/static_b.c $LIBS && $d/static; } ||
         fault "two private copies cannot be linked into one program"
     # shellcheck disable=SC2086
-    { gcc -I. -std=c99 -o $d/after $t/after_declarations.c $LIBS && $d/after; } ||
+    { gcc -I. -std=c99 $few -o $d/after $t/after_declarations.c $LIBS && $d/after; } ||
         fault "including the declarations before the implementation fails"
     # shellcheck disable=SC2086
     if gcc -o $d/none $d/a_c.o $LIBS 2>/dev/null; then
@@ -419,77 +457,90 @@ gate_link() {
     done
 }
 
-# symbols_of PREFIX CONFIG.c DECLARATIONS.c MACRO...: what the object of the implementation exports,
-# calls and keeps, under each macro. The last one is the default, DEFAULT. Without the optimizer:
-# it would only remove some of what is searched for.
+# symbols_of PREFIX OBJECT NAME: what this object of the implementation exports, calls and keeps.
 symbols_of() {
-    local prefix=$1 config=tests/gates/compile/$2 declarations=tests/gates/compile/$3 name
+    local prefix=$1 object=$2 name=$3
     local never="exit|_exit|abort|printf|puts|putchar|vprintf|__assert_fail"
-    shift 3
-    for name in "$@"; do
-        gcc -I. -std=c99 "-D$name" -c -o $OUT/symbols.o "$config" || { bad=1; return; }
-        nm -g --defined-only $OUT/symbols.o | awk '{ print $NF }' | sort -u >$OUT/defined
-        faults "$name: exported, but not public: " < <(grep -vE "^${prefix}[a-z0-9]" $OUT/defined)
-        if [[ $name == QLORA_STATIC ]]; then
-            faults "$name: exported: " <$OUT/defined
-        fi
-        faults "$name: writable: " < <(objdump -t $OUT/symbols.o |
-            grep -E ' O (\.(data|bss|tdata|tbss)|\*COM\*)' | grep -v '\.data\.rel\.ro')
-        faults "$name: calls " < <(nm -u $OUT/symbols.o | awk '{ print $NF }' | grep -xE "($never)")
-    done
-    # Every declared function must exist. The last object is the one of the default configuration.
-    gcc -I. -E -P "$declarations" | tr '\n' ' ' | tr ';' '\n' | grep 'extern' |
+    nm -g --defined-only "$object" | awk '$NF != "two_b_version" { print $NF }' | sort -u \
+        >$OUT/defined
+    faults "$name: exported, but not public: " < <(grep -vE "^${prefix}[a-z0-9]" $OUT/defined)
+    if [[ $name == QLORA_STATIC ]]; then
+        faults "$name: exported: " <$OUT/defined
+    fi
+    faults "$name: writable: " < <(objdump -t "$object" |
+        grep -E ' O (\.(data|bss|tdata|tbss)|\*COM\*)' | grep -v '\.data\.rel\.ro')
+    faults "$name: calls " < <(nm -u "$object" | awk '{ print $NF }' | grep -xE "($never)")
+}
+
+# static_symbols PREFIX CONFIG.c: under QLORA_STATIC, where the optimizer leaves out nearly all.
+static_symbols() {
+    gcc -I. -std=c99 -O1 -DQLORA_STATIC -c -o $OUT/symbols.o "tests/gates/compile/$2" ||
+        { bad=1; return; }
+    symbols_of "$1" $OUT/symbols.o QLORA_STATIC
+}
+
+# Every declared function must exist in the object that was looked at last.
+all_defined() {
+    gcc -I. -E -P "tests/gates/compile/$1" | tr '\n' ' ' | tr ';' '\n' | grep 'extern' |
         grep -oE 'qlora_[a-z0-9_]+ *\(' | tr -d ' (' | sort -u >$OUT/declared
     [[ -s $OUT/declared ]] || fault "no declarations found"
     faults "declared, not defined: " < <(comm -23 $OUT/declared $OUT/defined)
     faults "defined, not declared: " < <(comm -13 $OUT/declared $OUT/defined)
 }
 
+# Without the model where a macro changes nothing in it.
 gate_symbols() {
     need_file qlora.h
     need gcc nm objdump
-    symbols_of qlora_ config.c declarations.c QLORA_STATIC QLORA_NO_CUDA QLORA_DEBUG QLORA_DLL \
-        DEFAULT
+    local object macro
+    object=$(implementation) || return 1
+    symbols_of qlora_ "$object" DEFAULT
+    all_defined declarations.c
+    static_symbols qlora_ config.c
+    for macro in QLORA_DEBUG QLORA_NO_CUDA; do
+        gcc -I. -std=c99 -DQLORA_DLL -DQLORA_NO_MODEL -D$macro -c -o $OUT/symbols.o \
+            tests/gates/compile/config.c || return 1
+        symbols_of qlora_ $OUT/symbols.o $macro
+    done
 }
 
 # qlora_text.h: alone, beside qlora.h in both orders, in two units, in both languages.
 gate_text_header() {
     need_file qlora.h qlora_text.h
     need gcc nm objdump
-    local d=$OUT/text_header t=tests/gates/compile cc c cxx first macro
+    local d=$OUT/text_header t=tests/gates/compile cc c cxx object few
     rm -rf $d
     mkdir -p $d
+    few="-DQLORA_NO_MODEL -DQLORA_NO_CUDA"
     for cc in $(compilers); do
-        c="$cc -I. -std=c99 $WARN_C"
-        cxx="$cc -I. -x c++ -std=c++11 $WARN"
-        echo "$c -c -o /dev/null $t/text_config.c"
-        echo "$c -fsyntax-only $t/text_declarations.c"
-        echo "$cxx -fsyntax-only $t/text_config.c"
-        echo "$cxx -fsyntax-only $t/text_declarations.c"
-        for macro in QLORA_STATIC QLORA_DLL QLORA_NO_MODEL QLORA_NO_CUDA; do
-            echo "$c -D$macro -fsyntax-only $t/text_config.c"
-        done
-        echo "$c -DQLORA_STATIC -fsyntax-only $t/text_both.c"
-        echo "$c -DQLORA_NO_MODEL -fsyntax-only $t/text_both.c"
-        echo "$c -DQLORA_NO_MODEL -DTEXT_FIRST -fsyntax-only $t/text_both.c"
-        echo "$c -DQLORA_NO_CUDA -DTEXT_FIRST -fsyntax-only $t/text_both.c"
-        echo "$cxx -fsyntax-only $t/text_both.c"
-        echo "$cxx -DTEXT_FIRST -fsyntax-only $t/text_both.c"
+        c="$cc -I. -std=c99 $WARN_C -fsyntax-only"
+        cxx="$cc -I. -x c++ -std=c++11 $WARN -fsyntax-only"
+        [[ $cc == $(thorough) ]] || echo "$c $t/text_config.c"
+        echo "$c $t/text_declarations.c"
+        echo "$cxx $t/text_declarations.c"
+        echo "$cxx -DTEXT_FIRST $t/text_both.c"
+        [[ $cc == $(thorough) ]] || continue
+        echo "$(in_full "$c") $t/text_config.c"
+        echo "$cxx $t/text_config.c"
+        echo "$cxx $t/text_both.c"
+        echo "$c -DQLORA_DLL $few $t/text_config.c"
+        echo "$(in_full "$c") -DQLORA_STATIC $t/text_config.c"
+        echo "$c -DQLORA_STATIC $t/text_both.c"
+        echo "$c -DQLORA_NO_MODEL $t/text_both.c"
+        echo "$c -DQLORA_NO_CUDA -DTEXT_FIRST $t/text_both.c"
     done >$d/commands
     run_all $d/commands
-    # One unit, each order; then two units. Alone it links with the C library only.
+    # One unit; then two units. Alone it links with the C library only.
     gcc -I. -std=c99 -o $d/alone $t/text_alone.c && $d/alone tests/golden/text_spm.json ||
         fault "qlora_text.h alone does not link and run"
-    for first in QLORA_FIRST TEXT_FIRST; do
-        # shellcheck disable=SC2086
-        { gcc -I. -std=c99 -D$first -o $d/both $t/text_both.c $LIBS && $d/both; } ||
-            fault "both headers in one unit, $first: do not link and run"
-    done
+    # shellcheck disable=SC2086
+    { gcc -I. -std=c99 $few -DTEXT_FIRST -o $d/both $t/text_both.c $LIBS && $d/both; } ||
+        fault "both headers in one unit do not link and run"
     gcc -I. -std=c99 -c -o $d/a.o $t/text_two_a.c || bad=1
     gcc -I. -std=c99 -c -o $d/b.o $t/text_two_b.c || bad=1
-    gcc -I. -std=c99 -DQLORA_NO_MODEL -c -o $d/c.o $t/two_b.c || bad=1
+    object=$(implementation) || bad=1
     # shellcheck disable=SC2086
-    { gcc -o $d/two $d/a.o $d/b.o $d/c.o $LIBS && $d/two >/dev/null; } ||
+    { gcc -o $d/two $d/a.o $d/b.o "$object" $LIBS && $d/two >/dev/null; } ||
         fault "two units do not link and run"
     # Headers of different versions.
     mkdir -p $d/other
@@ -501,9 +552,11 @@ gate_text_header() {
     fi
     grep -q '#error.*different versions' $d/version.log ||
         fault "headers of different versions: no helpful #error: $(head -3 $d/version.log)"
-    symbols_of qlora_text_ text_config.c text_declarations.c QLORA_STATIC QLORA_DLL DEFAULT
+    static_symbols qlora_text_ text_config.c
+    [[ -e $d/b.o ]] || return
+    symbols_of qlora_text_ $d/b.o DEFAULT
+    all_defined text_declarations.c
 }
-
 
 # What a C++ project sees: no warning from the declarations and public macros in its own code, with
 # flags that forbid casts as in C; examples, and with them README's program, that it can take over
@@ -554,44 +607,73 @@ gate_macros() {
 gate_recursion() {
     need_file qlora.h
     need gcc tsort
-    rm -f $OUT/calls*
-    gcc -I. -std=c99 -O0 -fcallgraph-info -c -o $OUT/calls.o tests/gates/compile/config.c \
-        2>/dev/null || skip "this gcc has no -fcallgraph-info"
-    sed -n 's/^edge: { sourcename: "\([^"]*\)" targetname: "\([^"]*\)".*/\1 \2/p' $OUT/calls*.ci |
+    local object
+    object=$(implementation) || return 1
+    [[ -e ${object%.o}.ci ]] || skip "this gcc has no -fcallgraph-info"
+    sed -n 's/^edge: { sourcename: "\([^"]*\)" targetname: "\([^"]*\)".*/\1 \2/p' \
+        "${object%.o}.ci" |
         sed 's,[^ ]*:,,g' | grep -v '__indirect_call' | sort -u >$OUT/calls
     [[ -s $OUT/calls ]] || fault "no call graph"
     faults "calls itself: " < <(awk '$1 == $2 { print $1 }' $OUT/calls)
     faults "" < <(tsort $OUT/calls 2>&1 >/dev/null | head -20)
 }
 
-# Compiles everything else with -Werror: into build, for the tests and for other gates, and with
-# each compiler every file for its warnings only.
+# Compiles everything else with -Werror: into build, for the tests and for other gates, and for its
+# warnings only what is not built there, and everything with the other compiler. The implementations
+# are left out where private names are not needed: the gates `warnings` and `text_header` have them.
 gate_programs() {
-    local cc f
+    local cc f built=gcc done="-DQLORA_IMPLEMENTATION_DONE -DQLORA_TEXT_IMPLEMENTATION_DONE"
+    [[ $(cc --version) == *"Free Software Foundation"* ]] || built=$CLANG
     build -j2 all build/{embed,ptx-tool,bench,soak_kill,ptx_test,golden} CFLAGS=-Werror || bad=1
-    for cc in $(compilers); do
-        for f in programs/*.c examples/*.c tools/*.c tests/{unit,fakecuda,bench,golden,gates}/*.c \
-            tests/internal/{library,text_library,double}.c; do
-            echo "$cc -I. -Itests -std=c99 $WARN_C -fsyntax-only $f"
+    for f in programs/*.c examples/*.c tools/*.c tests/{unit,fakecuda,bench,golden,gates}/*.c \
+        tests/internal/{library,text_library,double}.c; do
+        for cc in $(compilers); do
+            [[ $cc != "$built" || ! -e $(built_from "$f") ]] || continue
+            [[ $f == programs/* || $f == examples/* ]] || done=
+            echo "$cc -I. -Itests -std=c99 $WARN_C $done -fsyntax-only $f"
         done
     done >$OUT/commands
     run_all $OUT/commands
 }
 
+# Prints what the Makefile builds from a source with all of our warnings.
+built_from() {
+    local name=${1%.c}
+    case $name in
+    tests/bench/bench | tests/golden/golden | tests/gates/soak_kill | tools/embed | programs/* | \
+        examples/* | */ptx_test) echo "build/${name##*/}" ;;
+    */variant) echo build/fake/libcuda.so.1 ;;
+    tests/*) echo "build/obj/${name#tests/}.o" ;;
+    *) echo /nowhere ;;
+    esac
+}
+
 # Examples must be short, start with a compile command that works, and run on both backends. The
-# command is tried without the optimizer, as each compiles the whole library; the gate `readme` uses
-# one as it is.
+# command of hello.c is tried as it is. Those of the others compile the same library: they are tried
+# without the model, for errors, and with the objects of the build, to link.
 gate_examples() {
-    local f name
+    local f name command objects="build/obj/qlora.o build/obj/qlora_text.o"
+    local done="-DQLORA_IMPLEMENTATION_DONE -DQLORA_TEXT_IMPLEMENTATION_DONE"
     build -j2 examples build/fake/libcuda.so.1 build/fake/libcublas.so.13 CFLAGS=-Werror || return 1
     : >$OUT/commands
     for f in examples/*.c; do
         name=$(basename "$f" .c)
         [[ $(wc -l <"$f") -le 120 ]] || fault "$f is longer than 120 lines"
-        head -12 "$f" | sed -n 's,^//[ $]*\(cc .*\),\1,p' | head -1 |
-            sed "s, -o [^ ]*, -o $OUT/$name,; s, -O2 , -O0 -Werror ," >"$OUT/$name.command"
-        grep -q "$name" "$OUT/$name.command" || fault "$f: no compile command at the top"
-        cat "$OUT/$name.command" >>$OUT/commands
+        command=$(head -12 "$f" | sed -n 's,^//[ $]*\(cc .*\),\1,p' | head -1 |
+            sed "s, -o [^ ]*, -o $OUT/$name,; s, -O2 , -O2 -Werror ,")
+        [[ $command == *" $f "* ]] || fault "$f: no compile command at the top"
+        if [[ $name == hello ]]; then
+            echo "$command" >>$OUT/commands
+        else
+            {
+                echo "$command -DQLORA_NO_MODEL -DQLORA_NO_CUDA -fsyntax-only"
+                echo "${command/ $f / $f $done $objects }"
+            } >>$OUT/commands
+            # As its command has no object of the library.
+            [[ $(grep -cE '^#define QLORA_(TEXT_)?IMPLEMENTATION$' "$f") -eq \
+                $(grep -cE '^#include "qlora(_text)?.h"' "$f") ]] ||
+                fault "$f does not define every implementation"
+        fi
         grep -q '^// check: needs ' "$f" && continue
         build/"$name" >"$OUT/$name.out" 2>&1 || fault "$name fails: $(tail -5 "$OUT/$name.out")"
         if [[ -e build/fake/libcuda.so.1 ]]; then
@@ -987,13 +1069,12 @@ gate_groups() {
     registry_groups >$d/registry
     diff $d/header $d/registry || fault "groups of kernels/*.cu (<) and needs of the registry (>)"
     $cc -c -o $d/whole.o $t || return 1
-    whole=$(size $d/whole.o | awk 'END { print $1 + $2 }')
+    whole=$(bytes_of kernels_ptx.h)
     sed -n 's,^//  *\(QLORA_PTX_NO_[A-Z0-9]*\)  *\([0-9]*\) bytes.*,\1 \2,p' kernels_ptx.h \
         >$d/macros
     [[ $(wc -l <$d/macros) -ge 9 ]] || fault "too few groups in kernels_ptx.h"
     while read -r macro bytes; do
-        $cc -D"$macro" -c -o "$d/$macro.o" $t || bad=1
-        left=$(size "$d/$macro.o" | awk 'END { print $1 + $2 }')
+        left=$(bytes_of kernels_ptx.h -D"$macro")
         [[ $((whole - left)) -ge $bytes ]] ||
             fault "$macro: $whole bytes become $left, less than the $bytes of its texts"
     done <$d/macros
@@ -1001,7 +1082,7 @@ gate_groups() {
     $cc $(sed 's/ .*//; s/^/-D/' $d/macros) -o $d/none $t $LIBS || bad=1
     for macro in NO_HEAD64 NO_BF16; do
         # shellcheck disable=SC2086
-        gcc -o $d/$macro $d/QLORA_PTX_$macro.o $LIBS || bad=1
+        $cc -DQLORA_PTX_$macro -o $d/$macro $t $LIBS || bad=1
         LD_LIBRARY_PATH=build/fake $d/$macro get attn64_bwd_q attention 64 prewarm 64 attention 20 \
             >$d/$macro.out || fault "$macro: status $?"
         for kernel in "get.*attn64_bwd_q" "attention 64.*attn64_.*fwd" "prewarm 64.*[a-z0-9_]*"; do
@@ -1014,6 +1095,14 @@ gate_groups() {
         fault "all groups left out: no clear error"
     gate_groups_only "$d" "$cc"
     gate_groups_packed "$d" "$cc"
+}
+
+# bytes_of HEADER FLAGS...: prints the bytes that its texts have in an object.
+bytes_of() {
+    local header=$1
+    shift
+    gcc -std=c99 "$@" -x c -c -o $OUT/texts.o "$header" &&
+        size $OUT/texts.o | awk 'END { print $1 + $2 }'
 }
 
 gate_groups_only() {
@@ -1047,17 +1136,16 @@ gate_groups_packed() {
     build/embed --packed kernels_ptx.h $d/packed.h || return
     cc="$cc -DQLORA_KERNELS_HEADER=\"\\\"$PWD/$d/packed.h\\\"\""
     eval "$cc -c -o $d/packed.o $t" || return
-    whole=$(size $d/packed.o | awk 'END { print $1 + $2 }')
+    whole=$(bytes_of $d/packed.h)
     for macro in QLORA_PTX_NO_HEAD64 QLORA_PTX_NO_SM80 QLORA_PTX_NO_BF16; do
         bytes=$(sed -n "s,^//  *$macro  *\([0-9]*\) bytes.*,\1,p" $d/packed.h)
-        eval "$cc -D$macro -c -o $d/packed.$macro.o $t" || bad=1
-        left=$(size $d/packed.$macro.o | awk 'END { print $1 + $2 }')
+        left=$(bytes_of $d/packed.h -D$macro)
         [[ ${bytes:-0} -gt 10000 && $((whole - left)) -ge $bytes ]] ||
             fault "packed, $macro: $whole bytes become $left; its texts have ${bytes:-no bytes}"
     done
     # shellcheck disable=SC2086
     { gcc -o $d/packed $d/packed.o $LIBS && gcc -o $d/whole $d/whole.o $LIBS &&
-        gcc -o $d/packed64 $d/packed.QLORA_PTX_NO_HEAD64.o $LIBS; } || bad=1
+        eval "$cc -DQLORA_PTX_NO_HEAD64 -o $d/packed64 $t $LIBS"; } || bad=1
     mapfile -t kernels < <(sed -n 's/^    X(\([a-z0-9_]*\), .*/get\n\1/p' src/cache/registry.h)
     [[ ${#kernels[@]} -gt 200 ]] || fault "too few kernels in the registry"
     for n in 80 90; do
@@ -1072,8 +1160,7 @@ gate_groups_packed() {
     grep -q 'its module attn64 was left out by QLORA_PTX_NO_HEAD64$' $d/packed64.out &&
         grep -q '^attention 20: OK' $d/packed64.out || fault "packed: $(cat $d/packed64.out)"
     for n in $(compilers); do
-        eval "${cc/gcc/$n} -fsyntax-only tests/gates/compile/text_both.c" &&
-            eval "${cc/gcc/$n} -DTEXT_FIRST -fsyntax-only tests/gates/compile/text_both.c" &&
+        eval "${cc/gcc/$n} -DTEXT_FIRST -fsyntax-only tests/gates/compile/text_both.c" &&
             eval "${cc/gcc -I. -std=c99 -O0 $WARN_C/$n -I. -x c++ -std=c++11 $WARN}" \
                 -fsyntax-only tests/gates/compile/text_both.c ||
             fault "$n: packed texts do not compile"
@@ -1121,12 +1208,12 @@ gate_shared() {
     rm -rf $d
     mkdir -p $d
     version=$(sed -n 's/^#define QLORA_VERSION_STRING "\(.*\)"/\1/p' qlora.h)
-    # Names are the same without the optimizer.
-    $MAKE -s -j2 shared B=$b CFLAGS=-O0 || return 1
+    # Names are the same without the optimizer and the kernels.
+    $MAKE -s -j2 shared B=$b CFLAGS="-O0 -g0" CPPFLAGS=-DQLORA_NO_CUDA || return 1
     readelf -d $b/libqlora.so | grep -qF "soname: [libqlora.so.$version]" ||
         fault "the soname is not libqlora.so.$version"
     nm -D --defined-only $b/libqlora.so | awk '{ print $NF }' | sort >$d/exported
-    nm -g --defined-only $b/obj/qlora.o $b/obj/qlora_text.o | awk 'NF > 2 { print $NF }' |
+    nm -g --defined-only $b/obj/pic/qlora.o $b/obj/pic/qlora_text.o | awk 'NF > 2 { print $NF }' |
         sort >$d/public
     [[ -s $d/public ]] || fault "no public functions"
     diff $d/public $d/exported || fault "public (<) and exported (>) names differ"
@@ -1148,7 +1235,7 @@ cmake_project() {
         "$how" "add_executable(game $source)" "target_link_libraries(game PRIVATE $target)" \
         >"$dir/CMakeLists.txt"
     if [[ $target == qlora::headers ]]; then
-        echo '#define QLORA_IMPLEMENTATION' >"$dir/$source"
+        printf '#define %s\n' QLORA_IMPLEMENTATION QLORA_NO_MODEL QLORA_NO_CUDA >"$dir/$source"
     fi
     printf '%s\n' '#include "qlora.h"' '#include <stdio.h>' \
         'int main(void) { puts(QLORA_VERSION_STRING); return qlora_version() != QLORA_VERSION; }' \
@@ -1158,7 +1245,8 @@ cmake_project() {
 cmake_runs() {
     local dir=$1
     shift
-    { cmake -S "$dir" -B "$dir/build" -DCMAKE_BUILD_TYPE=Debug "$@" &&
+    { cmake -S "$dir" -B "$dir/build" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG=-O0 \
+        "$@" &&
         cmake --build "$dir/build"; } >"$dir/log" 2>&1 ||
         { fault "$dir: $(tail -5 "$dir/log")"; return; }
     "$dir/build/game" >"$dir/out" || fault "$dir: the program fails"
@@ -1170,10 +1258,6 @@ gate_packaging() {
     local d=$PWD/$OUT/packaging fetch how
     rm -rf "$d"
     mkdir -p "$d"
-    cmake_project "$d/sub" C "add_subdirectory($PWD qlora)" qlora::qlora
-    cmake_runs "$d/sub"
-    find "$d/sub/build" -name 'finetune*' -o -name 'qlora_tests*' | grep -q . &&
-        fault "a subproject builds programs or tests that nobody asked for"
     fetch="include(FetchContent)
 FetchContent_Declare(qlora SOURCE_DIR $PWD)
 FetchContent_MakeAvailable(qlora)"
@@ -1182,16 +1266,27 @@ FetchContent_MakeAvailable(qlora)"
     cmake_project "$d/fetch" $how "$fetch" qlora::qlora
     cmake_runs "$d/fetch" "-DQLORA_DEFINITIONS=QLORA_NO_CUDA;QLORA_NO_MODEL"
     cmake_project "$d/packed" C "add_subdirectory($PWD qlora)" qlora::qlora
-    cmake_runs "$d/packed" -DQLORA_PACKED=ON
+    cmake_runs "$d/packed" -DQLORA_PACKED=ON -DQLORA_DEFINITIONS=QLORA_NO_MODEL
+    find "$d/packed/build" -name 'finetune*' -o -name 'qlora_tests*' | grep -q . &&
+        fault "a subproject builds programs or tests that nobody asked for"
     grep -rq --include=libqlora.a 'visible .entry qlora_attn' "$d/packed/build" &&
         fault "QLORA_PACKED does not pack"
     cmake_project "$d/headers" C "add_subdirectory($PWD qlora)" qlora::headers
     cmake_runs "$d/headers"
-    # By itself: everything, installed, then found.
-    { cmake -S . -B "$d/own" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_INSTALL_PREFIX="$d/prefix" &&
+    # By itself: everything but the tests, which have the sources that make has; installed, found.
+    { cmake -S . -B "$d/own" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG=-O0 \
+        -DQLORA_DEFINITIONS=QLORA_NO_CUDA -DCMAKE_INSTALL_PREFIX="$d/prefix" -DQLORA_TESTS=OFF &&
         cmake --build "$d/own" -j2 && cmake --install "$d/own"; } >"$d/own.log" 2>&1 ||
         { fault "$(tail -5 "$d/own.log")"; return; }
-    "$d/own/qlora_tests" --backend cpu -s harness >"$d/own.out" 2>&1 || fault "the tests do not run"
+    cmake -S . -B "$d/own" -DQLORA_TESTS=ON -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >"$d/own.log" 2>&1 ||
+        fault "$(tail -5 "$d/own.log")"
+    diff <(grep -oE '"file": .*/tests/[^"]*' "$d/own/compile_commands.json" |
+        sed 's,.*/tests/,tests/,' | sort) \
+        <(ls tests/unit/*.c tests/internal/{double,library,text_library}.c | sort) ||
+        fault "the tests are built from other files by CMake (<) than by make (>)"
+    sed -n 's/^ *"command": "\(.*harness\.c\)",*$/\1 -fsyntax-only/p' \
+        "$d/own/compile_commands.json" | sed 's/\\"/"/g; s/ -o [^ ]*//' >"$d/own.commands"
+    run_all "$d/own.commands"
     "$d/prefix/bin/plan" --version >/dev/null || fault "an installed program does not run"
     cmake_project "$d/found" C "find_package(qlora REQUIRED)" qlora::qlora
     cmake_runs "$d/found" "-DCMAKE_PREFIX_PATH=$d/prefix"
@@ -1570,7 +1665,8 @@ if [[ ${1:-} == --one ]]; then
     exit 0
 fi
 
-mkdir -p build/check
+mkdir -p build/check/objects
+find build/check/objects -type f -mtime +0 -delete
 read -ra chosen <<<"${*:-$GATES}"
 for gate in "${chosen[@]}"; do
     declare -F "gate_$gate" >/dev/null || { echo "check: unknown gate $gate" >&2; exit 1; }

@@ -1,7 +1,7 @@
 # A part uses only what parts before it define: finds names of ours that a part uses and only later
 # ones define. Arguments: the parts of a header in the order of its frame. A function is defined
 # where its body is, since its declaration may be anywhere; parts that only declare use nothing.
-# Names that a macro puts together are not seen, nor are fields and locals, which are not ours alone.
+# Names that a macro puts together are not seen, nor are fields and locals.
 
 # Removes comments, strings and characters from `line`, which may begin within a comment.
 function code_of(line,    out, at) {
@@ -164,7 +164,8 @@ END {
     for (i = 1; i <= count; i++) {
         split(used[i], u, SUBSEP)
         if (u[2] in first && first[u[2]] > u[1] + 0) {
-            print file[u[1]] ":" line_of[u[1], u[2]] ": uses " u[2] " of the later " file[first[u[2]]]
+            print file[u[1]] ":" line_of[u[1], u[2]] ": uses " u[2] " of the later " \
+                file[first[u[2]]]
             bad = 1
         }
     }

@@ -287,7 +287,7 @@ defect recursion "a function that calls itself" \
 defect recursion "two functions that call each other" '
     core "static int qlora__s(int n) { return n ? qlora_r(n - 1) : 0; }"
     core "int qlora_r(int n);"
-    echo "int qlora_r(int n) { return qlora__s(n); }" >>tests/gates/compile/config.c'
+    echo "int qlora_r(int n) { return qlora__s(n); }" >>tests/gates/compile/two_b.c'
 defect warnings "an unused function" 'core "static int qlora__u(void) { return 1; }"'
 defect warnings "not C++: no cast" \
     'core "int* qlora_c(void* p);\nint* qlora_c(void* p) { return p; }"'

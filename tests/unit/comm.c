@@ -311,8 +311,8 @@ static void other_chunk(comm_job* j) {
     j->s.model.head_chunk = j->end.rank == 2 ? 5 : j->s.model.head_chunk;
 }
 
-// Processes that do not match are refused, by all of them and by name. None leaves before the slowest
-// has had its messages.
+// Processes that do not match are refused, by all of them and by name. None leaves before the
+// slowest has had its messages.
 TEST ranks_that_differ_are_refused(void) {
     static const struct {
         void (*change)(comm_job* job);

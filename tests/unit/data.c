@@ -1202,7 +1202,7 @@ static const char* talk_shown(rig* r, const char* record, bool trained) {
     return shown;
 }
 
-#define OPENED(first)                                                                                \
+#define OPENED(first)                                                                              \
     "{\"messages\":[{" first "},{\"role\":\"assistant\",\"content\":\"a\",\"tool_calls\":[{"       \
     "\"arguments\":\"{\\\"x\\\":1}\"}],\"own\":\"k\"}]}"
 
