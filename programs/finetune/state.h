@@ -386,7 +386,7 @@ static bool backend_plain(const char* reason, const char** plain) {
         {"no CUDA driver: Error loading shared library libcuda.so.1:", "No such file or directory",
          "no NVIDIA driver"},
         {"no CUDA driver: Shared object \"libcuda.so.1\" not found", "", "no NVIDIA driver"},
-        {"no CUDA driver: dlopen(libcuda.so.1,", "(no such file)", "no NVIDIA driver"},
+        {"no CUDA driver: dlopen" "(libcuda.so.1,", "(no such file)", "no NVIDIA driver"},
         {"no CUDA driver: nvcuda.dll:", "error 126", "no NVIDIA driver"},
         {"no CUDA device found", "", "no NVIDIA GPU"},
         {"requested by ", "", "requested by --backend"}};
