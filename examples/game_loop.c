@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#define TRY(call) do { qlora_result r_ = (call); if (r_ != QLORA_OK) return r_; } while (0)
 enum { LINE = 96, STEPS = 24 };
 
 typedef struct game {
@@ -43,10 +44,10 @@ static qlora_result start(game* g, bool large) {
     qlora_model_desc desc = {.config = large ? &half : &tiny, .weight_std = large ? 0.02f : 0.1f,
         .tokens = large ? 512 : 64, .generate_tokens = LINE};
     qlora_train_desc train = {.lr = large ? 1e-3 : 1e-2};
-    qlora_result r = qlora_model_open(g->ctx, &desc, &g->learner);
+    TRY(qlora_model_open(g->ctx, &desc, &g->learner));
     desc.purpose = QLORA_PURPOSE_EVALUATE;
-    r = r == QLORA_OK ? qlora_model_open(g->ctx, &desc, &g->speaker) : r;
-    return r == QLORA_OK ? qlora_trainer_create(g->learner, &train, &g->trainer) : r;
+    TRY(qlora_model_open(g->ctx, &desc, &g->speaker));
+    return qlora_trainer_create(g->learner, &train, &g->trainer);
 }
 
 // Part of a token of the dragon's line; a new line begins when the last one is finished.
@@ -58,39 +59,34 @@ static qlora_result speak(game* g, const int32_t* ids) {
         return qlora_generate_begin(g->speaker, &d, &g->voice);
     }
     int32_t token = 0;
-    bool stopped = false;
-    bool done = false;
-    qlora_result r = qlora_generate_slice(g->voice, 2.0, &token, &stopped, &done);
-    if (r == QLORA_OK && !done) {
-        return r; // the rest in the next frame
-    }
-    if (r == QLORA_OK && g->learned) { // between two tokens
-        r = qlora_adapter_copy(g->learner, g->speaker);
-        g->learned = false;
-    }
-    if (r == QLORA_OK && !stopped) {
-        size_t n = strlen(g->said);
-        g->said[n] = token >= 32 && token < 127 ? (char)token : '?';
-        g->said[n + 1] = '\0';
-    } else if (r == QLORA_OK) {
-        r = qlora_generate_end(g->voice);
+    bool stopped = false, done = false;
+    TRY(qlora_generate_slice(g->voice, 2.0, &token, &stopped, &done));
+    if (!done) return QLORA_OK; // the rest in the next frame
+    if (g->learned) TRY(qlora_adapter_copy(g->learner, g->speaker)); // between two tokens
+    g->learned = false;
+    if (stopped) {
+        TRY(qlora_generate_end(g->voice));
         g->voice = NULL;
+        return QLORA_OK;
     }
-    return r;
+    size_t n = strlen(g->said);
+    g->said[n] = token >= 32 && token < 127 ? (char)token : '?';
+    g->said[n + 1] = '\0';
+    return QLORA_OK;
 }
 
 // A frame: a slice of training, some of a token, and whatever else the game does.
 static qlora_result frame(game* g, const int32_t* ids, double budget, bool* done) {
     double begin = now_ms();
-    qlora_result r = qlora_train_slice(g->trainer, budget, done);
+    TRY(qlora_train_slice(g->trainer, budget, done));
     double took = now_ms() - begin;
     g->longest_slice = took > g->longest_slice ? took : g->longest_slice;
     g->frames++;
     begin = now_ms();
-    r = r == QLORA_OK ? speak(g, ids) : r;
+    TRY(speak(g, ids));
     took = now_ms() - begin;
     g->longest_words = took > g->longest_words ? took : g->longest_words;
-    return r;
+    return QLORA_OK;
 }
 
 static qlora_result play(game* g) {
@@ -98,24 +94,21 @@ static qlora_result play(game* g) {
     int32_t length = sizeof line - 1;
     qlora_batch batch = {.ids = ids, .labels = ids, .lengths = &length, .count = 1};
     qlora_train_info info;
-    qlora_result r = QLORA_OK;
     for (int i = 0; i < length; i++) ids[i] = line[i]; // one token per byte
-    for (int step = 1; step <= STEPS && r == QLORA_OK; step++) {
+    for (int step = 1; step <= STEPS; step++) {
         bool done = false;
-        r = qlora_train_begin(g->trainer, &batch, 1);
-        while (r == QLORA_OK && !done) {
-            r = frame(g, ids, 4.0, &done);
-        }
+        TRY(qlora_train_begin(g->trainer, &batch, 1));
+        while (!done) TRY(frame(g, ids, 4.0, &done));
         g->learned = true;
-        r = r == QLORA_OK ? qlora_train_poll(g->trainer, &info) : r;
+        TRY(qlora_train_poll(g->trainer, &info));
         g->longest_slice = step > 2 ? g->longest_slice : 0.0; // the first steps time the pieces
         g->longest_words = step > 2 ? g->longest_words : 0.0;
-        if (r == QLORA_OK && step % 8 == 0) {
+        if (step % 8 == 0) {
             printf("step %2d  loss %.3f  longest piece %.2f ms  frame %d  \"%s\"\n", step,
                 info.loss, info.longest_piece, g->frames, g->said);
         }
     }
-    return r;
+    return QLORA_OK;
 }
 
 int main(int argc, char** argv) {

@@ -13,12 +13,14 @@ static bool run_options(app* a, options* then) {
     char path[PATH_SIZE];
     option_set set = a->set;
     blob text;
-    bool wanted = a->o.out != NULL && a->o.resume != RESUME_NEVER;
     memset(&text, 0, sizeof text);
     options_clear(then);
     set.values = then;
+    if (a->o.out == NULL || a->o.resume == RESUME_NEVER) {
+        return false;
+    }
     out_path(a, "checkpoint/latest", path);
-    bool found = wanted && path_exists(path);
+    bool found = path_exists(path);
     if (found) {
         out_path(a, "settings.txt", path);
         found = blob_read_path(&text, path) == 0 && config_read(&set, path, &text, a->error);
