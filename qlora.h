@@ -34674,8 +34674,9 @@ struct qlora_model {
     float neftune;       // of the trainer
     int64_t generations; // number that exist
     int64_t followers;   // those among them that use the selected adapter
-    // A micro-batch or an update is being computed in slices: the activations are in use.
-    bool micro_begun;
+    // The trainer in the middle of a micro-batch or an update in slices: it uses the activations;
+    // NULL = none
+    const struct qlora_trainer* stepping;
     qlora__errand* updating; // the errand that is in the middle of that update; NULL = none
     const struct qlora_generation* speaking; // a text in the middle of a pass; NULL = none
     int64_t elements;    // of the parameter arena, including gaps
@@ -40609,7 +40610,7 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
 
 // Fails while the activations of the model are in use by something that runs in slices.
 static qlora_result qlora__model_idle(qlora_ctx* ctx, const qlora_model* m, const char* what) {
-    if (m->micro_begun) {
+    if (m->stepping != NULL) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "a training step is in the middle of %s; finish it with "
                            "qlora_train_slice or drop it with qlora_train_cancel before %s",
@@ -44173,7 +44174,7 @@ static qlora_result qlora__model_angles(qlora_ctx* ctx, const qlora_model* m,
         return QLORA_ERR_MEMORY;
     }
     qlora_rope_desc other = *desc;
-    other.use_long = true;
+    other.use_long = qlora__rope_short(desc, m->positions) < m->positions; // or it has one set
     qlora_result r = qlora__rope_table(ctx, &other, name, dims, m->positions, longer);
     if (r == QLORA_OK) {
         memcpy(out + first, longer + first, (n - first) * sizeof *longer);
@@ -50481,6 +50482,9 @@ static void qlora__sliced_stop(qlora_trainer* t) {
         qlora__model_errand_end(t->m, e, t->m->updating != e);
     }
     t->sliced.errand = NULL;
+    if (t->m->stepping == t) {
+        t->m->stepping = NULL;
+    }
 }
 
 qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
@@ -50497,9 +50501,6 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
             trainer->m->owns[trainer->desc.adapter].trainers--;
         }
         trainer->m->neftune = 0.0f;
-        if (trainer->sliced.begun) {
-            trainer->m->micro_begun = false;
-        }
         ctx->living[QLORA__TRAINERS]--;
         qlora__trainer_free(trainer);
     }
@@ -50886,7 +50887,7 @@ static qlora_result qlora__step_need(qlora_ctx* ctx, const qlora_trainer* t) {
                            "an earlier call of this step failed, and its gradients are incomplete; "
                            "drop the step with qlora_train_cancel");
     }
-    if (t->m->micro_begun && !t->sliced.begun) {
+    if (t->m->stepping != NULL && t->m->stepping != t) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "another trainer of the model is in the middle of a micro-batch; finish "
                            "it with qlora_train_slice or drop it with qlora_train_cancel");
@@ -51323,7 +51324,7 @@ static void qlora__slice_advance(qlora_trainer* t) {
         s->piece = 0;
         qlora__slice_pass(t);
     }
-    t->m->micro_begun = s->piece > 0;
+    t->m->stepping = s->piece > 0 ? t : NULL;
 }
 
 static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
@@ -51362,13 +51363,13 @@ static qlora_result qlora__slice_all(void* user) {
     qlora__errand* e = t->ctx->errand;
     for (bool done = false; !done && !e->dropped;) {
         int kind = qlora__slice_kind(t);
-        m->micro_begun = true;
+        m->stepping = t;
         m->updating = kind == QLORA__PIECE_UPDATE ? e : NULL;
         qlora_result r = qlora__slice_piece(t, kind, &done);
         m->updating = NULL;
-        m->micro_begun = t->sliced.piece > 0;
+        m->stepping = t->sliced.piece > 0 ? t : NULL;
         QLORA__TRY(r);
-        if (!m->micro_begun && !done) {
+        if (m->stepping == NULL && !done) {
             qlora__breathe(t->ctx);
         }
     }
@@ -51467,7 +51468,6 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
     QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
-    bool begun = t->sliced.begun;
     qlora__sliced_stop(t);
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
@@ -51477,7 +51477,6 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     t->sliced.begun = false;
     t->tokens = 0;
     t->failed = false;
-    m->micro_begun = m->micro_begun && !begun; // another trainer's stays
     qlora__tree_reset(t);
     return QLORA_OK;
 }
@@ -52271,6 +52270,7 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
     qlora_ctx* ctx = t->ctx;
     qlora__ckpt_list list;
     QLORA__TRY(qlora__ckpt_need(t, dir));
+    QLORA__TRY(qlora__model_idle(ctx, t->m, "loading a checkpoint"));
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
     if (list.count == 0) {
         return qlora__fail(ctx, QLORA_ERR_FILE, "%s contains no checkpoint", dir);
@@ -52349,9 +52349,10 @@ struct qlora_generation {
     bool chose;     // the device chose the last token, whose log-probability is `logprob`
     double logprob;
     // For qlora_generate_slice: tokens in `text` that were given and have not been run; what is in
-    // the middle, NULL = nothing; and the result of the step
+    // the middle, NULL = nothing; the tokens that the text had before; and the result of the step
     int64_t due;
     qlora__errand* errand;
+    int64_t slice_tokens;
     int32_t slice_token;
     bool slice_stopped;
     bool broken;                       // a pass failed, so the contents of the cache are unknown
@@ -53442,6 +53443,11 @@ static void qlora__generate_rotate(qlora_generation* g, int64_t tokens) {
     g->is_long = is_long;
 }
 
+// The tokens of a text between two steps.
+static int64_t qlora__generate_tokens(const qlora_generation* g) {
+    return g->length + (g->waiting >= 0 ? 1 : 0) + g->due;
+}
+
 // Whether the next step of a text must compute all of it again.
 static bool qlora__generate_outgrows(const qlora_generation* g) {
     return g->waiting >= 0 && g->is_long != qlora__is_long(g->m, g->length + 1);
@@ -53903,8 +53909,8 @@ qlora_result qlora_generate_query(qlora_generation* generation, qlora_generation
     if (out == NULL) {
         return qlora__leave(ctx, qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL"));
     }
-    out->tokens =
-        generation->length + (generation->waiting >= 0 ? 1 : 0) + generation->due;
+    out->tokens = generation->errand != NULL ? generation->slice_tokens
+                                             : qlora__generate_tokens(generation);
     out->computed = generation->computed;
     return qlora__leave(ctx, QLORA_OK);
 }
@@ -53965,6 +53971,7 @@ static qlora_result qlora__generate_turns(qlora_generation* g, double until, boo
     qlora_model* m = g->m;
     if (g->errand == NULL) {
         QLORA__TRY(qlora__generate_usable(g));
+        g->slice_tokens = qlora__generate_tokens(g);
         QLORA__TRY(qlora__model_errand(m, qlora__generate_errand, g, &g->errand));
     }
     qlora__errand* e = g->errand;
@@ -54057,4 +54064,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 5a42156978908564
+//@@ end 3b3daa79e7f74962

@@ -27,9 +27,10 @@ struct qlora_generation {
     bool chose;     // the device chose the last token, whose log-probability is `logprob`
     double logprob;
     // For qlora_generate_slice: tokens in `text` that were given and have not been run; what is in
-    // the middle, NULL = nothing; and the result of the step
+    // the middle, NULL = nothing; the tokens that the text had before; and the result of the step
     int64_t due;
     qlora__errand* errand;
+    int64_t slice_tokens;
     int32_t slice_token;
     bool slice_stopped;
     bool broken;                       // a pass failed, so the contents of the cache are unknown

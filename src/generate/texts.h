@@ -322,6 +322,11 @@ static void qlora__generate_rotate(qlora_generation* g, int64_t tokens) {
     g->is_long = is_long;
 }
 
+// The tokens of a text between two steps.
+static int64_t qlora__generate_tokens(const qlora_generation* g) {
+    return g->length + (g->waiting >= 0 ? 1 : 0) + g->due;
+}
+
 // Whether the next step of a text must compute all of it again.
 static bool qlora__generate_outgrows(const qlora_generation* g) {
     return g->waiting >= 0 && g->is_long != qlora__is_long(g->m, g->length + 1);
@@ -783,8 +788,8 @@ qlora_result qlora_generate_query(qlora_generation* generation, qlora_generation
     if (out == NULL) {
         return qlora__leave(ctx, qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL"));
     }
-    out->tokens =
-        generation->length + (generation->waiting >= 0 ? 1 : 0) + generation->due;
+    out->tokens = generation->errand != NULL ? generation->slice_tokens
+                                             : qlora__generate_tokens(generation);
     out->computed = generation->computed;
     return qlora__leave(ctx, QLORA_OK);
 }
@@ -845,6 +850,7 @@ static qlora_result qlora__generate_turns(qlora_generation* g, double until, boo
     qlora_model* m = g->m;
     if (g->errand == NULL) {
         QLORA__TRY(qlora__generate_usable(g));
+        g->slice_tokens = qlora__generate_tokens(g);
         QLORA__TRY(qlora__model_errand(m, qlora__generate_errand, g, &g->errand));
     }
     qlora__errand* e = g->errand;

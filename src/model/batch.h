@@ -360,7 +360,7 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
 
 // Fails while the activations of the model are in use by something that runs in slices.
 static qlora_result qlora__model_idle(qlora_ctx* ctx, const qlora_model* m, const char* what) {
-    if (m->micro_begun) {
+    if (m->stepping != NULL) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "a training step is in the middle of %s; finish it with "
                            "qlora_train_slice or drop it with qlora_train_cancel before %s",

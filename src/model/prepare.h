@@ -174,7 +174,7 @@ static qlora_result qlora__model_angles(qlora_ctx* ctx, const qlora_model* m,
         return QLORA_ERR_MEMORY;
     }
     qlora_rope_desc other = *desc;
-    other.use_long = true;
+    other.use_long = qlora__rope_short(desc, m->positions) < m->positions; // or it has one set
     qlora_result r = qlora__rope_table(ctx, &other, name, dims, m->positions, longer);
     if (r == QLORA_OK) {
         memcpy(out + first, longer + first, (n - first) * sizeof *longer);

@@ -283,8 +283,9 @@ struct qlora_model {
     float neftune;       // of the trainer
     int64_t generations; // number that exist
     int64_t followers;   // those among them that use the selected adapter
-    // A micro-batch or an update is being computed in slices: the activations are in use.
-    bool micro_begun;
+    // The trainer in the middle of a micro-batch or an update in slices: it uses the activations;
+    // NULL = none
+    const struct qlora_trainer* stepping;
     qlora__errand* updating; // the errand that is in the middle of that update; NULL = none
     const struct qlora_generation* speaking; // a text in the middle of a pass; NULL = none
     int64_t elements;    // of the parameter arena, including gaps

@@ -599,6 +599,7 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
     qlora_ctx* ctx = t->ctx;
     qlora__ckpt_list list;
     QLORA__TRY(qlora__ckpt_need(t, dir));
+    QLORA__TRY(qlora__model_idle(ctx, t->m, "loading a checkpoint"));
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
     if (list.count == 0) {
         return qlora__fail(ctx, QLORA_ERR_FILE, "%s contains no checkpoint", dir);

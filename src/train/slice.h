@@ -54,7 +54,7 @@ static void qlora__slice_advance(qlora_trainer* t) {
         s->piece = 0;
         qlora__slice_pass(t);
     }
-    t->m->micro_begun = s->piece > 0;
+    t->m->stepping = s->piece > 0 ? t : NULL;
 }
 
 static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
@@ -93,13 +93,13 @@ static qlora_result qlora__slice_all(void* user) {
     qlora__errand* e = t->ctx->errand;
     for (bool done = false; !done && !e->dropped;) {
         int kind = qlora__slice_kind(t);
-        m->micro_begun = true;
+        m->stepping = t;
         m->updating = kind == QLORA__PIECE_UPDATE ? e : NULL;
         qlora_result r = qlora__slice_piece(t, kind, &done);
         m->updating = NULL;
-        m->micro_begun = t->sliced.piece > 0;
+        m->stepping = t->sliced.piece > 0 ? t : NULL;
         QLORA__TRY(r);
-        if (!m->micro_begun && !done) {
+        if (m->stepping == NULL && !done) {
             qlora__breathe(t->ctx);
         }
     }
@@ -198,7 +198,6 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
     QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
-    bool begun = t->sliced.begun;
     qlora__sliced_stop(t);
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
@@ -208,7 +207,6 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     t->sliced.begun = false;
     t->tokens = 0;
     t->failed = false;
-    m->micro_begun = m->micro_begun && !begun; // another trainer's stays
     qlora__tree_reset(t);
     return QLORA_OK;
 }

@@ -177,7 +177,7 @@ static qlora_result qlora__step_need(qlora_ctx* ctx, const qlora_trainer* t) {
                            "an earlier call of this step failed, and its gradients are incomplete; "
                            "drop the step with qlora_train_cancel");
     }
-    if (t->m->micro_begun && !t->sliced.begun) {
+    if (t->m->stepping != NULL && t->m->stepping != t) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "another trainer of the model is in the middle of a micro-batch; finish "
                            "it with qlora_train_slice or drop it with qlora_train_cancel");

@@ -261,6 +261,9 @@ static void qlora__sliced_stop(qlora_trainer* t) {
         qlora__model_errand_end(t->m, e, t->m->updating != e);
     }
     t->sliced.errand = NULL;
+    if (t->m->stepping == t) {
+        t->m->stepping = NULL;
+    }
 }
 
 qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
@@ -277,9 +280,6 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
             trainer->m->owns[trainer->desc.adapter].trainers--;
         }
         trainer->m->neftune = 0.0f;
-        if (trainer->sliced.begun) {
-            trainer->m->micro_begun = false;
-        }
         ctx->living[QLORA__TRAINERS]--;
         qlora__trainer_free(trainer);
     }

@@ -557,6 +557,38 @@ TEST jobs_resume(const test_machine* machine) {
         ASSERTm(qlora_last_error((R).ctx), strstr(qlora_last_error((R).ctx), (WORD)) != NULL);     \
     } while (0)
 
+// A micro-batch in slices keeps the activations of the model from other trainers, also from those
+// with a step of their own in slices, and whatever becomes of them.
+TEST jobs_wait_for_a_slice(const test_machine* machine) {
+    setup s = jobs_setup(machine);
+    jobs j;
+    job_step t;
+    qlora_eval_info eval;
+    bool done = false;
+    ASSERT(jobs_open(&j, &s, WITHOUT));
+    job_step_make(&t, 0, WITHOUT, WITHOUT);
+    t.batches[0].adapters = NULL;
+    for (int i = 0; i < JOBS; i++) {
+        ASSERT_OK(j.r, qlora_train_begin(j.trainers[i], t.batches, 1));
+    }
+    ASSERT_OK(j.r, qlora_train_slice(j.trainers[0], 0.0, &done));
+    for (int i = 1; i < JOBS; i++) {
+        ASSERT_REFUSED(j.r, QLORA_ERR_STATE, "another trainer",
+                       qlora_train_slice(j.trainers[i], 0.0, &done));
+        ASSERT_OK(j.r, i == 1 ? qlora_train_cancel(j.trainers[i])
+                              : qlora_trainer_destroy(j.trainers[i]));
+        ASSERT_REFUSED(j.r, QLORA_ERR_STATE, "in the middle of",
+                       qlora_eval(j.r.model, t.batches, &eval));
+    }
+    j.trainers[2] = NULL;
+    while (!done) {
+        ASSERT_OK(j.r, qlora_train_slice(j.trainers[0], 1.0, &done));
+    }
+    ASSERT_OK(j.r, qlora_eval(j.r.model, t.batches, &eval));
+    ASSERT(jobs_close(&j, &s));
+    PASS();
+}
+
 // What is not possible together is refused by name, and changes nothing.
 TEST jobs_are_checked(const test_machine* machine) {
     setup s = jobs_setup(machine);
@@ -782,6 +814,7 @@ SUITE(jobs_suite) {
     RUN_ON(TEST_ONE_EACH, adapters_have_files);
     RUN_ON(TEST_ONE_EACH, renewed_magnitudes);
     RUN_ON(TEST_ONE_EACH, jobs_resume);
+    RUN_ON(TEST_ONE_EACH, jobs_wait_for_a_slice);
     RUN_ON(TEST_ONE_EACH, jobs_are_checked);
     RUN_ON(TEST_ONE_EACH, prompts_of_any_length);
     RUN_ON(TEST_ONE_EACH, generates_by_adapter);

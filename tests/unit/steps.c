@@ -764,8 +764,16 @@ TEST turns_keep_the_cache(const test_machine* machine) {
 // A token in slices of nothing; *slices counts them.
 static qlora_result text_slices(qlora_generation* g, int32_t* token, bool* stopped, int* slices) {
     qlora_result result = QLORA_OK;
+    qlora_generation_info before;
+    qlora_generation_info now;
+    result = qlora_generate_query(g, &before);
     for (bool done = false; result == QLORA_OK && !done; (*slices)++) {
         result = qlora_generate_slice(g, 0.0, token, stopped, &done);
+        if (result != QLORA_OK || qlora_generate_query(g, &now) != QLORA_OK ||
+            now.tokens != before.tokens + (done && *token >= 0 ? 1 : 0)) {
+            fprintf(stderr, "%d tokens were %d\n", (int)now.tokens, (int)before.tokens);
+            return result != QLORA_OK ? result : QLORA_ERR_STATE;
+        }
     }
     return result;
 }
@@ -822,6 +830,7 @@ TEST texts_come_in_slices(const test_machine* machine) {
             ASSERT_EQ(QLORA_ERR_STATE, qlora_train_step(r.trainer, list, MICRO, NULL));
             ASSERT_EQ(QLORA_ERR_STATE, qlora_generate_feed(g, prompt, 1));
             ASSERT_EQ(QLORA_ERR_STATE, qlora_adapter_use(r.model, false));
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_checkpoint_load(r.trainer, "nowhere", NULL, NULL));
         }
         ASSERT_OK(r, text_slices(g, &token, &stopped, &slices));
         ASSERT_EQ(i % 5 == 4, stopped);
