@@ -809,7 +809,7 @@ static bool chat_format_open(app* a) {
     const options* o = &a->o;
     desc.name = o->template_name;
     desc.template_file = o->chat_template;
-    desc.clock = local_clock();
+    desc.clock = o->data == NULL ? local_clock() : 0; // a file has the same prompts every day
     if (qlora_text_chat_open(a->text, &desc, &a->chat) != QLORA_OK ||
         qlora_text_chat_query(a->chat, &info) != QLORA_OK) {
         return text_fail(a, "the chat format (see --template): ");

@@ -39,20 +39,21 @@ static const char* base_named(const app* a, char room[PATH_SIZE]) {
     return room;
 }
 
+// Whether a line of the settings has a path.
+static bool card_path(const app* a, const char* line) {
+    const option* row = option_find(&a->set, line, strcspn(line, " :\n"));
+    return row != NULL &&
+           (strncmp(row->words, "FILE", 4) == 0 || strncmp(row->words, "DIR", 3) == 0);
+}
+
 // The settings without paths, which mean nothing elsewhere and may be private.
 static bool card_settings(const app* a, blob* out) {
     blob all;
     memset(&all, 0, sizeof all);
-    bool ok = settings_write(&a->set, false, &all) && blob_add(&all, "", 1);
+    bool ok = settings_write(&a->set, SETTINGS_ALL, &all) && blob_add(&all, "", 1);
     for (char* line = all.data; ok && *line != '\0';) {
         size_t size = strcspn(line, "\n") + 1;
-        bool path = false;
-        for (size_t i = 0; i < a->set.count; i++) {
-            size_t length = strlen(a->set.rows[i].name);
-            path = path || (strncmp(line, a->set.rows[i].name, length) == 0 &&
-                            line[length] == ' ' && setting_path(&a->set.rows[i]));
-        }
-        ok = path || blob_add(out, line, size);
+        ok = card_path(a, line) || blob_add(out, line, size);
         line += size;
     }
     blob_free(&all);

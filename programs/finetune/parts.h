@@ -114,10 +114,12 @@ static bool part_search(app* a, const options* given) {
     run_part p;
     for (const char* at = a->o.parts; at != NULL; at = p.next, before = p.until) {
         if (!part_read(at, &p) || p.until <= before) {
+            size_t length = strcspn(at, "\r\n");
             return error_set(a->error,
                              "--config %.400s: '%.*s' is not the step at which a part of a run "
                              "ends, above %lld",
-                             a->o.config, (int)strcspn(at, "\r\n") % 100, at, (long long)before);
+                             a->o.config, (int)(length < 100 ? length : 100), at,
+                             (long long)before);
         }
         a->o.extend = a->o.extend || (p.until == done && !anew);
         if (p.until <= done) {

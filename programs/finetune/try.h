@@ -81,7 +81,7 @@ static bool data_prompt(const app* a, qlora_text_bytes* text) {
         return false;
     }
     for (size_t i = 0; i < text->count; i++) {
-        if (text->data[i] < ' ' || text->data[i] == 127) { // also what is not ASCII
+        if (text->data[i] < ' ' || text->data[i] > '~') { // a char may have a sign, or not
             return false;
         }
     }

@@ -573,6 +573,9 @@ END
         --config bad.txt --out o
     printf 'rank two\n' >bad.txt
     refuses "a wrong value" "bad.txt:1: --rank: 'two' is not a number" --config bad.txt --out o
+    printf 'model model\nuntil x%0100d\n' 0 >bad.txt
+    refuses "a wrong part" "bad.txt: 'until x0{93}' is not the step at which a part of a run" \
+        --config bad.txt --out o
 }
 
 adapters() {
@@ -581,14 +584,15 @@ adapters() {
     head -30 sums.jsonl >held.jsonl
     works "train norms" "${few[@]}" --model model --steps 20 --lr 1e-2 --train-norms --out normed
     works "start from a run with norms" --model model --data sums.jsonl --tokens 256 --eval 0.1 \
-        --backend cpu --threads 1 --adapter normed --steps 2 --out more
+        --backend cpu --threads 1 --adapter normed --steps 2 --out more --sample-file short.jsonl \
+        --sample-tokens 1
     check "it is told" grep -q "normed/adapter contains trained norms; they are loaded and" out
     check "a GGUF adapter has none" [ ! -e more/adapter.gguf ]
     check "merge has them" grep -q "no adapter.gguf: .* norms; merge the adapter instead (merge" out
     check "a card" grep -q 'model = PeftModel.from_pretrained(base, "THIS FOLDER")' \
         more/adapter/README.md
     check "with the settings" grep -qx "eval 0.1" more/adapter/README.md
-    check "but no paths" eval "! grep -qE '^(model|data|adapter) [^=]|^base_model' \
+    check "but no paths" eval "! grep -qE '^(model|data|adapter|sample-file) [^=]|^base_model' \
         more/adapter/README.md"
     mkdir -p hub/models--ada--sums/snapshots more/adapter
     ln -s ../../../model hub/models--ada--sums/snapshots/1

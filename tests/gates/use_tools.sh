@@ -664,7 +664,7 @@ references() { # references MODEL
         [[ $(grep -o '"line":[0-9]*' ended.jsonl | tr -dc 0-9) == 12 ]]
     note $? "--data: the order is made up for"
     printf 'ask,reply\nLily,yes\n' >asked.csv
-    rm -f csv.jsonl
+    rm -f csv.jsonl day.jsonl
     "${run[@]}" --data asked.csv --columns question=ask,answer=reply --out csv.jsonl \
         --max-tokens 4 >out 2>err &&
         cmp -s <(grep -o '"prompt_tokens":[0-9]*' csv.jsonl) \
@@ -673,6 +673,11 @@ references() { # references MODEL
     "${run[@]}" --data - --format csv --columns question=ask,answer=reply --out csv.jsonl \
         --max-tokens 4 <asked.csv >out 2>err && grep -q "nothing to do: 1 answer in" err
     note $? "--data -"
+    echo '{{ messages[0].content if strftime_now("%Y") == "2024" else raise_exception("today") }}' \
+        >day.jinja
+    "${run[@]}" --data asked.csv --columns question=ask,answer=reply --chat-template day.jinja \
+        --out day.jsonl --max-tokens 1 >out 2>err
+    note $? "--data: a template has the day of the training, so that tomorrow goes on"
     refuses "--score: the regular expression .* has, at byte 0, .*not supported" generate \
         "${run[@]:1}" --data asked.csv --out x --score '*'
     refuses "asked.csv: no record has the column \"nope\", which --columns" generate \
