@@ -5,7 +5,6 @@
 //     ./game_loop                 (a tiny model; ./game_loop 0.5b takes the shape of Qwen2.5-0.5B)
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
-
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -21,8 +20,7 @@ typedef struct game {
     qlora_generation* voice; // the text in progress, or NULL
     bool learned; // a step since the last token
     int frames;
-    double longest_slice; // ms
-    double longest_words;
+    double longest_slice, longest_words; // ms
     char said[LINE];
 } game;
 
@@ -69,9 +67,7 @@ static qlora_result speak(game* g, const int32_t* ids) {
         g->voice = NULL;
         return QLORA_OK;
     }
-    size_t n = strlen(g->said);
-    g->said[n] = token >= 32 && token < 127 ? (char)token : '?';
-    g->said[n + 1] = '\0';
+    snprintf(g->said + strlen(g->said), 2, "%c", token >= 32 && token < 127 ? token : '?');
     return QLORA_OK;
 }
 
@@ -90,8 +86,7 @@ static qlora_result frame(game* g, const int32_t* ids, double budget, bool* done
 }
 
 static qlora_result play(game* g) {
-    int32_t ids[sizeof line];
-    int32_t length = sizeof line - 1;
+    int32_t ids[sizeof line], length = sizeof line - 1;
     qlora_batch batch = {.ids = ids, .labels = ids, .lengths = &length, .count = 1};
     qlora_train_info info;
     for (int i = 0; i < length; i++) ids[i] = line[i]; // one token per byte
@@ -101,12 +96,10 @@ static qlora_result play(game* g) {
         while (!done) TRY(frame(g, ids, 4.0, &done));
         g->learned = true;
         TRY(qlora_train_poll(g->trainer, &info));
-        g->longest_slice = step > 2 ? g->longest_slice : 0.0; // the first steps time the pieces
-        g->longest_words = step > 2 ? g->longest_words : 0.0;
-        if (step % 8 == 0) {
+        if (step == 2) g->longest_slice = g->longest_words = 0.0; // the first steps time the pieces
+        if (step % 8 == 0)
             printf("step %2d  loss %.3f  longest piece %.2f ms  frame %d  \"%s\"\n", step,
                 info.loss, info.longest_piece, g->frames, g->said);
-        }
     }
     return QLORA_OK;
 }
@@ -115,8 +108,7 @@ int main(int argc, char** argv) {
     game g = {0};
     qlora_ctx_desc desc = {0}; // stream_priority makes the game's own GPU work go first
     if (qlora_ctx_create(&desc, &g.ctx) != QLORA_OK) return 1;
-    bool large = argc > 1 && strcmp(argv[1], "0.5b") == 0;
-    bool ok = start(&g, large) == QLORA_OK && play(&g) == QLORA_OK;
+    bool ok = !start(&g, argc > 1 && !strcmp(argv[1], "0.5b")) && !play(&g);
     if (!ok) fprintf(stderr, "game_loop: %s\n", qlora_last_error(g.ctx));
     printf("%d frames, longest slice %.2f ms of 4, longest words %.2f ms of 2\n", g.frames,
         g.longest_slice, g.longest_words);
