@@ -39,16 +39,17 @@ static void mode_keep(app* a) {
     }
 }
 
-// What --mode auto is on this machine, which settings.txt notes. Several processes may run on
-// different ones: theirs is what the library chooses, as is that of an evaluation and of the demo.
+// What --mode auto is on this machine, which settings.txt notes. On a CPU, several processes, which
+// may run on different ones, an evaluation and the demo compute in f32, as the library chooses.
 static void mode_choose(app* a) {
     char capability[64];
     char text[4096];
-    if (a->o.mode != QLORA_MODE_AUTO || a->mode_kept || a->world > 1 || a->o.eval_only) {
+    if (a->o.mode != QLORA_MODE_AUTO || a->mode_kept || a->o.eval_only) {
         return;
     }
     if (qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU) {
-        a->o.mode = cpu_has_bf16(a->ctx) && !a->o.demo ? QLORA_MODE_BF16 : QLORA_MODE_F32;
+        bool fast = cpu_has_bf16(a->ctx) && !a->o.demo && a->world <= 1;
+        a->o.mode = fast ? QLORA_MODE_BF16 : QLORA_MODE_F32;
         return;
     }
     qlora_describe(a->ctx, text, sizeof text);
