@@ -675,7 +675,7 @@ references() { # references MODEL
     note $? "--data -"
     echo '{{ messages[0].content if strftime_now("%Y") == "2024" else raise_exception("today") }}' \
         >day.jinja
-    "${run[@]}" --data asked.csv --columns question=ask,answer=reply --chat-template day.jinja \
+    "${run[@]:0:5}" --data asked.csv --columns question=ask,answer=reply --chat-template day.jinja \
         --out day.jsonl --max-tokens 1 >out 2>err
     note $? "--data: a template has the day of the training, so that tomorrow goes on"
     refuses "--score: the regular expression .* has, at byte 0, .*not supported" generate \
