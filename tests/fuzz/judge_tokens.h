@@ -508,7 +508,7 @@ static bool texts_judge(const slow_tok* t, second* file, qlora_text* text, qlora
                                                        : frame[1].data[k - before - wanted.count];
             finding(ids.data[k] == id, "another id", source);
         }
-        const int32_t* first = ids.data != NULL ? ids.data + before : NULL; // an empty text has none
+        const int32_t* first = ids.data != NULL ? ids.data + before : NULL; // NULL: no ids
         finding(qlora_text_decode(tok, first, wanted.count, 0, &back) == QLORA_OK, "", "");
         bool same = back.count == strlen(source) &&
                     (back.count == 0 || memcmp(back.data, source, back.count) == 0);
