@@ -53930,6 +53930,40 @@ qlora_result qlora_generate_end(qlora_generation* generation) {
     return qlora__leave(ctx, QLORA_OK);
 }
 
+// ---- a whole text -------------------------------------------------------------------------------
+
+static qlora_result qlora__generate(qlora_ctx* ctx, qlora_model* m, const qlora_generate_desc* desc,
+                                    qlora_token_fn fn, void* user) {
+    if (fn == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "fn is NULL");
+    }
+    if (desc != NULL && desc->in_slices) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.in_slices is set; begin the text with qlora_generate_begin and "
+                           "call qlora_generate_slice");
+    }
+    qlora_generation* g = NULL;
+    QLORA__TRY(qlora__generate_begin(ctx, m, desc, &g));
+    qlora_result r = QLORA_OK;
+    for (bool stopped = false; r == QLORA_OK && !stopped;) {
+        int32_t token = 0;
+        r = qlora__generate_next(g, &token, &stopped);
+        stopped = stopped || (r == QLORA_OK && !fn(user, token));
+    }
+    qlora__generate_count(g, false);
+    qlora__generation_free(g);
+    return r;
+}
+
+qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc, qlora_token_fn fn,
+                            void* user) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_generate");
+    return qlora__leave(ctx, qlora__generate(ctx, model, desc, fn, user));
+}
+
+//@@ src/generate/slices.h
+
 // ---- a token in slices --------------------------------------------------------------------------
 
 // What qlora_generate_feed and its like have left.
@@ -54016,38 +54050,6 @@ qlora_result qlora_generate_slice(qlora_generation* generation, double milliseco
                         qlora__generate_slice(generation, milliseconds, token, stopped, done));
 }
 
-// ---- a whole text -------------------------------------------------------------------------------
-
-static qlora_result qlora__generate(qlora_ctx* ctx, qlora_model* m, const qlora_generate_desc* desc,
-                                    qlora_token_fn fn, void* user) {
-    if (fn == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "fn is NULL");
-    }
-    if (desc != NULL && desc->in_slices) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "desc.in_slices is set; begin the text with qlora_generate_begin and "
-                           "call qlora_generate_slice");
-    }
-    qlora_generation* g = NULL;
-    QLORA__TRY(qlora__generate_begin(ctx, m, desc, &g));
-    qlora_result r = QLORA_OK;
-    for (bool stopped = false; r == QLORA_OK && !stopped;) {
-        int32_t token = 0;
-        r = qlora__generate_next(g, &token, &stopped);
-        stopped = stopped || (r == QLORA_OK && !fn(user, token));
-    }
-    qlora__generate_count(g, false);
-    qlora__generation_free(g);
-    return r;
-}
-
-qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc, qlora_token_fn fn,
-                            void* user) {
-    qlora_ctx* ctx = qlora__model_ctx(model);
-    QLORA__ENTER(ctx, "qlora_generate");
-    return qlora__leave(ctx, qlora__generate(ctx, model, desc, fn, user));
-}
-
 //@@ src/qlora.h
 
 #endif // QLORA_NO_MODEL
@@ -54064,4 +54066,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 3b3daa79e7f74962
+//@@ end 73320d3adae16106

@@ -70,7 +70,9 @@
        text/chat_template   which file of a folder has the template
        text/chat            which template a model has
        text/chat_output     rendered texts to ids and labels
-       text/chat_encode     conversations to ids, and what is trained
+       text/chat_turns      conversations as values of a template
+       text/chat_trained    what of a conversation is trained
+       text/chat_encode     conversations to ids
        text/chat_save       the format of a chat, kept with an adapter
        text/samples         samples in memory, or found again in a file
        text/input           the bytes of a data file, in order
@@ -28966,14 +28968,9 @@ static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_o
     return QLORA_OK;
 }
 
-//@@ src/text/chat_encode.h
+//@@ src/text/chat_turns.h
 
-// From a conversation to ids, and what of it is trained.
-//
-// With generation blocks, the template says what the assistant wrote. Otherwise a turn is what the
-// rendering up to it has more than the rendering before it with the generation prompt: what a model
-// continues. A template that changes earlier turns when later ones follow (it drops their thoughts,
-// say) cannot be trained on one text: then each turn is a sample of its own, as inference sees it.
+// A conversation as values of a template, and its rendering.
 
 // One message of a conversation. `node` is the whole message in `json`, or NULL: then it has only a
 // role and a content. Otherwise the template gets the message, and the content is here for others.
@@ -29295,7 +29292,14 @@ static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_t
     return r;
 }
 
-// ---- what is trained
+//@@ src/text/chat_trained.h
+
+// What of a conversation is trained.
+//
+// With generation blocks, the template says what the assistant wrote. Otherwise a turn is what the
+// rendering up to it has more than the rendering before it with the generation prompt: what a model
+// continues. A template that changes earlier turns when later ones follow (it drops their thoughts,
+// say) cannot be trained on one text: then each turn is a sample of its own, as inference sees it.
 
 static size_t qlora__text_common(const qlora_text_bytes* a, const qlora_text_bytes* b) {
     size_t same = 0;
@@ -29549,7 +29553,9 @@ static qlora_result qlora__text_talk_encode(qlora__env* env, qlora__text_talk* t
     return qlora__text_output_text(env, &o, talk->chat, &talk->whole, &talk->spans);
 }
 
-// ---- the public functions
+//@@ src/text/chat_encode.h
+
+// From a conversation to ids: the public functions.
 
 // What stands around the content of an answer: the marker before it, and what follows it where
 // generation stops with the next turn (GLM 4.5).
@@ -33838,4 +33844,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 40928c6c5dc4b5bd
+//@@ end 2c415a32b5ca0297

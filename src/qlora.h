@@ -266,6 +266,7 @@ QLORA__ONCE_BEGIN
 #include "generate/shared.h"
 #include "generate/ahead.h"
 #include "generate/texts.h"
+#include "generate/slices.h"
 #endif // QLORA_NO_MODEL
 
 QLORA__ONCE_END

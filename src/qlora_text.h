@@ -112,6 +112,8 @@ QLORA__ONCE_BEGIN
 #include "text/chat_template.h"
 #include "text/chat.h"
 #include "text/chat_output.h"
+#include "text/chat_turns.h"
+#include "text/chat_trained.h"
 #include "text/chat_encode.h"
 #include "text/chat_save.h"
 QLORA__ONCE_END

@@ -70,7 +70,9 @@
        text/chat_template   which file of a folder has the template
        text/chat            which template a model has
        text/chat_output     rendered texts to ids and labels
-       text/chat_encode     conversations to ids, and what is trained
+       text/chat_turns      conversations as values of a template
+       text/chat_trained    what of a conversation is trained
+       text/chat_encode     conversations to ids
        text/chat_save       the format of a chat, kept with an adapter
        text/samples         samples in memory, or found again in a file
        text/input           the bytes of a data file, in order
