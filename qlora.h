@@ -36779,7 +36779,9 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
             (m->token_count > 0 &&
              strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
             (m->head_rows && strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
-            qlora__names_norm(m, name) || qlora__is_peft_copy(m, name);
+            (peft->saves_norms != 0 && strstr(name, ".lora_") == NULL &&
+             qlora__names_norm(m, name)) ||
+            qlora__is_peft_copy(m, name);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int k = 0; k < m->arch->layout->count && !known; k++) {
                 char module[160];
@@ -54066,4 +54068,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 73320d3adae16106
+//@@ end 47a87cc9c2d34d39
