@@ -29937,6 +29937,7 @@ static qlora_result qlora__text_chat_save(qlora__env* env, const qlora_text_chat
         QLORA__TRY(qlora__path_join(env, c->folder, "tokenizer.json", path));
         QLORA__TRY(qlora__file_exists(env, path, &exists));
     }
+    QLORA__TRY(qlora__dir_make(env, c->to));
     // A guess that nothing was rendered with says nothing about the training.
     if ((chat->guessed && !chat->used) || (same && exists)) {
         return exists ? qlora__text_tok_save(env, c) : QLORA_OK;
@@ -33844,4 +33845,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 2c415a32b5ca0297
+//@@ end 748954febdc86f99

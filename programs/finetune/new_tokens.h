@@ -285,7 +285,7 @@ static bool tokenizer_save(app* a, const char* to) {
     out_path(a, "model", demo);
     const char* folder = a->o.demo ? demo : tokenizer_folder(a);
     return qlora_text_chat_save(a->chat, folder, n->tokens, n->count, to) == QLORA_OK ||
-           text_fail(a, "saving the tokenizer: ");
+           text_fail(a, "saving the adapter: its tokenizer: ");
 }
 
 #endif

@@ -399,6 +399,8 @@ static bool checkpoint_load(app* a) {
     return ok;
 }
 
+// The adapter comes last: without its config, which is written in the end, the folder does not load,
+// and with it, the chat format that it was trained with is there.
 static bool adapter_write(app* a, const char* path) {
     qlora_adapter_desc desc;
     char room[PATH_SIZE];
@@ -407,8 +409,9 @@ static bool adapter_write(app* a, const char* path) {
     }
     memset(&desc, 0, sizeof desc);
     desc.base_name = base_named(a, room);
-    return lib(a, qlora_adapter_save(a->model, path, &desc), "saving the adapter") &&
-           tokenizer_save(a, path) && card_write(a, path);
+    return tokenizer_save(a, path) &&
+           lib(a, qlora_adapter_save(a->model, path, &desc), "saving the adapter") &&
+           card_write(a, path);
 }
 
 // Nothing half written stays where there was nothing.

@@ -30,6 +30,7 @@ static qlora_result qlora__text_chat_save(qlora__env* env, const qlora_text_chat
         QLORA__TRY(qlora__path_join(env, c->folder, "tokenizer.json", path));
         QLORA__TRY(qlora__file_exists(env, path, &exists));
     }
+    QLORA__TRY(qlora__dir_make(env, c->to));
     // A guess that nothing was rendered with says nothing about the training.
     if ((chat->guessed && !chat->used) || (same && exists)) {
         return exists ? qlora__text_tok_save(env, c) : QLORA_OK;

@@ -509,6 +509,14 @@ saving_fails() {
     check "no plot: the log is complete" [ "$(losses fails | wc -l)" -eq 9 ]
     check "no plot: an adapter" [ -s fails/adapter.gguf ]
 
+    rm -rf rescued
+    begin fails --rescue rescued/deep
+    mkdir -p fails/adapter/tokenizer.json # an adapter without its chat format would be another one
+    finish
+    check "no tokenizer: status 1 ($status)" [ $status -eq 1 ]
+    check "no tokenizer: reported" grep -q "^finetune: saving the adapter: its tokenizer: " err
+    check "no tokenizer: no adapter" [ ! -e fails/adapter/adapter_config.json ]
+
     rm -rf fails
     (ulimit -f 64 && "$finetune" "${few[@]}" --model model --steps 600 --out fails) >out 2>err
     check "log full: status 1" [ $? -eq 1 ]
