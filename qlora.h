@@ -50477,16 +50477,20 @@ qlora_result qlora_trainer_create(qlora_model* model, const qlora_train_desc* de
 }
 
 // Ends what a step in slices has under way. An update that has begun is finished, because some
-// parameters have their new values already.
-static void qlora__sliced_stop(qlora_trainer* t) {
+// parameters have their new values already; its result is returned.
+static qlora_result qlora__sliced_stop(qlora_trainer* t) {
     qlora__errand* e = t->sliced.errand;
+    qlora_result r = QLORA_OK;
     if (e != NULL) {
-        qlora__model_errand_end(t->m, e, t->m->updating != e);
+        bool updating = t->m->updating == e;
+        qlora__model_errand_end(t->m, e, !updating);
+        r = updating ? e->result : QLORA_OK;
     }
     t->sliced.errand = NULL;
     if (t->m->stepping == t) {
         t->m->stepping = NULL;
     }
+    return r;
 }
 
 qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
@@ -50497,7 +50501,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     QLORA__TRY(qlora__enter_destroy(ctx, "qlora_trainer_destroy"));
     qlora_result r = qlora__not_in_capture(ctx, "destroying a trainer");
     if (r == QLORA_OK) {
-        qlora__sliced_stop(trainer);
+        (void)qlora__sliced_stop(trainer); // it is destroyed all the same
         trainer->m->trainers--;
         if (qlora__has_several(trainer->m)) {
             trainer->m->owns[trainer->desc.adapter].trainers--;
@@ -51470,7 +51474,7 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
     QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
-    qlora__sliced_stop(t);
+    qlora_result stopped = qlora__sliced_stop(t);
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
@@ -51480,7 +51484,7 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     t->tokens = 0;
     t->failed = false;
     qlora__tree_reset(t);
-    return QLORA_OK;
+    return stopped;
 }
 
 qlora_result qlora_train_cancel(qlora_trainer* trainer) {
@@ -53519,13 +53523,14 @@ static qlora_result qlora__generate_usable(const qlora_generation* g) {
 }
 
 static qlora_result qlora__generate_ready(const qlora_generation* g) {
+    QLORA__TRY(qlora__generate_usable(g));
     if (g->due > 0) {
         return qlora__fail(g->ctx, QLORA_ERR_STATE,
                            "%lld tokens of the text have not been run; call qlora_generate_slice "
                            "until it has a token",
                            (long long)g->due);
     }
-    return qlora__generate_usable(g);
+    return QLORA_OK;
 }
 
 // Starts a turn: others may share the text as it is now.
@@ -54068,4 +54073,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 47a87cc9c2d34d39
+//@@ end 0347ef0187eeb60d

@@ -12880,9 +12880,10 @@ static qlora_result qlora__text_word_encode(qlora__env* env, qlora_text_tok* tok
     }
     size_t before = out->count;
     QLORA__TRY(qlora__text_word_split(env, tok, word, size, out));
-    if (out->count - before <= QLORA__TEXT_CACHE_IDS) {
+    size_t count = out->count - before;
+    if (count > 0 && count <= QLORA__TEXT_CACHE_IDS) {
         cached->size = (uint8_t)size;
-        cached->count = (uint8_t)(out->count - before);
+        cached->count = (uint8_t)count;
         memcpy(cached->key, word, size);
         memcpy(cached->ids, out->data + before, cached->count * sizeof(int32_t));
     }
@@ -33845,4 +33846,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 748954febdc86f99
+//@@ end 87d0908be94218ea

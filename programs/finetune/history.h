@@ -93,7 +93,7 @@ static void history_add(history* h, const point* p) {
 static double history_mean(const history* h, int which, int64_t first, int64_t last) {
     double sum = 0.0;
     int64_t counted = 0;
-    for (int64_t step = first; step <= last; step++) {
+    for (int64_t step = first > 1 ? first : 1; step <= last; step++) {
         const point* p = step <= SPAN ? &h->first[step - 1] : &h->latest[step % SPAN];
         if (p->step == step && known(p->values[which])) {
             sum += p->values[which];

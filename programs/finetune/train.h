@@ -399,8 +399,8 @@ static bool checkpoint_load(app* a) {
     return ok;
 }
 
-// The adapter comes last: without its config, which is written in the end, the folder does not load,
-// and with it, the chat format that it was trained with is there.
+// The adapter comes last: a folder without its config does not load, and one with it has the chat
+// format that it was trained with.
 static bool adapter_write(app* a, const char* path) {
     qlora_adapter_desc desc;
     char room[PATH_SIZE];

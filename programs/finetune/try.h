@@ -35,6 +35,13 @@ static void put_option(blob* out, const char* name, const char* value) {
     }
 }
 
+// Adds an option of this run as it was given, if it was.
+static void put_setting(const app* a, blob* out, const char* name) {
+    char room[256];
+    const option* row = option_find(&a->set, name, strlen(name));
+    put_option(out, name, setting_text(&a->set, row, room));
+}
+
 // Adds the name of generate, which is where finetune is; in the sources, make builds it. False if
 // it is not there.
 static bool put_generate(const app* a, blob* out) {
@@ -94,8 +101,6 @@ static void put_question(const app* a, blob* out) {
     qlora_text_bytes text;
     memset(&text, 0, sizeof text);
     if (data_talks(a)) {
-        put_option(out, "template", o->template_name);
-        put_option(out, "chat-template", o->chat_template);
         put(out, " --chat");
     } else if (o->prompt != NULL || o->sample_prompts.count > 0) {
         put_option(out, "prompt", o->prompt != NULL ? o->prompt : o->sample_prompts.items[0]);
@@ -109,7 +114,6 @@ static void put_question(const app* a, blob* out) {
 }
 
 static void try_print(app* a) {
-    static const char* const bases[] = {NULL, "16bit", "32bit", "fp8"}; // as in the table
     const options* o = &a->o;
     char adapter[PATH_SIZE];
     blob line;
@@ -118,9 +122,11 @@ static void try_print(app* a) {
     put_option(&line, "model", o->demo ? a->demo_dir : o->model);
     out_path(a, "adapter", adapter);
     put_option(&line, "adapter", adapter);
-    put_option(&line, "base", bases[o->base]);
-    put_option(&line, "rope-scale", o->rope_scale);
-    put_option(&line, "quantised-dir", o->quantised_dir);
+    if (o->base != QLORA_BASE_NF4) {
+        put_setting(a, &line, "base");
+    }
+    put_setting(a, &line, "rope-scale");
+    put_setting(a, &line, "quantised-dir");
     put(&line, o->keep_quantised && o->quantised_dir == NULL ? " --keep-quantised" : "");
     put_question(a, &line);
     if (line.data != NULL && blob_add(&line, "", 1)) {

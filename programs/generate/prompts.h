@@ -215,6 +215,11 @@ static bool data_fail(const app* a) {
 static bool data_open(app* a, qlora_text_data** out) {
     qlora_text_data_desc desc;
     qlora_text_data_info info;
+    char why[HUB_ADVICE];
+    const char* hub = hub_advice(a->o.data, "--data", why);
+    if (hub[0] != '\0') {
+        return fail("--data %s: no such file%s", a->o.data, hub);
+    }
     memset(&desc, 0, sizeof desc);
     desc.path = a->o.data;
     desc.chat = a->chat;

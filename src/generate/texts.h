@@ -396,13 +396,14 @@ static qlora_result qlora__generate_usable(const qlora_generation* g) {
 }
 
 static qlora_result qlora__generate_ready(const qlora_generation* g) {
+    QLORA__TRY(qlora__generate_usable(g));
     if (g->due > 0) {
         return qlora__fail(g->ctx, QLORA_ERR_STATE,
                            "%lld tokens of the text have not been run; call qlora_generate_slice "
                            "until it has a token",
                            (long long)g->due);
     }
-    return qlora__generate_usable(g);
+    return QLORA_OK;
 }
 
 // Starts a turn: others may share the text as it is now.

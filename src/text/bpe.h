@@ -231,9 +231,10 @@ static qlora_result qlora__text_word_encode(qlora__env* env, qlora_text_tok* tok
     }
     size_t before = out->count;
     QLORA__TRY(qlora__text_word_split(env, tok, word, size, out));
-    if (out->count - before <= QLORA__TEXT_CACHE_IDS) {
+    size_t count = out->count - before;
+    if (count > 0 && count <= QLORA__TEXT_CACHE_IDS) {
         cached->size = (uint8_t)size;
-        cached->count = (uint8_t)(out->count - before);
+        cached->count = (uint8_t)count;
         memcpy(cached->key, word, size);
         memcpy(cached->ids, out->data + before, cached->count * sizeof(int32_t));
     }

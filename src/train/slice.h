@@ -198,7 +198,7 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
     QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
-    qlora__sliced_stop(t);
+    qlora_result stopped = qlora__sliced_stop(t);
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
@@ -208,7 +208,7 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     t->tokens = 0;
     t->failed = false;
     qlora__tree_reset(t);
-    return QLORA_OK;
+    return stopped;
 }
 
 qlora_result qlora_train_cancel(qlora_trainer* trainer) {

@@ -254,16 +254,20 @@ qlora_result qlora_trainer_create(qlora_model* model, const qlora_train_desc* de
 }
 
 // Ends what a step in slices has under way. An update that has begun is finished, because some
-// parameters have their new values already.
-static void qlora__sliced_stop(qlora_trainer* t) {
+// parameters have their new values already; its result is returned.
+static qlora_result qlora__sliced_stop(qlora_trainer* t) {
     qlora__errand* e = t->sliced.errand;
+    qlora_result r = QLORA_OK;
     if (e != NULL) {
-        qlora__model_errand_end(t->m, e, t->m->updating != e);
+        bool updating = t->m->updating == e;
+        qlora__model_errand_end(t->m, e, !updating);
+        r = updating ? e->result : QLORA_OK;
     }
     t->sliced.errand = NULL;
     if (t->m->stepping == t) {
         t->m->stepping = NULL;
     }
+    return r;
 }
 
 qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
@@ -274,7 +278,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     QLORA__TRY(qlora__enter_destroy(ctx, "qlora_trainer_destroy"));
     qlora_result r = qlora__not_in_capture(ctx, "destroying a trainer");
     if (r == QLORA_OK) {
-        qlora__sliced_stop(trainer);
+        (void)qlora__sliced_stop(trainer); // it is destroyed all the same
         trainer->m->trainers--;
         if (qlora__has_several(trainer->m)) {
             trainer->m->owns[trainer->desc.adapter].trainers--;

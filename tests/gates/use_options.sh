@@ -383,7 +383,7 @@ resuming_files() {
     printf '<|new|>\n' >names.txt
     local all=("${run[@]}" --data chat.jsonl --out again)
     works "a template and tokens" "${all[@]}" --chat-template t.jinja --add-tokens names.txt
-    printed_line "a conversation" 'chat format model, a file of its own' Hi
+    printed_line "a conversation" 'chat format model, chat_template.jinja of the adapter' Hi
     works "other spellings" "${all[@]}" --chat-template ./t.jinja --add-tokens "$PWD/names.txt"
     check "are the same run" grep -q "resumed after step 2 of 2" out
     cp t.jinja place/u.jinja

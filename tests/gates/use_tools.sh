@@ -570,6 +570,8 @@ batches() { # batches MODEL
     note $? "--data: texts wait for --positions"
     refuses "--positions 3 is too small: .* can have [0-9]+ tokens" generate "${run[@]:1}" --out x \
         --positions 3
+    refuses "--data nobody/prompts: no such file; .* --repo-type dataset nobody/prompts" generate \
+        --model "$1" --data nobody/prompts --out x
     refuses "--positions can only be used with --data" generate --model "$1" --prompt x \
         --positions 64
     rm -rf deep
