@@ -16,6 +16,7 @@ typedef struct world_file {
     char name[WORLD_NAME];
     unsigned char* data;
     size_t size;
+    size_t room; // bytes that data has room for
     size_t synced;
 } world_file;
 
@@ -78,7 +79,8 @@ static void world_set(world_file* files, const char* name, const void* data, siz
         abort();
     }
     free(file->data);
-    file->data = malloc(size + 1);
+    file->room = size + 1;
+    file->data = malloc(file->room);
     memcpy(file->data, data, size);
     file->size = size;
     file->synced = size;
@@ -136,7 +138,10 @@ static int64_t world_write(void* file, const void* data, size_t bytes, void* use
         return -ENOSPC;
     }
     size_t n = bytes < 1000 ? bytes : 1000;
-    f->data = realloc(f->data, f->size + n + 1);
+    if (f->size + n > f->room) {
+        f->room = 2 * (f->size + n);
+        f->data = realloc(f->data, f->room);
+    }
     memcpy(f->data + f->size, data, n);
     f->size += n;
     return (int64_t)n;

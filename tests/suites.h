@@ -64,8 +64,8 @@
     X(methods_suite, SLOW)                                                                         \
     X(new_tokens_suite, SHORT)                                                                     \
     X(generate_suite, SLOW THREADS WINDOWS)                                                        \
-    X(step_suite, SHORT WINDOWS)                                                                   \
-    X(step_layers_suite, SLOW)                                                                     \
+    X(step_suite, SHORT KERNELS WINDOWS)                                                           \
+    X(step_layers_suite, SLOW KERNELS)                                                             \
     X(texts_suite, SLOW THREADS)                                                                   \
     X(ahead_suite, SLOW THREADS)                                                                   \
     X(paging_suite, SLOW)                                                                          \
