@@ -129,7 +129,8 @@ soak: $(B)/tests $(FAKES) $(FUZZERS) $(B)/peft_side ## run long tests: fuzzers, 
 		-artifact_prefix=$$program. $$program.corpus || exit 1; done
 	@echo "== tests/peft_diff.py"; B=$(B) $(PYTHON) tests/peft_diff.py --seed $(SEED) --count $(CASES)
 	@for script in $(wildcard tests/gates/soak*.sh) tests/gates/gates.sh \
-		"tests/gates/check.sh use_clang"; do echo "== $$script"; B=$(B) $$script || exit 1; done
+		"tests/gates/check.sh use_clang ptx_assemble"; do echo "== $$script"; B=$(B) \
+		PTX_TARGETS="75 80 86 87 89 90 100 103 110 120 121" $$script || exit 1; done
 
 install: programs $(B)/libqlora.a $(B)/qlora.pc ## install headers, programs, library and qlora.pc
 	$(INSTALL) -d "$(DESTDIR)$(INCLUDEDIR)" "$(DESTDIR)$(BINDIR)" "$(DESTDIR)$(LIBDIR)/pkgconfig"

@@ -3,8 +3,9 @@
 # separated by commas: each slow suite by itself, the slowest first, and the others by the five.
 # Usage: batches.sh [WORD | -WORD]...: only suites that have these words in suites.h, or have not.
 cd "$(dirname "$0")" || exit 1
-# The slowest, in seconds of `make test`; other slow suites follow in the order of suites.h.
-first="model_suite mutant_suite ops_suite attention_suite faults_suite steps_suite golden_suite"
+# The slowest first; other slow suites follow in the order of suites.h.
+first="mutant_suite step_layers_suite ahead_suite long_suite step_suite model_suite ops_suite
+attention_suite faults_suite steps_suite golden_suite"
 rows=$(sed -n 's/^ *X(\([a-z_0-9]*_suite\), \([A-Z ]*\)).*/\1 \2 /p' suites.h)
 for word in "$@"; do
     case $word in

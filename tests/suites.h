@@ -64,7 +64,7 @@
     X(methods_suite, SLOW)                                                                         \
     X(new_tokens_suite, SHORT)                                                                     \
     X(generate_suite, SLOW THREADS WINDOWS)                                                        \
-    X(step_suite, SHORT KERNELS WINDOWS)                                                           \
+    X(step_suite, SLOW KERNELS WINDOWS)                                                            \
     X(step_layers_suite, SLOW KERNELS)                                                             \
     X(texts_suite, SLOW THREADS)                                                                   \
     X(ahead_suite, SLOW THREADS)                                                                   \

@@ -449,12 +449,48 @@ static void warp_begin(ptx_warp* w) {
     warp_specials(w, true);
 }
 
+// Memory of blocks that have ended, for the next ones: most launches are like one before, and an
+// allocator that a sanitizer watches is slow with large blocks.
+typedef struct spare_memory {
+    size_t bytes;
+    size_t unused[7]; // what follows is aligned as before
+} spare_memory;
+
+#define PTX_SPARES 16
+static spare_memory* spares[PTX_SPARES];
+
+static u8* memory_take(size_t bytes) {
+    for (u32 i = 0; i < PTX_SPARES; i++) {
+        spare_memory* m = __atomic_exchange_n(&spares[i], NULL, __ATOMIC_ACQ_REL);
+        if (m != NULL && m->bytes >= bytes) {
+            return (u8*)(m + 1);
+        }
+        free(m); // too small: the one that comes takes its place
+    }
+    spare_memory* m = (spare_memory*)must(malloc(sizeof *m + bytes));
+    m->bytes = bytes;
+    return (u8*)(m + 1);
+}
+
+static void memory_give(u8* memory) {
+    spare_memory* m = (spare_memory*)memory - 1;
+    for (u32 i = 0; i < PTX_SPARES && m != NULL; i++) {
+        m = __atomic_exchange_n(&spares[i], m, __ATOMIC_ACQ_REL);
+    }
+    free(m);
+}
+
+// Registers and local memory of a warp.
+static size_t warp_bytes(const ptx_kernel* k) {
+    return round_up(k->file_bytes, 64) + round_up(k->local_bytes * PTX_LANES, 64);
+}
+
 static void warp_create(ptx_warp* w, ptx_run* run, u32 index) {
     const ptx_kernel* k = run->kernel;
     w->run = run;
     w->index = index;
-    w->file = (u8*)must_alloc(k->file_bytes);
-    w->local = (u8*)must_alloc((size_t)k->local_bytes * PTX_LANES);
+    w->file = run->shared + run->shared_room + index * warp_bytes(k);
+    w->local = w->file + round_up(k->file_bytes, 64);
     for (u32 i = 0; i < k->constant_count; i++) {
         for (u32 l = 0; l < PTX_LANES; l++) {
             lane_put(w, k->constants[i].at, k->constants[i].bytes, l, k->constants[i].value);
@@ -619,7 +655,8 @@ static void run_blocks(ptx_run* run) {
 
 // What belongs to a block.
 static void run_create(ptx_run* run) {
-    run->shared = (u8*)must_alloc(run->shared_bytes);
+    run->shared_room = round_up(run->shared_bytes, 64);
+    run->shared = memory_take(run->shared_room + run->warp_count * warp_bytes(run->kernel));
     run->warps = (ptx_warp*)must_alloc(run->warp_count * sizeof *run->warps);
     for (u32 i = 0; i < run->warp_count; i++) {
         warp_create(&run->warps[i], run, i);
@@ -628,15 +665,13 @@ static void run_create(ptx_run* run) {
 
 static void run_destroy(ptx_run* run) {
     for (u32 i = 0; i < run->warp_count; i++) {
-        free(run->warps[i].file);
-        free(run->warps[i].local);
         free(run->warps[i].copies);
         free(run->warps[i].products);
     }
     free(run->warps);
     free(run->bulks);
     free(run->unfenced);
-    free(run->shared);
+    memory_give(run->shared);
 }
 
 // All blocks of a cooperative launch, in turn; each runs until it has to wait.

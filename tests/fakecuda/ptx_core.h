@@ -331,6 +331,7 @@ struct ptx_run {
     u8* params;
     u8* shared;
     u32 shared_bytes;
+    u32 shared_room; // the same, rounded up; the warps' memory follows
     ptx_warp* warps;
     u32 warp_count;
     u32 threads;
