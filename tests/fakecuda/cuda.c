@@ -356,7 +356,7 @@ static struct {
     capture* captures; // the active ones
     blocks memory;
     blocks pinned;
-    size_t hot; // block found by the last resolve
+    size_t hot[64]; // by address: the index in memory of the block that was found there
     uint64_t range_base;
     uint64_t range_end;
     uint64_t range_next;
@@ -622,7 +622,7 @@ static block* block_insert(blocks* into, uint64_t address) {
     into->count++;
     memset(&into->list[i], 0, sizeof(block));
     into->list[i].address = address;
-    g.hot = 0;
+    memset(g.hot, 0, sizeof g.hot);
     return &into->list[i];
 }
 
@@ -685,7 +685,7 @@ static void block_remove(blocks* from, size_t i, const char* kind) {
     free(b->writes);
     from->count--;
     memmove(b, b + 1, (from->count - i) * sizeof(block));
-    g.hot = 0;
+    memset(g.hot, 0, sizeof g.hot);
 }
 
 // An address is not reused until the range is exhausted, so that stale pointers stay stale. It is a
@@ -772,22 +772,32 @@ static void pinned_drop(size_t i) {
     block_remove(&g.pinned, i, "pinned");
 }
 
+// The device memory that contains an address, or NULL. The interpreter asks for every access, hence
+// the shortcut.
+static block* block_hot(uint64_t address) {
+    size_t* hot = &g.hot[(address >> 12) % (sizeof g.hot / sizeof g.hot[0])];
+    block* b = *hot < g.memory.count ? &g.memory.list[*hot] : NULL;
+    if (!b || address < b->address || address - b->address >= b->bytes) {
+        size_t i = block_above(&g.memory, address);
+        b = i ? &g.memory.list[i - 1] : NULL;
+        if (!b || address - b->address >= b->bytes) {
+            return NULL;
+        }
+        *hot = i - 1;
+    }
+    return b;
+}
+
 // Host memory for a range of device addresses, or NULL if it is not inside one live allocation of
-// this context; mapped pinned memory has the same address on the device. The interpreter calls this
-// for every access, hence the shortcut.
+// this context; mapped pinned memory has the same address on the device.
 static void* resolve(void* user, uint64_t address, size_t bytes, bool write) {
     const context* ctx = (const context*)user;
     (void)write;
-    const block* b = g.hot < g.memory.count ? &g.memory.list[g.hot] : NULL;
-    if (!b || address < b->address || address - b->address >= b->bytes) {
-        b = block_at(&g.memory, address);
-        if (b) {
-            g.hot = (size_t)(b - g.memory.list);
-        } else {
-            b = block_at(&g.pinned, address);
-            if (!b || !b->mapped) {
-                return NULL;
-            }
+    const block* b = block_hot(address);
+    if (!b) {
+        b = block_at(&g.pinned, address);
+        if (!b || !b->mapped) {
+            return NULL;
         }
     }
     uint64_t offset = address - b->address;
@@ -801,15 +811,11 @@ static void* resolve(void* user, uint64_t address, size_t bytes, bool write) {
 // has written before its end was awaited.
 static bool watch(void* user, uint64_t address, size_t bytes, bool write, bool waited) {
     (void)user;
-    size_t i = block_above(&g.memory, address);
-    if (!i || (waited && !write)) {
-        return true;
+    block* b = waited && !write ? NULL : block_hot(address);
+    if (!b || bytes > b->bytes - (address - b->address)) {
+        return true; // one out of bounds is reported elsewhere
     }
-    block* b = &g.memory.list[i - 1];
     uint64_t offset = address - b->address;
-    if (bytes > b->bytes || offset > b->bytes - bytes) {
-        return true; // reported as an access out of bounds
-    }
     if (!b->writes) {
         b->writes = (uint64_t*)must_alloc((b->bytes / 8 + 1) * sizeof *b->writes);
     }

@@ -444,7 +444,7 @@ static void warp_begin(ptx_warp* w) {
     w->product_count = 0;
     memset(w->pc, 0, sizeof w->pc);
     memset(w->copy_group, 0, sizeof w->copy_group);
-    memset(w->file, PTX_POISON, k->register_bytes);
+    memset(w->file, PTX_POISON, k->poison_bytes);
     memset(w->local, PTX_POISON, (size_t)k->local_bytes * PTX_LANES);
     warp_specials(w, true);
 }

@@ -172,6 +172,7 @@ struct ptx_insn {
     ptx_compare compare;    // setp, set
     u32 arg[PTX_MAX_ARGS];  // byte offsets into the register file, results first
     u8 width[PTX_MAX_ARGS]; // bytes of the register at arg[i]
+    u32 results;            // bit i: arg[i] is written
     u32 guard;              // predicate, or PTX_NONE
     u32 negated;            // bit i: predicate arg[i] is inverted; bit 31: the guard
     u32 flags;
@@ -225,7 +226,8 @@ struct ptx_kernel {
     u32 param_count;
     u32 param_bytes;
     u32 max_threads;
-    u32 register_bytes; // poisoned at block start; constants and special registers follow
+    u32 poison_bytes;   // of registers that may be read before they are written
+    u32 register_bytes; // constants and special registers follow
     u32 file_bytes;
     ptx_constant* constants;
     u32 constant_count;

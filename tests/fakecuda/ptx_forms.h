@@ -648,6 +648,7 @@ static bool take_list(ptx_parser* p, ptx_insn* in, u32 count) {
     in->list = (u32*)must_alloc(count * sizeof *in->list);
     in->list_count = count;
     ptx_insn one;
+    memset(&one, 0, sizeof one);
     for (u32 i = 0; i < count; i++) {
         if (!expect(p, i == 0 ? "{" : ",") || !take_result_arg(p, &one, 0, TYPE_F32, false)) {
             return false;

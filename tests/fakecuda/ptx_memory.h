@@ -100,6 +100,9 @@ static bool trap_access(ptx_warp* w, const ptx_insn* in, u32 space, u64 address,
 static bool warp_watch(ptx_warp* w, const ptx_insn* in, u32 space, const u64 address[PTX_LANES],
                        u32 bytes, bool write, u32 mask) {
     const ptx_env* env = w->run->env;
+    if (!write && w->early == 0) {
+        return true; // all have waited for the kernel before
+    }
     for (u32 l = 0; l < PTX_LANES && space <= SPACE_GLOBAL; l++) {
         u64 at = address[l];
         if (!lane_on(mask, l) || space_resolve(space, &at) != SPACE_GLOBAL ||
@@ -136,9 +139,10 @@ static bool warp_memory(ptx_warp* w, const ptx_insn* in, u32 space, const u64 ad
     }
     u8* base = NULL;
     if ((bits & (bytes - 1)) == 0) {
-        if (space == SPACE_SHARED) {
-            base = inside(w->run->shared, w->run->shared_bytes, high, bytes) ? w->run->shared + low
-                                                                             : NULL;
+        const u64 above = space == SPACE_SHARED ? 0 : PTX_SHARED_BASE;
+        if (space == SPACE_SHARED || (space == SPACE_GENERIC && low >= above)) {
+            const bool within = inside(w->run->shared, w->run->shared_bytes, high - above, bytes);
+            base = within ? w->run->shared + (low - above) : NULL;
         } else if (space <= SPACE_GLOBAL && high < PTX_MODULE_BASE) {
             const ptx_env* env = w->run->env;
             base = (u8*)env->resolve(env->user, low, (size_t)(high - low) + bytes, write);
@@ -154,7 +158,8 @@ static bool warp_memory(ptx_warp* w, const ptx_insn* in, u32 space, const u64 ad
         if (!lane_on(mask, l)) {
             continue;
         }
-        at[l] = address[l] % bytes == 0 ? lane_memory(w, space, address[l], bytes, write, l) : NULL;
+        const bool aligned = (address[l] & (bytes - 1)) == 0; // a power of two
+        at[l] = aligned ? lane_memory(w, space, address[l], bytes, write, l) : NULL;
         if (at[l] == NULL) {
             return trap_access(w, in, space, address[l], bytes, write, l);
         }

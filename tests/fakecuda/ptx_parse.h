@@ -3,6 +3,7 @@
 #define FAKECUDA_PTX_PARSE_H
 
 #include "ptx_forms.h"
+#include "ptx_registers.h"
 
 // ---- Instructions -------------------------------------------------------------------------------
 
@@ -411,9 +412,33 @@ static bool settle_label(ptx_parser* p, u32* target, bool table) {
     return true;
 }
 
-// Labels become instruction numbers, and constants are placed after the registers.
+// Labels become instruction numbers.
+static bool settle_labels(ptx_parser* p) {
+    ptx_kernel* k = p->kernel;
+    for (u32 i = 0; i < k->code_count; i++) {
+        ptx_insn* in = &k->code[i];
+        if ((in->kind == KIND_BRANCH && !settle_label(p, &in->target, false)) ||
+            (in->kind == KIND_BRANCH_INDEX && !settle_label(p, &in->target, true))) {
+            return false;
+        }
+    }
+    for (u32 i = 0; i < k->table_count; i++) {
+        for (u32 n = 0; n < k->tables[i].count; n++) {
+            if (!settle_label(p, &k->tables[i].target[n], false)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+// Registers share their storage, and constants are placed after them.
 static bool settle_kernel(ptx_parser* p) {
     ptx_kernel* k = p->kernel;
+    if (!settle_labels(p)) {
+        return false;
+    }
+    share_registers(k, p->registers, p->register_count);
     k->register_bytes = round_up(k->register_bytes, 256);
     k->file_bytes = k->register_bytes + round_up(p->constant_bytes, 256);
     for (u32 i = 0; i < k->code_count; i++) {
@@ -425,17 +450,6 @@ static bool settle_kernel(ptx_parser* p) {
         }
         if (in->guard != PTX_NONE && (in->guard & PTX_CONSTANT_BIT) != 0) {
             in->guard = k->register_bytes + (in->guard & ~PTX_CONSTANT_BIT);
-        }
-        if ((in->kind == KIND_BRANCH && !settle_label(p, &in->target, false)) ||
-            (in->kind == KIND_BRANCH_INDEX && !settle_label(p, &in->target, true))) {
-            return false;
-        }
-    }
-    for (u32 i = 0; i < k->table_count; i++) {
-        for (u32 n = 0; n < k->tables[i].count; n++) {
-            if (!settle_label(p, &k->tables[i].target[n], false)) {
-                return false;
-            }
         }
     }
     for (u32 i = 0; i < k->constant_count; i++) {

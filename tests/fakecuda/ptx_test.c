@@ -922,9 +922,49 @@ static void test_together(test_state* t) {
     ptx_free(module);
 }
 
+// Registers share storage, but a thread that needs a value still has it: after the other threads of
+// its warp have gone another way, in the next turn of a loop, and where a thread was left out.
+static void test_registers(test_state* t) {
+    static const struct {
+        const char* body;
+        uint32_t even; // result of these threads
+        uint32_t odd;
+    } rows[] = {
+        {"mov.u32 %r1, 5; add.s32 %r2, %r1, 1; st.global.u32 [%rd0], %r2;"
+         "@%p1 mov.u32 %r3, 7; st.global.u32 [%rd0], %r3;",
+         0xCBCBCBCB, 7},
+        {"@%p1 bra $odd; mov.u32 %r1, 1; bra $end; $odd: mov.u32 %r2, 2; $end:"
+         "@%p1 mov.u32 %r1, %r2; st.global.u32 [%rd0], %r1;",
+         1, 2},
+        {"@%p1 bra $odd; mov.u32 %r1, 1; bra $end; $odd: mov.u32 %r2, 2; $end:"
+         "st.global.u32 [%rd0], %r1;",
+         1, 0xCBCBCBCB},
+        {"mov.u32 %r1, 10; mov.u32 %r2, 0; mov.u32 %r3, 0; $again: add.s32 %r4, %r2, %r1;"
+         "mul.lo.s32 %r5, %r4, 1; add.s32 %r6, %r3, 1; mov.u32 %r2, %r5; mov.u32 %r3, %r6;"
+         "setp.lt.u32 %p2, %r6, 4; @%p2 bra $again; st.global.u32 [%rd0], %r2;",
+         40, 40},
+        {"mov.u32 %r1, 3; @%p1 bra $odd; add.s32 %r2, %r1, 1; add.s32 %r3, %r2, %r2; bra $end;"
+         "$odd: add.s32 %r4, %r0, 90; sub.s32 %r5, %r4, %r0; mov.u32 %r3, %r5; $end:"
+         "add.s32 %r6, %r1, %r3; st.global.u32 [%rd0], %r6;",
+         11, 93},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char body[640];
+        uint32_t out[32];
+        memset(out, 0, sizeof out);
+        snprintf(body, sizeof body, "and.b32 %%r20, %%r0, 1; setp.eq.u32 %%p1, %%r20, 1; %s",
+                 rows[i].body);
+        const test_io io = {out, sizeof out, out, sizeof out};
+        check_u64(t, run_body(t, body, 32, 0, &io), PTX_OK, rows[i].body);
+        check_u64(t, out[6], rows[i].even, rows[i].body);
+        check_u64(t, out[31], rows[i].odd, rows[i].body);
+    }
+}
+
 int main(void) {
     static test_state t;
     test_arithmetic(&t);
+    test_registers(&t);
     test_divergence(&t);
     test_branch_table(&t);
     test_barrier(&t);

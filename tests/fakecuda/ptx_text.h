@@ -512,6 +512,7 @@ static bool take_result_arg(ptx_parser* p, ptx_insn* in, u32 index, ptx_type typ
     const int line = parser_line(p);
     const char* name = take(p);
     const u32 bytes = PTX_TYPES[type].bytes < 2 ? 2 : PTX_TYPES[type].bytes;
+    in->results |= 1u << index;
     if (same(name, "_")) {
         in->arg[index] = PTX_NONE;
         in->width[index] = (u8)bytes;
