@@ -477,6 +477,10 @@ doctors() {
     check "with their lines" grep -q "^sample 3 (ill.jsonl:5):" out
     check "empty answers" grep -qE "^  empty answers +1   the model learns to say nothing" out
     check "no note about the default format" [ "$(grep -c 'the tokenizer has no token' out)" -eq 0 ]
+    echo '{"prompt": "a", "chosen": "b", "rejected": "c"}' >pair.jsonl
+    run "$finetune" --model model --data pair.jsonl --doctor
+    check "long messages are whole" \
+        grep -q "^  pair.jsonl:1: the record is .*, or --method dpo to train on both$" out
     run "$finetune" --model model --data sums.jsonl --doctor --template chatml
     check "a format's missing token" once \
         "note: --template chatml: the tokenizer has no token <.im_end.>; it is written as text"
