@@ -848,6 +848,7 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
 #ifdef _WIN32
 #include <direct.h>
 #include <fcntl.h>
+#include <float.h>
 #include <io.h>
 #include <process.h>
 #include <sys/stat.h>
@@ -855,6 +856,7 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
 #else
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <fenv.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -33854,4 +33856,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 9dd62c90245d5a41
+//@@ end 77141b628cb3fdbc
