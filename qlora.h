@@ -684,6 +684,8 @@ typedef enum qlora_base_format {
     QLORA_BASE_32BIT = 2,
     QLORA_BASE_FP8 = 3 // e4m3 with a scale per 128 x 128 block
 } qlora_base_format;
+// "nf4", "16bit", "32bit", "fp8"; the programs' --base and the files of adapters have these words.
+QLORA_API const char* qlora_base_format_name(qlora_base_format format);
 
 // The output head, if it is a matrix of its own.
 typedef enum qlora_head_format {
@@ -1039,7 +1041,7 @@ typedef struct qlora_model_info {
     int64_t generations; // number of generations that exist, at most generate_sequences
     int64_t adapters;    // number of adapters, at least 1
     int64_t adapter;     // the one that qlora_adapter_select has chosen
-    // The format of the projections of this model: "nf4", "16bit", "32bit" or "fp8"; "" without
+    // The format of the projections of this model, as qlora_base_format_name calls it; "" without
     // weights (QLORA_PURPOSE_ADAPTER).
     const char* base;
     // The format of those that the adapter loaded last was trained on, if they do not have the same
@@ -36869,21 +36871,25 @@ static qlora_result qlora__adapter_scale(qlora_ctx* ctx, const qlora_model* m,
 // The same for the format of the base that it was trained on.
 #define QLORA__BASE_KEY "base_format"
 
-static const char* const qlora__base_names[] = {"nf4", "16bit", "32bit", "fp8"};
+const char* qlora_base_format_name(qlora_base_format format) {
+    static const char* const names[] = {"nf4", "16bit", "32bit", "fp8"};
+    return (int)format >= 0 && format <= QLORA_BASE_FP8 ? names[format] : "unknown";
+}
 
 // The format of the projections; "" without weights.
 static const char* qlora__base_name(const qlora_model* m) {
     if (!qlora__computes(m)) {
         return "";
     }
-    int found = m->desc.base == QLORA_BASE_16BIT ? QLORA_BASE_16BIT : QLORA_BASE_32BIT;
+    bool half = m->desc.base == QLORA_BASE_16BIT;
+    qlora_base_format found = half ? QLORA_BASE_16BIT : QLORA_BASE_32BIT;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             found = p->is_nf4 ? QLORA_BASE_NF4 : p->is_fp8 ? QLORA_BASE_FP8 : found;
         }
     }
-    return qlora__base_names[found];
+    return qlora_base_format_name(found);
 }
 
 static void qlora__trained_base_read(qlora_model* m, const qlora__peft* peft) {
@@ -36893,8 +36899,8 @@ static void qlora__trained_base_read(qlora_model* m, const qlora__peft* peft) {
         !qlora__st_metadata(&peft->tensors.shards[0], QLORA__BASE_KEY, text, sizeof text)) {
         return;
     }
-    for (size_t i = 0; i < sizeof qlora__base_names / sizeof qlora__base_names[0]; i++) {
-        if (strcmp(text, qlora__base_names[i]) == 0) {
+    for (int i = QLORA_BASE_NF4; i <= QLORA_BASE_FP8; i++) {
+        if (strcmp(text, qlora_base_format_name((qlora_base_format)i)) == 0) {
             memcpy(m->trained_base, text, sizeof text);
         }
     }
@@ -54117,4 +54123,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 6393088e47e66ec6
+//@@ end 27f29354b239d217

@@ -609,6 +609,11 @@ adapters() {
     works "another name" --model model --data sums.jsonl --tokens 256 --eval 0.1 --backend cpu \
         --threads 1 --adapter normed --steps 4 --out more --base-name eve/other
     check "is in the card" grep -qx "base_model: eve/other" more/adapter/README.md
+    works "a name that the hub does not have" --model model --data sums.jsonl --tokens 256 \
+        --eval 0.1 --backend cpu --threads 1 --adapter normed --steps 5 --out more \
+        --base-name eve/.other
+    check "is in the card's text" grep -qF '("eve/.other")' more/adapter/README.md
+    check "but not in its head" [ "$(grep -c "^base_model" more/adapter/README.md)" -eq 0 ]
     check "they are kept" grep -q '"model.norm"' more/adapter/adapter_config.json
     works "another format of the base" --model model --data sums.jsonl --adapter normed \
         --eval-only --base 32bit --backend cpu --threads 1
