@@ -116,7 +116,8 @@
    THREADS
        A context and everything created from it must be used by one thread at a time; different
        contexts are independent. Log and allocator callbacks may come from any thread and must not
-       call back.
+       call back. Whatever rounding, subnormal numbers as zero or traps the caller has set, calls
+       compute and call back with the defaults, and then restore what they found.
 
    LOG
        Silent unless desc.log is set; qlora_log_stderr is supplied.
@@ -683,6 +684,8 @@ typedef enum qlora_base_format {
     QLORA_BASE_32BIT = 2,
     QLORA_BASE_FP8 = 3 // e4m3 with a scale per 128 x 128 block
 } qlora_base_format;
+// "nf4", "16bit", "32bit", "fp8"; the programs' --base and the files of adapters have these words.
+QLORA_API const char* qlora_base_format_name(qlora_base_format format);
 
 // The output head, if it is a matrix of its own.
 typedef enum qlora_head_format {
@@ -1038,7 +1041,7 @@ typedef struct qlora_model_info {
     int64_t generations; // number of generations that exist, at most generate_sequences
     int64_t adapters;    // number of adapters, at least 1
     int64_t adapter;     // the one that qlora_adapter_select has chosen
-    // The format of the projections of this model: "nf4", "16bit", "32bit" or "fp8"; "" without
+    // The format of the projections of this model, as qlora_base_format_name calls it; "" without
     // weights (QLORA_PURPOSE_ADAPTER).
     const char* base;
     // The format of those that the adapter loaded last was trained on, if they do not have the same
@@ -2283,6 +2286,7 @@ typedef enum qlora_struct_index {
 #ifdef _WIN32
 #include <direct.h>
 #include <fcntl.h>
+#include <float.h>
 #include <io.h>
 #include <process.h>
 #include <sys/stat.h>
@@ -2290,6 +2294,7 @@ typedef enum qlora_struct_index {
 #else
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <fenv.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -3180,6 +3185,37 @@ static const char* qlora__errno_text(int code) {
 
 #endif // QLORA__PART_SYSTEM
 
+//@@ src/platform/floating.h
+
+// How a thread computes in floating point: rounding, numbers below the smallest normal one, traps.
+// All calls and all threads of the library have the default, so that results do not depend on which
+// thread computes what.
+#ifdef _WIN32
+typedef unsigned int qlora__floating;
+#else
+typedef fenv_t qlora__floating;
+#endif
+
+// Sets the default and keeps what was set before.
+static void qlora__floating_default(qlora__floating* before) {
+#ifdef _WIN32
+    *before = _controlfp(0, 0);
+    (void)_controlfp(_RC_NEAR | _DN_SAVE | _MCW_EM, _MCW_RC | _MCW_DN | _MCW_EM);
+#else
+    (void)fegetenv(before);
+    (void)fesetenv(FE_DFL_ENV);
+#endif
+}
+
+static void qlora__floating_restore(const qlora__floating* before) {
+#ifdef _WIN32
+    (void)_clearfp(); // a trap that is allowed again must not see what happened before
+    (void)_controlfp(*before, _MCW_RC | _MCW_DN | _MCW_EM);
+#else
+    (void)fesetenv(before);
+#endif
+}
+
 //@@ src/core/env.h
 
 #ifndef QLORA__PART_ENV
@@ -3869,6 +3905,7 @@ struct qlora_ctx {
     char reason[QLORA__ERROR_SIZE];
     char dead[QLORA__ERROR_SIZE];           // why the device is unusable; "" while it works
     int depth;                              // of nested public calls
+    qlora__floating floating;               // the caller's
     uint64_t calls;                         // public ones so far, with nested ones
     bool not_current;                       // a destroying call runs although the device is lost
     size_t scratch_marks[QLORA__MAX_DEPTH]; // scratch in use when each call began
@@ -3987,6 +4024,7 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
         if (ctx->activate != NULL) {
             QLORA__TRY(ctx->activate(ctx));
         }
+        qlora__floating_default(&ctx->floating);
     }
     QLORA_ASSERT(ctx->depth < QLORA__MAX_DEPTH);
     ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
@@ -4002,6 +4040,9 @@ static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
     }
     if (ctx->depth == 0 && ctx->deactivate != NULL && !ctx->not_current) {
         ctx->deactivate(ctx);
+    }
+    if (ctx->depth == 0) {
+        qlora__floating_restore(&ctx->floating);
     }
     ctx->not_current = ctx->depth > 0 && ctx->not_current;
     return result;
@@ -4076,6 +4117,7 @@ static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
         }
         ctx->not_current = r != QLORA_OK;
         ctx->env.error[0] = '\0';
+        qlora__floating_default(&ctx->floating);
     }
     ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
     return QLORA_OK;
@@ -4159,6 +4201,8 @@ struct qlora__errand {
 // The thread of an errand, from its creation on.
 static QLORA__UNUSED void qlora__errand_thread(void* user) {
     qlora__errand* e = (qlora__errand*)user;
+    qlora__floating inherited;
+    qlora__floating_default(&inherited);
     qlora__mutex_lock(&e->mutex);
     for (;;) {
         while (!e->inside && !e->quit) {
@@ -4333,6 +4377,8 @@ static void qlora__pool_work(qlora__pool* pool, int slot) {
 
 static void qlora__pool_thread(void* user) {
     qlora__pool* pool = (qlora__pool*)user;
+    qlora__floating inherited;
+    qlora__floating_default(&inherited);
     qlora__mutex_lock(&pool->mutex);
     uint64_t seen = 0;
     int slot = ++pool->numbered;
@@ -36825,21 +36871,25 @@ static qlora_result qlora__adapter_scale(qlora_ctx* ctx, const qlora_model* m,
 // The same for the format of the base that it was trained on.
 #define QLORA__BASE_KEY "base_format"
 
-static const char* const qlora__base_names[] = {"nf4", "16bit", "32bit", "fp8"};
+const char* qlora_base_format_name(qlora_base_format format) {
+    static const char* const names[] = {"nf4", "16bit", "32bit", "fp8"};
+    return (int)format >= 0 && format <= QLORA_BASE_FP8 ? names[format] : "unknown";
+}
 
 // The format of the projections; "" without weights.
 static const char* qlora__base_name(const qlora_model* m) {
     if (!qlora__computes(m)) {
         return "";
     }
-    int found = m->desc.base == QLORA_BASE_16BIT ? QLORA_BASE_16BIT : QLORA_BASE_32BIT;
+    bool half = m->desc.base == QLORA_BASE_16BIT;
+    qlora_base_format found = half ? QLORA_BASE_16BIT : QLORA_BASE_32BIT;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             found = p->is_nf4 ? QLORA_BASE_NF4 : p->is_fp8 ? QLORA_BASE_FP8 : found;
         }
     }
-    return qlora__base_names[found];
+    return qlora_base_format_name(found);
 }
 
 static void qlora__trained_base_read(qlora_model* m, const qlora__peft* peft) {
@@ -36849,8 +36899,8 @@ static void qlora__trained_base_read(qlora_model* m, const qlora__peft* peft) {
         !qlora__st_metadata(&peft->tensors.shards[0], QLORA__BASE_KEY, text, sizeof text)) {
         return;
     }
-    for (size_t i = 0; i < sizeof qlora__base_names / sizeof qlora__base_names[0]; i++) {
-        if (strcmp(text, qlora__base_names[i]) == 0) {
+    for (int i = QLORA_BASE_NF4; i <= QLORA_BASE_FP8; i++) {
+        if (strcmp(text, qlora_base_format_name((qlora_base_format)i)) == 0) {
             memcpy(m->trained_base, text, sizeof text);
         }
     }
@@ -54073,4 +54123,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 0347ef0187eeb60d
+//@@ end 27f29354b239d217

@@ -848,6 +848,7 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
 #ifdef _WIN32
 #include <direct.h>
 #include <fcntl.h>
+#include <float.h>
 #include <io.h>
 #include <process.h>
 #include <sys/stat.h>
@@ -855,6 +856,7 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
 #else
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <fenv.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -31102,8 +31104,10 @@ static qlora_result qlora__text_record_messages(qlora__env* env, qlora__text_loa
     if (before == 1 && loader->message_count > 1 &&
         strcmp(loader->messages[0].role, "system") == 0 &&
         strcmp(loader->messages[1].role, "system") == 0) {
+        bool given = qlora__text_asks(loader) && loader->desc->system != NULL;
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "\"system\" is given beside a system message in \"%s\"", name);
+                               "%s is given beside a system message in \"%s\"",
+                               given ? "desc.system" : "\"system\"", name);
     }
     return QLORA_OK;
 }
@@ -31214,8 +31218,14 @@ static qlora_result qlora__text_record_pair(qlora__env* env, qlora__text_loader*
     return qlora__text_data_chat(env, loader);
 }
 
-static const char qlora__text_system_plain[] =
-    "\"system\" cannot be used with a \"prompt\" that is a string; use messages";
+// A system message, of the record or of desc.system, has no place in plain text.
+static qlora_result qlora__text_system_plain(qlora__env* env, const qlora__text_loader* loader) {
+    bool given = qlora__text_asks(loader) && loader->desc->system != NULL;
+    return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                           "%s cannot be used with a \"prompt\" that is a string; use %smessages",
+                           given ? "desc.system" : "\"system\"",
+                           given ? "desc.prompts ASK_CHAT, or " : "");
+}
 
 // "prompt" as a string or as messages, and the answer `name`, which may be absent: what to ask.
 static qlora_result qlora__text_record_ask(qlora__env* env, qlora__text_loader* loader,
@@ -31233,7 +31243,7 @@ static qlora_result qlora__text_record_ask(qlora__env* env, qlora__text_loader* 
     QLORA__TRY(qlora__text_record_system(env, loader, record));
     if (plain) {
         return loader->message_count > 0
-                   ? qlora__env_fail(env, QLORA_ERR_FORMAT, "%s", qlora__text_system_plain)
+                   ? qlora__text_system_plain(env, loader)
                    : qlora__text_ask_plain(env, loader, qlora__text_json_text(json, parts[0]),
                                            qlora__text_json_size(parts[0]),
                                            parts[1] != NULL ? qlora__text_json_text(json, parts[1])
@@ -31265,7 +31275,7 @@ static qlora_result qlora__text_record_completion(qlora__env* env, qlora__text_l
     QLORA__TRY(qlora__text_record_system(env, loader, record));
     if (prompt->kind == QLORA__JSON_STRING && completion->kind == QLORA__JSON_STRING) {
         if (loader->message_count > 0) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s", qlora__text_system_plain);
+            return qlora__text_system_plain(env, loader);
         }
         return qlora__text_data_plain(
             env, loader, qlora__text_json_text(json, prompt), qlora__text_json_size(prompt),
@@ -31420,7 +31430,7 @@ static qlora_result qlora__text_record_side(qlora__env* env, qlora__text_loader*
     QLORA__TRY(qlora__text_record_system(env, loader, record));
     if (given && prompt->kind == QLORA__JSON_STRING && side->kind == QLORA__JSON_STRING) {
         if (loader->message_count > 0) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s", qlora__text_system_plain);
+            return qlora__text_system_plain(env, loader);
         }
         return qlora__text_data_plain(
             env, loader, qlora__text_json_text(json, prompt), qlora__text_json_size(prompt),
@@ -33846,4 +33856,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 87d0908be94218ea
+//@@ end 77141b628cb3fdbc

@@ -78,7 +78,6 @@ static inline bool advice_size(advice* a) {
 
 // The options that differ from what was wanted, as the user would type them.
 static inline void advice_write(const advice* a, char out[256]) {
-    static const char* const bases[] = {"nf4", "16bit", "32bit", "fp8"};
     const qlora_model_desc* w = a->wanted;
     const qlora_model_desc* n = &a->now;
     size_t used = (size_t)snprintf(out, 256, "it would fit with");
@@ -89,7 +88,8 @@ static inline void advice_write(const advice* a, char out[256]) {
         used += (size_t)snprintf(out + used, 256 - used, " --cache auto");
     }
     if (n->base != w->base) {
-        used += (size_t)snprintf(out + used, 256 - used, " --base %s", bases[n->base]);
+        used += (size_t)snprintf(out + used, 256 - used, " --base %s",
+                                 qlora_base_format_name(n->base));
     }
     if (n->rank != w->rank) {
         used += (size_t)snprintf(out + used, 256 - used, " --rank %d", (int)n->rank);

@@ -100,6 +100,7 @@ static inline bool message_options(char* text) {
                  {"desc.columns", "--columns"},
                  {"desc.system", "--system"},
                  {"desc.preference PAIRS", "--method dpo"},
+                 {"desc.prompts ASK_CHAT", "--chat"},
                  {"set the format", "use --format"}};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         char* at = strstr(text, words[i].field);

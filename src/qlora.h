@@ -68,6 +68,7 @@ extern "C" {
 #endif // _WIN32
 
 #include "platform/system.h"
+#include "platform/floating.h"
 #include "core/env.h"
 #include "core/files.h"
 #include "core/tools.h"

@@ -6,16 +6,6 @@
 // A card with this line is replaced; anybody else's is kept.
 #define CARD_MARK "<!-- Written by finetune of qlora.h. Without this line, the file is kept. -->\n"
 
-// Whether a text is a name on the Hugging Face hub, OWNER/NAME.
-static bool hub_named(const char* text) {
-    size_t length = strlen(text);
-    const char* slash = strchr(text, '/');
-    return slash != NULL && slash != text && slash[1] != '\0' && strchr(slash + 1, '/') == NULL &&
-           text[0] != '.' && text[0] != '~' && !path_exists(text) &&
-           strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./") ==
-               length;
-}
-
 // The name of the base: --base-name; of a folder in the hub's cache, .../models--OWNER--NAME/...,
 // the name there; otherwise the path.
 static const char* base_named(const app* a, char room[PATH_SIZE]) {
@@ -63,7 +53,7 @@ static bool card_settings(const app* a, blob* out) {
 static bool card_text(app* a, blob* out) {
     char room[PATH_SIZE];
     const char* base = base_named(a, room);
-    bool hub = hub_named(base);
+    bool hub = hub_name(base) != NULL && !path_exists(base); // not a folder of folders
     bool gguf = ends_in(base, ".gguf");
     put(out, "---\n");
     if (hub) { // the hub refuses other names

@@ -68,8 +68,14 @@ static bool rescue_wait(app* a, bool (*save)(app* a)) {
     return saved;
 }
 
+// What was created for the new folder.
+typedef struct rescue_place {
+    bool dir;       // --rescue
+    size_t parents; // as folder_parents returns it
+} rescue_place;
+
 // Makes a new folder, which nobody else has made.
-static bool rescue_make(app* a, char path[PATH_SIZE]) {
+static bool rescue_make(app* a, char path[PATH_SIZE], rescue_place* place) {
     const char* dir = rescue_dir(a);
     size_t end = strlen(a->o.out);
     while (end > 1 && strchr(FOLDER_SEPARATORS, a->o.out[end - 1]) != NULL) {
@@ -81,8 +87,8 @@ static bool rescue_make(app* a, char path[PATH_SIZE]) {
     }
     int size = (int)(end - start < 60 ? end - start : 60);
     if (a->o.rescue != NULL) {
-        (void)folder_parents(dir);
-        (void)FOLDER_MAKE(dir);
+        place->parents = folder_parents(dir);
+        place->dir = FOLDER_MAKE(dir) == 0;
     }
     errno = ENAMETOOLONG;
     for (int i = 1; i <= 1000 && strlen(dir) + 128 < PATH_SIZE; i++) {
@@ -120,6 +126,8 @@ static bool rescue_worth(const char* folder) {
                                           "adapter.gguf"};
     static const char* const others[] = {"settings.txt", "log.jsonl"};
     char path[PATH_SIZE + 64];
+    snprintf(path, sizeof path, "%s/checkpoint", folder);
+    (void)folder_remove(path); // only if it is empty
     for (size_t i = 0; i < 3; i++) {
         snprintf(path, sizeof path, "%s/%s", folder, results[i]);
         if (path_exists(path)) {
@@ -130,17 +138,24 @@ static bool rescue_worth(const char* folder) {
         snprintf(path, sizeof path, "%s/%s", folder, others[i]);
         (void)remove(path);
     }
-    snprintf(path, sizeof path, "%s/checkpoint", folder);
-    (void)folder_remove(path);
     (void)folder_remove(folder);
     return false;
+}
+
+// Removes what was created for a folder that could not be, or has nothing worth keeping.
+static void rescue_unmake(const char* dir, const rescue_place* place) {
+    if (place->dir) {
+        (void)folder_remove(dir);
+    }
+    parents_unmake(dir, place->parents);
 }
 
 // Saves the whole run into a new folder and says so, as an error: it is not where it belongs.
 static void rescue_save(app* a, bool (*save)(app* a)) {
     char path[PATH_SIZE];
     const char* out = a->o.out;
-    bool made = rescue_make(a, path);
+    rescue_place place = {false, 0};
+    bool made = rescue_make(a, path, &place);
     bool whole = made;
     if (made) {
         a->o.out = path;
@@ -151,6 +166,7 @@ static void rescue_save(app* a, bool (*save)(app* a)) {
         a->o.out = out;
     }
     if (!made || !rescue_worth(path)) {
+        rescue_unmake(rescue_dir(a), &place);
         error_set(a->error,
                   "the results could not be saved to %s, nor to %s; --rescue DIR names another "
                   "place",

@@ -62,7 +62,7 @@ typedef struct counts { // statistics of the data, taken before training
 typedef struct bad_record { // a record that cannot be used
     const char* path;
     size_t line;
-    char what[200];
+    char what[1024]; // as long as messages of the library can be
 } bad_record;
 
 typedef struct bad_records {

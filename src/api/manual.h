@@ -116,7 +116,8 @@
    THREADS
        A context and everything created from it must be used by one thread at a time; different
        contexts are independent. Log and allocator callbacks may come from any thread and must not
-       call back.
+       call back. Whatever rounding, subnormal numbers as zero or traps the caller has set, calls
+       compute and call back with the defaults, and then restore what they found.
 
    LOG
        Silent unless desc.log is set; qlora_log_stderr is supplied.

@@ -10,6 +10,8 @@ typedef enum qlora_base_format {
     QLORA_BASE_32BIT = 2,
     QLORA_BASE_FP8 = 3 // e4m3 with a scale per 128 x 128 block
 } qlora_base_format;
+// "nf4", "16bit", "32bit", "fp8"; the programs' --base and the files of adapters have these words.
+QLORA_API const char* qlora_base_format_name(qlora_base_format format);
 
 // The output head, if it is a matrix of its own.
 typedef enum qlora_head_format {
@@ -365,7 +367,7 @@ typedef struct qlora_model_info {
     int64_t generations; // number of generations that exist, at most generate_sequences
     int64_t adapters;    // number of adapters, at least 1
     int64_t adapter;     // the one that qlora_adapter_select has chosen
-    // The format of the projections of this model: "nf4", "16bit", "32bit" or "fp8"; "" without
+    // The format of the projections of this model, as qlora_base_format_name calls it; "" without
     // weights (QLORA_PURPOSE_ADAPTER).
     const char* base;
     // The format of those that the adapter loaded last was trained on, if they do not have the same

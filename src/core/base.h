@@ -46,6 +46,7 @@ struct qlora_ctx {
     char reason[QLORA__ERROR_SIZE];
     char dead[QLORA__ERROR_SIZE];           // why the device is unusable; "" while it works
     int depth;                              // of nested public calls
+    qlora__floating floating;               // the caller's
     uint64_t calls;                         // public ones so far, with nested ones
     bool not_current;                       // a destroying call runs although the device is lost
     size_t scratch_marks[QLORA__MAX_DEPTH]; // scratch in use when each call began
@@ -164,6 +165,7 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
         if (ctx->activate != NULL) {
             QLORA__TRY(ctx->activate(ctx));
         }
+        qlora__floating_default(&ctx->floating);
     }
     QLORA_ASSERT(ctx->depth < QLORA__MAX_DEPTH);
     ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
@@ -179,6 +181,9 @@ static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
     }
     if (ctx->depth == 0 && ctx->deactivate != NULL && !ctx->not_current) {
         ctx->deactivate(ctx);
+    }
+    if (ctx->depth == 0) {
+        qlora__floating_restore(&ctx->floating);
     }
     ctx->not_current = ctx->depth > 0 && ctx->not_current;
     return result;

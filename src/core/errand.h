@@ -54,6 +54,8 @@ struct qlora__errand {
 // The thread of an errand, from its creation on.
 static QLORA__UNUSED void qlora__errand_thread(void* user) {
     qlora__errand* e = (qlora__errand*)user;
+    qlora__floating inherited;
+    qlora__floating_default(&inherited);
     qlora__mutex_lock(&e->mutex);
     for (;;) {
         while (!e->inside && !e->quit) {

@@ -34,6 +34,7 @@ static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
         }
         ctx->not_current = r != QLORA_OK;
         ctx->env.error[0] = '\0';
+        qlora__floating_default(&ctx->floating);
     }
     ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
     return QLORA_OK;

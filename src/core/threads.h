@@ -97,6 +97,8 @@ static void qlora__pool_work(qlora__pool* pool, int slot) {
 
 static void qlora__pool_thread(void* user) {
     qlora__pool* pool = (qlora__pool*)user;
+    qlora__floating inherited;
+    qlora__floating_default(&inherited);
     qlora__mutex_lock(&pool->mutex);
     uint64_t seen = 0;
     int slot = ++pool->numbered;

@@ -144,21 +144,25 @@ static qlora_result qlora__adapter_scale(qlora_ctx* ctx, const qlora_model* m,
 // The same for the format of the base that it was trained on.
 #define QLORA__BASE_KEY "base_format"
 
-static const char* const qlora__base_names[] = {"nf4", "16bit", "32bit", "fp8"};
+const char* qlora_base_format_name(qlora_base_format format) {
+    static const char* const names[] = {"nf4", "16bit", "32bit", "fp8"};
+    return (int)format >= 0 && format <= QLORA_BASE_FP8 ? names[format] : "unknown";
+}
 
 // The format of the projections; "" without weights.
 static const char* qlora__base_name(const qlora_model* m) {
     if (!qlora__computes(m)) {
         return "";
     }
-    int found = m->desc.base == QLORA_BASE_16BIT ? QLORA_BASE_16BIT : QLORA_BASE_32BIT;
+    bool half = m->desc.base == QLORA_BASE_16BIT;
+    qlora_base_format found = half ? QLORA_BASE_16BIT : QLORA_BASE_32BIT;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             found = p->is_nf4 ? QLORA_BASE_NF4 : p->is_fp8 ? QLORA_BASE_FP8 : found;
         }
     }
-    return qlora__base_names[found];
+    return qlora_base_format_name(found);
 }
 
 static void qlora__trained_base_read(qlora_model* m, const qlora__peft* peft) {
@@ -168,8 +172,8 @@ static void qlora__trained_base_read(qlora_model* m, const qlora__peft* peft) {
         !qlora__st_metadata(&peft->tensors.shards[0], QLORA__BASE_KEY, text, sizeof text)) {
         return;
     }
-    for (size_t i = 0; i < sizeof qlora__base_names / sizeof qlora__base_names[0]; i++) {
-        if (strcmp(text, qlora__base_names[i]) == 0) {
+    for (int i = QLORA_BASE_NF4; i <= QLORA_BASE_FP8; i++) {
+        if (strcmp(text, qlora_base_format_name((qlora_base_format)i)) == 0) {
             memcpy(m->trained_base, text, sizeof text);
         }
     }

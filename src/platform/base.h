@@ -14,6 +14,7 @@
 #ifdef _WIN32
 #include <direct.h>
 #include <fcntl.h>
+#include <float.h>
 #include <io.h>
 #include <process.h>
 #include <sys/stat.h>
@@ -21,6 +22,7 @@
 #else
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <fenv.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>

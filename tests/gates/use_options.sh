@@ -477,6 +477,10 @@ doctors() {
     check "with their lines" grep -q "^sample 3 (ill.jsonl:5):" out
     check "empty answers" grep -qE "^  empty answers +1   the model learns to say nothing" out
     check "no note about the default format" [ "$(grep -c 'the tokenizer has no token' out)" -eq 0 ]
+    echo '{"prompt": "a", "chosen": "b", "rejected": "c"}' >pair.jsonl
+    run "$finetune" --model model --data pair.jsonl --doctor
+    check "long messages are whole" \
+        grep -q "^  pair.jsonl:1: the record is .*, or --method dpo to train on both$" out
     run "$finetune" --model model --data sums.jsonl --doctor --template chatml
     check "a format's missing token" once \
         "note: --template chatml: the tokenizer has no token <.im_end.>; it is written as text"
@@ -605,6 +609,11 @@ adapters() {
     works "another name" --model model --data sums.jsonl --tokens 256 --eval 0.1 --backend cpu \
         --threads 1 --adapter normed --steps 4 --out more --base-name eve/other
     check "is in the card" grep -qx "base_model: eve/other" more/adapter/README.md
+    works "a name that the hub does not have" --model model --data sums.jsonl --tokens 256 \
+        --eval 0.1 --backend cpu --threads 1 --adapter normed --steps 5 --out more \
+        --base-name eve/.other
+    check "is in the card's text" grep -qF '("eve/.other")' more/adapter/README.md
+    check "but not in its head" [ "$(grep -c "^base_model" more/adapter/README.md)" -eq 0 ]
     check "they are kept" grep -q '"model.norm"' more/adapter/adapter_config.json
     works "another format of the base" --model model --data sums.jsonl --adapter normed \
         --eval-only --base 32bit --backend cpu --threads 1
@@ -848,7 +857,8 @@ demos() {
     (cd clone && build/finetune "${small[@]}" --steps 1 --out "my demo's") >out 2>err
     check "the line builds generate" grep -q "^Try it:  make build/generate && build/generate" out
     cd clone && printed_line "a demo in a clone" '^3 and 4 is.'
-    check "make has a rule for it" [ -n "$("${MAKE:-make}" -C "$root" -n build/generate)" ]
+    run "${MAKE:-make}" -C "$root" -n B=build build/generate # not the B of this script
+    check "make has a rule for it ($status)" [ $status -eq 0 ]
     rm -rf apart
     mkdir apart
     ln -s "$finetune" apart/finetune

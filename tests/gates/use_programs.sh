@@ -533,10 +533,11 @@ full_disk() {
     local limit found
     for limit in 1 3 8 24; do
         rm -rf full rescue
+        [[ $limit -ne 3 ]] || mkdir rescue
         (
             ulimit -f $limit
             "$finetune" --model model --data sums.jsonl --tokens 256 --steps 400 --rank 4 \
-                --out full --eval 0 --save-every 20 --snapshot-every 200 --rescue rescue
+                --out full --eval 0 --save-every 20 --snapshot-every 200 --rescue rescue/deep
         ) >"$work/out" 2>"$work/err"
         status=$?
         check "files of $limit KiB: status 1" [ $status -eq 1 ]
@@ -545,7 +546,13 @@ full_disk() {
         check "files of $limit KiB: no empty snapshots" \
             [ -z "$(find full/snapshots -empty 2>/dev/null)" ]
         check "files of $limit KiB: what is elsewhere is named" \
-            grep -qE "saved to full(, nor to rescue;|; what could be saved is in rescue/)" err
+            grep -qE "saved to full(, nor to rescue/deep;|; what .* saved is in rescue/deep/)" err
+        found=$(find rescue -mindepth 1 -empty 2>/dev/null)
+        check "files of $limit KiB: no empty folders ($found)" [ -z "$found" ]
+        if grep -q "nor to rescue/deep;" err; then # a folder that was there is not removed
+            check "files of $limit KiB: none for nothing" \
+                [ "$(ls -d rescue 2>/dev/null)" = "$([[ $limit -ne 3 ]] || echo rescue)" ]
+        fi
         found=$(find full rescue -name '*.new' -o -name '*.tmp' 2>/dev/null)
         check "files of $limit KiB: no partial files ($found)" [ -z "$found" ]
         if [[ -s full/log.jsonl ]]; then

@@ -688,6 +688,9 @@ references() { # references MODEL
     refuses "--score needs answers to compare with" generate "${run[@]:1}" --data asked.jsonl \
         --out x --score x
     refuses "--score can only be used with --data" generate --model "$1" --prompt x --score x
+    echo '{"prompt": "x"}' >asked.jsonl
+    refuses "asked.jsonl:1: --system cannot be used with a \"prompt\" that .*; use --chat, or" \
+        generate "${run[@]:1}" --data asked.jsonl --out x --system x
     printf '{"prompt": "%s"}\n' "$(printf 'x y %.0s' {1..400})" >asked.jsonl
     refuses "asked.jsonl:1: the prompt has 12[0-9]* tokens; the model's limit is 512" generate \
         "${run[@]:1}" --data asked.jsonl --out x

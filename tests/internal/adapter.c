@@ -681,10 +681,13 @@ TEST adapters_know_their_base(void) {
     static stage s;
     ASSERT(stage_begin(&s, NULL));
     ASSERT(folder_make(&s, "m"));
+    ASSERT_STR_EQ("unknown", qlora_base_format_name((qlora_base_format)-1));
+    ASSERT_STR_EQ("unknown", qlora_base_format_name((qlora_base_format)(QLORA_BASE_FP8 + 1)));
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         opening o = {0};
         session a;
         qlora_model_info info;
+        ASSERT_STR_EQ(rows[i].base, qlora_base_format_name(rows[i].used));
         o.dir = "m";
         o.base = rows[i].trained;
         ASSERT(session_open(&s, &o, &a));

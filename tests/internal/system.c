@@ -2,6 +2,7 @@
 // that is left for a plan, threads and cores.
 #include "test.h"
 
+#include <fenv.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -359,6 +360,99 @@ TEST errands_give_the_same_bits(int32_t threads) {
     PASS();
 }
 
+// ---- how threads compute
+
+// Computes as a program may that has set its own ways: rounds up, takes tiny numbers for zero.
+static void floating_odd(void) {
+    (void)fesetround(FE_UPWARD);
+#if defined(__GNUC__) && defined(__x86_64__)
+    __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040u);
+#elif defined(__GNUC__) && defined(__aarch64__)
+    uint64_t word;
+    __asm__ __volatile__("mrs %0, fpcr" : "=r"(word));
+    __asm__ __volatile__("msr fpcr, %0" ::"r"(word | 1u << 24));
+#endif
+}
+
+// Whether the calling thread does: 1 if it rounds up, and 2 if tiny numbers are zero.
+static int floating_look(void) {
+    volatile float one = 1.0f;
+    volatile float small = 1e-40f;
+    return (one + 1e-10f > one ? 1 : 0) + (small * 0.5f > 0.0f ? 0 : 2);
+}
+
+static void floating_range(void* user, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+        ((int*)user)[i] = floating_look();
+    }
+}
+
+// A product and attention, whole or as an errand with turns of nothing.
+static qlora_result floating_run(errand_work* w, bool sliced) {
+    qlora__errand* e = NULL;
+    if (!sliced) {
+        return errand_all(w);
+    }
+    QLORA__TRY(qlora__errand_take(w->ctx, errand_all, w, &e));
+    while (e->under_way) {
+        qlora__errand_turn(w->ctx, e, qlora__clock_ms());
+    }
+    e->taken = false;
+    return e->result;
+}
+
+// The bits of a call do not depend on how its thread computes, which is given back.
+TEST calls_compute_alike(int32_t threads) {
+    enum { LOOKS = 64 };
+    fenv_t usual;
+    qlora_ctx_desc desc;
+    qlora_ctx* ctx = NULL;
+    int seen[LOOKS];
+    int after[3];
+    qlora_result r[3];
+    test_random random = test_random_start("floating");
+    float* all = (float*)malloc((ERRAND_IN + ERRAND_OUT * 3) * sizeof *all);
+    ASSERT(all != NULL);
+    test_random_fill(&random, all, ERRAND_IN, 1.0f);
+    memset(all + ERRAND_IN, 0, ERRAND_OUT * 3 * sizeof *all);
+    memset(seen, 0, sizeof seen);
+    memset(&desc, 0, sizeof desc);
+    desc.require_backend = QLORA_BACKEND_CPU;
+    desc.threads = threads;
+    ASSERT_EQ(0, fegetenv(&usual));
+    floating_odd();
+    int odd = floating_look();
+    qlora_result made = qlora_ctx_create(&desc, &ctx); // threads may begin as those who start them
+    for (int way = 0; made == QLORA_OK && way < 3; way++) { // usual, odd, odd and in turns
+        errand_work w = {ctx, all, all + ERRAND_IN + way * ERRAND_OUT};
+        (void)fesetenv(&usual);
+        if (way > 0) {
+            floating_odd();
+        }
+        r[way] = floating_run(&w, way == 2);
+        after[way] = floating_look();
+    }
+    if (made == QLORA_OK && qlora__enter(ctx, "calls_compute_alike") == QLORA_OK) {
+        qlora__parallel(ctx, LOOKS, 1, floating_range, seen);
+        made = qlora__leave(ctx, made);
+    }
+    (void)fesetenv(&usual);
+    ASSERT_EQ(QLORA_OK, made);
+    ASSERT(odd & 1);
+    for (int way = 0; way < 3; way++) {
+        ASSERT_EQ(QLORA_OK, r[way]);
+        ASSERT_EQ_FMT(way > 0 ? odd : 0, after[way], "%d");
+        ASSERT_MEM_EQ(all + ERRAND_IN, all + ERRAND_IN + way * ERRAND_OUT,
+                      ERRAND_OUT * sizeof *all);
+    }
+    for (int i = 0; i < LOOKS; i++) {
+        ASSERT_EQ_FMT(0, seen[i], "%d");
+    }
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    free(all);
+    PASS();
+}
+
 // A range or a piece during which another program had the core changes no expectation.
 TEST one_long_piece_is_forgotten(void) {
     qlora__errand e;
@@ -408,6 +502,8 @@ SUITE(system_suite) {
     RUN_TEST(threads_sleep_when_idle);
     RUN_TEST1(errands_give_the_same_bits, 1);
     RUN_TEST1(errands_give_the_same_bits, 3);
+    RUN_TEST1(calls_compute_alike, 1);
+    RUN_TEST1(calls_compute_alike, 3);
     RUN_TEST(one_long_piece_is_forgotten);
 #ifdef _WIN32
     RUN_TEST(names_are_utf8);

@@ -326,6 +326,16 @@ TEST asked_system(void) {
     ASSERT(!rig_load(&r, "x.jsonl", "{\"question\":\"q\",\"system\":\"T\"}"));
     ASSERTm(SAID(r), strstr(SAID(r), "the record has a \"system\", and desc.system") != NULL);
     ASSERT(!rig_load(&r, "x.jsonl", "{\"prompt\":\"p\"}"));
+    ASSERTm(SAID(r), strstr(SAID(r), "x.jsonl:1: desc.system cannot be used with a \"prompt\" that "
+                                     "is a string; use desc.prompts ASK_CHAT, or messages"));
+    ASSERT(!rig_load(&r, "x.jsonl", "{\"messages\":[{\"role\":\"system\",\"content\":\"T\"},"
+                                    "{\"role\":\"user\",\"content\":\"u\"}]}"));
+    ASSERTm(SAID(r), strstr(SAID(r), "desc.system is given beside a system message in \"mess"));
+    r.desc.system = NULL;
+    ASSERT(!rig_load(&r, "x.jsonl", "{\"prompt\":\"p\",\"system\":\"T\"}"));
+    ASSERTm(SAID(r), strstr(SAID(r), "1: \"system\" cannot be used with a \"prompt\" that is a "
+                                     "string; use messages"));
+    r.desc.system = "S";
     ASSERT(!rig_load(&r, "x.txt", "p"));
     ASSERTm(SAID(r), strstr(SAID(r), "plain text, which has no prompts") != NULL);
     r.desc.preference = QLORA_TEXT_PAIRS;

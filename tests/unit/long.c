@@ -1294,8 +1294,121 @@ TEST room_for_long_texts_changes_nothing(const test_machine* machine) {
     PASS();
 }
 
+// A step of a micro-batch, whole or in slices: its loss, and the parameters that it leaves.
+static bool longrope_step(const setup* s, const data* d, bool sliced, longrope_run* out) {
+    rig r;
+    qlora_train_info info;
+    memset(out, 0, sizeof *out);
+    bool ok = rig_open(&r, s);
+    bool done = !sliced;
+    if (ok && sliced) {
+        ok = qlora_train_begin(r.trainer, &d->batch, 1) == QLORA_OK;
+        while (ok && !done) {
+            ok = qlora_train_slice(r.trainer, 0.0, &done) == QLORA_OK;
+        }
+    } else if (ok) {
+        ok = qlora_train_step(r.trainer, &d->batch, 1, NULL) == QLORA_OK;
+    }
+    out->gradients = ok ? rig_read(&r, false, &out->count) : NULL;
+    ok = out->gradients != NULL && qlora_train_query(r.trainer, &info) == QLORA_OK;
+    out->loss = ok ? info.loss : 0.0;
+    return (ok || rig_says(&r, "step")) && rig_close(&r, s);
+}
+
+// A step in slices chooses the factors of each text as a whole step does: of texts that are all
+// short, all long, or on both sides of the limit, in a model that has one set of factors or both.
+TEST slices_choose_by_length(const test_machine* machine) {
+    static const struct {
+        int32_t lengths[LONGROPE_COUNT];
+        int64_t max_length;
+        bool is_short;
+        bool is_long;
+    } cases[] = {{{LONGROPE_SHORT, 2, 5, 1}, LONGROPE_SHORT, true, false},
+                 {{LONGROPE_SHORT, 2, 5, 1}, LONGROPE_SHORT + 1, true, false},
+                 {{LONGROPE_SHORT + 1, 7, 7, 3}, 0, true, true},
+                 {{LONGROPE_SHORT, LONGROPE_SHORT + 1, 2, 9}, 9, true, true},
+                 {{LONGROPE_SHORT + 1, 7, 8, 0}, 0, false, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        data d;
+        longrope_run runs[2][3];
+        int count = LONGROPE_COUNT - (cases[i].lengths[LONGROPE_COUNT - 1] == 0 ? 1 : 0);
+        data_make(&d, "longrope, slices", cases[i].lengths, count);
+        for (int sets = 0; sets < 3; sets++) {
+            setup s = longrope_setup(machine, QLORA_MODE_F32, (longrope_sets)sets);
+            s.model.max_length = cases[i].max_length;
+            ASSERT(longrope_step(&s, &d, false, &runs[0][sets]));
+            ASSERT(longrope_step(&s, &d, true, &runs[1][sets]));
+            ASSERT(longrope_same(&runs[0][sets], &runs[1][sets]));
+        }
+        for (int sets = SETS_SHORT; sets <= SETS_LONG; sets++) {
+            bool other = sets == SETS_SHORT ? cases[i].is_long : cases[i].is_short;
+            ASSERT(longrope_same(&runs[1][SETS_BOTH], &runs[0][sets]) != other);
+        }
+        for (int n = 0; n < 6; n++) {
+            free(runs[n / 3][n % 3].gradients);
+        }
+    }
+    PASS();
+}
+
+// The tokens of a text and their log-probabilities, whole or in slices.
+static bool longrope_text(qlora_model* m, const qlora_generate_desc* desc, bool sliced,
+                          int32_t tokens[4], double logprobs[4], int64_t* computed) {
+    qlora_generation* g = NULL;
+    qlora_generate_desc d = *desc;
+    qlora_generation_info info;
+    bool stopped = false;
+    d.in_slices = sliced;
+    bool ok = qlora_generate_begin(m, &d, &g) == QLORA_OK;
+    for (int i = 0; ok && i < 4; i++) {
+        bool done = !sliced;
+        ok = sliced || qlora_generate_next(g, &tokens[i], &stopped) == QLORA_OK;
+        while (ok && !done) {
+            ok = qlora_generate_slice(g, 0.0, &tokens[i], &stopped, &done) == QLORA_OK;
+        }
+        ok = ok && qlora_generate_logprob(g, &logprobs[i]) == QLORA_OK;
+    }
+    ok = ok && qlora_generate_query(g, &info) == QLORA_OK;
+    *computed = ok ? info.computed : 0;
+    return qlora_generate_end(g) == QLORA_OK && ok;
+}
+
+// So does a text in slices that stays short, outgrows the short factors, or is long from the start.
+TEST texts_in_slices_choose_by_length(const test_machine* machine) {
+    static const int32_t prompt[] = {3, 17, 42, 9, 30, 5, 21, 8};
+    static const int32_t stops[] = {-1};
+    setup s = longrope_setup(machine, QLORA_MODE_F32, SETS_BOTH);
+    rig r;
+    s.model.generate_tokens = 16;
+    ASSERT(rig_open(&r, &s));
+    for (int64_t count = 2; count <= LONGROPE_SHORT + 1; count++) {
+        int32_t tokens[2][4];
+        double logprobs[2][4];
+        int64_t computed[2];
+        qlora_generate_desc d;
+        memset(&d, 0, sizeof d);
+        d.prompt = prompt;
+        d.prompt_tokens = count;
+        d.max_tokens = 4;
+        d.temperature = 0.8f;
+        d.stops = stops;
+        d.stop_count = 1;
+        for (int i = 0; i < 2; i++) { // whole, in slices
+            ASSERT(longrope_text(r.model, &d, i == 1, tokens[i], logprobs[i], &computed[i]));
+        }
+        ASSERT_MEM_EQ(tokens[0], tokens[1], sizeof tokens[0]);
+        ASSERT_MEM_EQ(logprobs[0], logprobs[1], sizeof logprobs[0]);
+        bool outgrows = count <= LONGROPE_SHORT && count + 3 > LONGROPE_SHORT;
+        ASSERT_EQ_FMT((int)count + 3 + (outgrows ? LONGROPE_SHORT : 0), (int)computed[1], "%d");
+    }
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
 SUITE(long_suite) {
     RUN_ON(TEST_CPU | TEST_ONE_GPU, the_length_of_a_text_decides);
+    RUN_ON(TEST_ONE_EACH, slices_choose_by_length);
+    RUN_ON(TEST_ONE_EACH, texts_in_slices_choose_by_length);
     RUN_ON(TEST_ONE_GPU, the_length_of_a_text_decides_in_fp8);
     RUN_ON(TEST_ONE_EACH, room_for_long_texts_changes_nothing);
     RUN_ON(TEST_ONE_EACH, offload_gives_the_same_bits);
