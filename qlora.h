@@ -13229,12 +13229,25 @@ static QLORA__UNUSED void qlora__json_write_key(qlora__json_writer* w, const cha
     w->empty = false;
 }
 
-static QLORA__UNUSED void qlora__json_write_open(qlora__json_writer* w, const char* key,
-                                                 char bracket) {
-    qlora__json_write_key(w, key);
+// Writes the prefix of a value whose key is not terminated.
+static QLORA__UNUSED void qlora__json_write_name(qlora__json_writer* w, const char* key,
+                                                 size_t size) {
+    qlora__json_write_key(w, NULL);
+    qlora__json_write_quoted(w->text, key, size);
+    qlora__string_puts(w->text, w->indent > 0 ? ": " : ":");
+}
+
+// Begins an array or an object after its prefix.
+static QLORA__UNUSED void qlora__json_write_bracket(qlora__json_writer* w, char bracket) {
     qlora__string_add(w->text, &bracket, 1);
     w->depth++;
     w->empty = true;
+}
+
+static QLORA__UNUSED void qlora__json_write_open(qlora__json_writer* w, const char* key,
+                                                 char bracket) {
+    qlora__json_write_key(w, key);
+    qlora__json_write_bracket(w, bracket);
 }
 
 static QLORA__UNUSED void qlora__json_write_close(qlora__json_writer* w, char bracket) {
@@ -13912,6 +13925,394 @@ static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
 }
 
 #endif // QLORA__PART_GGUF_READ
+
+//@@ src/formats/gguf_vocab.h
+
+#ifndef QLORA__PART_GGUF_VOCAB
+#define QLORA__PART_GGUF_VOCAB
+
+// ---- the vocabulary of a GGUF file --------------------------------------------------------------
+
+// What a tokenizer and the export of one have to know alike: which tokens are found in a text
+// before the model splits it, and the patterns behind the names of pre-tokenizers.
+
+// Patterns of the tokenizers that there are, in pieces.
+#define QLORA__SPLITS_ANY "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define QLORA__SPLITS_ANY2 "'(?i:[sdmt]|ll|ve|re)"
+#define QLORA__SPLITS_ASCII "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+#define QLORA__SPLITS_WORD "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
+#define QLORA__SPLITS_WORD2 "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|"
+#define QLORA__SPLITS_LINES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define QLORA__SPLITS_LINES2 "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
+#define QLORA__SPLITS_REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" QLORA__SPLITS_LINES
+#define QLORA__SPLITS_REST2 "| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*" QLORA__SPLITS_LINES2
+#define QLORA__SPLITS_GPT2 "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define QLORA__SPLITS_UP "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define QLORA__SPLITS_LOW "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define QLORA__SPLITS_PRE "[^\\r\\n\\p{L}\\p{N}]?"
+#define QLORA__SPLITS_CASED(tail)                                                                  \
+    QLORA__SPLITS_PRE QLORA__SPLITS_UP "*" QLORA__SPLITS_LOW "+" tail                              \
+                                       "|" QLORA__SPLITS_PRE QLORA__SPLITS_UP                      \
+                                       "+" QLORA__SPLITS_LOW "*" tail "|"
+#define QLORA__SPLITS_REST3 "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" QLORA__SPLITS_LINES
+#define QLORA__SPLITS_DEEPSEEK3                                                                    \
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"           \
+    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*" QLORA__SPLITS_LINES
+#define QLORA__SPLITS_MARKS                                                                        \
+    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                              \
+    "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" QLORA__SPLITS_LINES
+
+// The patterns behind the names of tokenizer.ggml.pre. Several patterns of one name are applied in
+// turn, each to the pieces that the one before left.
+#define QLORA__GGUF_PATTERNS 6
+
+typedef struct qlora__gguf_pre {
+    const char* names; // separated and surrounded by blanks
+    const char* patterns[QLORA__GGUF_PATTERNS];
+    bool ignore_merges;
+    bool add_bos;
+} qlora__gguf_pre;
+
+#define QLORA__PRETOK_GPT2 "'s|'t|'re|'ve|'m|'ll|'d" QLORA__SPLITS_GPT2
+#define QLORA__PRETOK_LLAMA3 QLORA__SPLITS_ASCII QLORA__SPLITS_WORD "\\p{N}{1,3}" QLORA__SPLITS_REST
+#define QLORA__PRETOK_CJK "[\\x{4e00}-\\x{9fa5}\\x{800}-\\x{4e00}\\x{ac00}-\\x{d7ff}]+"
+#define QLORA__PRETOK_KANA "[\\x{4e00}-\\x{9fa5}\\x{3040}-\\x{309f}\\x{30a0}-\\x{30ff}]+"
+// Cased letters, as the pattern of the first DeepSeek models lists them.
+#define QLORA__PRETOK_CASED                                                                        \
+    "\\x{41}-\\x{5a}\\x{61}-\\x{7a}\\x{b5}\\x{c0}-\\x{d6}\\x{d8}-\\x{f6}\\x{f8}-\\x{1ba}"          \
+    "\\x{1bc}-\\x{1bf}\\x{1c4}-\\x{293}\\x{295}-\\x{2af}\\x{370}-\\x{373}\\x{376}\\x{377}"         \
+    "\\x{37b}-\\x{37d}\\x{37f}\\x{386}\\x{388}-\\x{38a}\\x{38c}\\x{38e}-\\x{3a1}"                  \
+    "\\x{3a3}-\\x{3f5}\\x{3f7}-\\x{481}\\x{48a}-\\x{52f}\\x{531}-\\x{556}\\x{10a0}-\\x{10c5}"      \
+    "\\x{13a0}-\\x{13f5}\\x{13f8}-\\x{13fd}\\x{1c90}-\\x{1cba}\\x{1cbd}-\\x{1cbf}"                 \
+    "\\x{1d00}-\\x{1d2b}\\x{1d6b}-\\x{1d77}\\x{1d79}-\\x{1d9a}\\x{1e00}-\\x{1f15}"                 \
+    "\\x{1f18}-\\x{1f1d}\\x{1f20}-\\x{1f45}\\x{1f48}-\\x{1f4d}\\x{1f50}-\\x{1f57}\\x{1f59}"        \
+    "\\x{1f5b}\\x{1f5d}\\x{1f5f}-\\x{1f7d}\\x{1f80}-\\x{1fb4}\\x{1fb6}-\\x{1fbc}\\x{1fbe}"         \
+    "\\x{1fc2}-\\x{1fc4}\\x{1fc6}-\\x{1fcc}\\x{1fd0}-\\x{1fd3}\\x{1fd6}-\\x{1fdb}"                 \
+    "\\x{1fe0}-\\x{1fec}\\x{1ff2}-\\x{1ff4}\\x{1ff6}-\\x{1ffc}\\x{2102}\\x{2107}"                  \
+    "\\x{210a}-\\x{2113}\\x{2115}\\x{2119}-\\x{211d}\\x{2124}\\x{2126}\\x{2128}"                   \
+    "\\x{212a}-\\x{212d}\\x{212f}-\\x{2134}\\x{2139}\\x{213c}-\\x{213f}\\x{2145}-\\x{2149}"        \
+    "\\x{214e}\\x{2183}\\x{2184}\\x{2c00}-\\x{2c7b}\\x{2c7e}-\\x{2ce4}\\x{2ceb}-\\x{2cee}"         \
+    "\\x{2cf2}\\x{2cf3}\\x{a640}-\\x{a66d}\\x{a680}-\\x{a69b}\\x{a722}-\\x{a76f}"                  \
+    "\\x{a771}-\\x{a787}\\x{a78b}-\\x{a78e}\\x{ab70}-\\x{abbf}\\x{fb00}-\\x{fb06}"                 \
+    "\\x{fb13}-\\x{fb17}\\x{ff21}-\\x{ff3a}\\x{ff41}-\\x{ff5a}\\x{10400}-\\x{1044f}"               \
+    "\\x{104b0}-\\x{104d3}\\x{104d8}-\\x{104fb}\\x{10c80}-\\x{10cb2}\\x{10cc0}-\\x{10cf2}"         \
+    "\\x{118a0}-\\x{118df}\\x{1e900}-\\x{1e943}"
+
+static const qlora__gguf_pre qlora__gguf_pres[] = {
+    {" llama-bpe llama3 llama-v3 falcon3 pixtral lfm2 ",
+     {QLORA__PRETOK_LLAMA3, NULL, NULL, NULL, NULL, NULL},
+     true,
+     true},
+    {" smaug-bpe dbrx glm4 chatglm-bpe ",
+     {QLORA__PRETOK_LLAMA3, NULL, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" qwen2 deepseek-r1-qwen stablelm2 ",
+     {QLORA__SPLITS_ASCII QLORA__SPLITS_WORD "\\p{N}" QLORA__SPLITS_REST, NULL, NULL, NULL, NULL,
+      NULL},
+     false,
+     false},
+    {" qwen35 ",
+     {QLORA__SPLITS_ASCII QLORA__SPLITS_MARKS, NULL, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" tekken ",
+     {QLORA__SPLITS_CASED("") "\\p{N}" QLORA__SPLITS_REST3, NULL, NULL, NULL, NULL, NULL},
+     true,
+     true},
+    {" gpt-4o llama4 ",
+     {QLORA__SPLITS_CASED(QLORA__SPLITS_ASCII "?") "\\p{N}{1,3}" QLORA__SPLITS_REST3, NULL, NULL,
+      NULL, NULL, NULL},
+     false,
+     false},
+    {" gpt-2 phi-2 olmo exaone4 jais mpt ",
+     {QLORA__PRETOK_GPT2, NULL, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" refact starcoder smollm command-r exaone codeshell ",
+     {"\\p{N}", QLORA__PRETOK_GPT2, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" seed-coder ",
+     {QLORA__SPLITS_ASCII QLORA__SPLITS_WORD
+      "\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\\r\\n]+" QLORA__SPLITS_LINES,
+      NULL, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" deepseek-v3 ",
+     {"\\p{N}{1,3}", QLORA__PRETOK_KANA, QLORA__SPLITS_DEEPSEEK3, NULL, NULL, NULL},
+     false,
+     false},
+    {" deepseek-llm ",
+     {"[\\r\\n]", "\\s?[" QLORA__PRETOK_CASED "]+",
+      "\\s?[!-/:-~\\x{ff01}-\\x{ff0f}\\x{ff1a}-\\x{ff5e}\\x{2018}-\\x{201f}\\x{3000}-\\x{3002}]+",
+      "\\s+$", QLORA__PRETOK_CJK, "\\p{N}+"},
+     false,
+     false},
+    {" deepseek-coder ",
+     {"[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", QLORA__PRETOK_CJK, "\\p{N}", NULL},
+     false,
+     false},
+    {" default ",
+     {"[\\p{P}\\$\\+<=>\\^~\\|]+", QLORA__PRETOK_GPT2, "\\p{N}+", "[0-9][0-9][0-9]", NULL, NULL},
+     false,
+     false},
+};
+
+// NULL if the name is not known; no name is "default".
+static QLORA__UNUSED const qlora__gguf_pre* qlora__gguf_pre_find(const char* name, size_t size) {
+    char word[66];
+    if (name == NULL) {
+        name = "default";
+        size = 7;
+    }
+    if (size == 0 || size > 64) {
+        return NULL;
+    }
+    word[0] = ' ';
+    memcpy(word + 1, name, size);
+    word[size + 1] = ' ';
+    for (size_t i = 0; i < sizeof qlora__gguf_pres / sizeof qlora__gguf_pres[0]; i++) {
+        const char* at = qlora__gguf_pres[i].names;
+        size_t room = strlen(at);
+        for (size_t k = 0; k + size + 2 <= room; k++) {
+            if (memcmp(at + k, word, size + 2) == 0) {
+                return &qlora__gguf_pres[i];
+            }
+        }
+    }
+    return NULL;
+}
+
+// ---- tokens -------------------------------------------------------------------------------------
+
+// tokenizer.ggml.token_type
+enum {
+    QLORA__GGUF_T_NORMAL = 1,
+    QLORA__GGUF_T_UNKNOWN = 2,
+    QLORA__GGUF_T_CONTROL = 3,
+    QLORA__GGUF_T_USER = 4,
+    QLORA__GGUF_T_UNUSED = 5,
+    QLORA__GGUF_T_BYTE = 6
+};
+
+#define QLORA__GGUF_MAX_TOKENS ((uint64_t)1 << 24)
+
+typedef struct qlora__gguf_vocab {
+    const qlora__gguf* g;
+    const qlora__gguf_value* tokens;
+    const qlora__gguf_value* types;  // NULL: all normal
+    const qlora__gguf_value* scores; // NULL: none
+    bool pieces;                     // SentencePiece, not byte-level BPE
+    bool phi3;
+} qlora__gguf_vocab;
+
+// What a token is.
+typedef struct qlora__gguf_token {
+    int64_t type;
+    bool word;        // of the model
+    bool added;       // found in a text before the model splits it
+    bool special;     // if it is added
+    bool strip_right; // the same: with the blanks behind it
+} qlora__gguf_token;
+
+// llama.cpp takes these ends of a text or a turn for special tokens, whatever their type is.
+static bool qlora__gguf_is_end(const char* name, size_t size) {
+    static const char* const ends[] = {
+        "</s>",       "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>",
+        "<|eom_id|>", "<|end|>",       "<end_of_turn>",   "<EOT>",      "[EOT]"};
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        if (qlora__gguf_is(name, size, ends[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool qlora__gguf_has_word(const char* text, size_t size, const char* word) {
+    size_t n = strlen(word);
+    for (size_t i = 0; text != NULL && i + n <= size; i++) {
+        size_t k = 0;
+        while (k < n && (text[i + k] | 0x20) == word[k]) {
+            k++;
+        }
+        if (k == n) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Whether the file has a vocabulary that can be read: its lists, of the right lengths.
+static QLORA__UNUSED qlora_result qlora__gguf_vocab_open(qlora__env* env, const qlora__gguf* g,
+                                                         qlora__gguf_vocab* v) {
+    const char* model = NULL;
+    const char* name = NULL;
+    size_t size = 0;
+    memset(v, 0, sizeof *v);
+    v->g = g;
+    QLORA__TRY(qlora__gguf_get_string(env, g, "tokenizer.ggml.model", true, &model, &size));
+    v->pieces = qlora__gguf_is(model, size, "llama");
+    if (!v->pieces && !qlora__gguf_is(model, size, "gpt2")) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: tokenizer.ggml.model \"%.*s\" is not supported; supported are "
+                               "llama (SentencePiece) and gpt2 (byte-level BPE)",
+                               g->label, qlora__gguf_shown(size), model);
+    }
+    QLORA__TRY(qlora__gguf_get_array(env, g, "tokenizer.ggml.tokens", QLORA__GGUF_STRING, true,
+                                     &v->tokens));
+    if (v->tokens->count == 0 || v->tokens->count >= QLORA__GGUF_MAX_TOKENS) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: tokenizer.ggml.tokens has %llu tokens; it must have 1 to %llu",
+                               g->label, (unsigned long long)v->tokens->count,
+                               (unsigned long long)QLORA__GGUF_MAX_TOKENS - 1);
+    }
+    v->types = qlora__gguf_find(g, "tokenizer.ggml.token_type");
+    v->scores = v->pieces ? qlora__gguf_find(g, "tokenizer.ggml.scores") : NULL;
+    const struct {
+        const char* key;
+        const qlora__gguf_value* value;
+    } lists[] = {{"tokenizer.ggml.token_type", v->types}, {"tokenizer.ggml.scores", v->scores}};
+    for (int i = 0; i < 2; i++) {
+        const qlora__gguf_value* list = lists[i].value;
+        if (list != NULL && (list->kind != QLORA__GGUF_ARRAY || list->count != v->tokens->count)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %s must be an array with one number for each of the %llu "
+                                   "tokens",
+                                   g->label, lists[i].key, (unsigned long long)v->tokens->count);
+        }
+    }
+    if (v->pieces && v->scores == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: tokenizer.ggml.scores is missing",
+                               g->label);
+    }
+    QLORA__TRY(qlora__gguf_get_string(env, g, "general.name", false, &name, &size));
+    v->phi3 = v->pieces && (qlora__gguf_has_word(name, size, "phi-3") ||
+                            qlora__gguf_has_word(name, size, "phi3"));
+    return QLORA_OK;
+}
+
+// What token `id` is, whose text is `name`.
+static QLORA__UNUSED qlora_result qlora__gguf_vocab_token(qlora__env* env,
+                                                          const qlora__gguf_vocab* v, uint64_t id,
+                                                          const char* name, size_t size,
+                                                          qlora__gguf_token* out) {
+    int64_t type = QLORA__GGUF_T_NORMAL;
+    if (v->types != NULL && (!qlora__gguf_integer(v->types, id, &type) ||
+                             type < QLORA__GGUF_T_NORMAL || type > QLORA__GGUF_T_BYTE)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "tokenizer.ggml.token_type[%llu] is %lld; it must be 1 to 6",
+                               (unsigned long long)id, (long long)type);
+    }
+    memset(out, 0, sizeof *out);
+    // In byte-level files, added tokens are spelt plainly, so they are not words of the model.
+    out->word = v->pieces || type == QLORA__GGUF_T_NORMAL || type == QLORA__GGUF_T_BYTE;
+    type = qlora__gguf_is_end(name, size) ? (int64_t)QLORA__GGUF_T_CONTROL : type;
+    out->type = type;
+    out->added = size > 0 && (type == QLORA__GGUF_T_CONTROL || type == QLORA__GGUF_T_USER ||
+                              type == QLORA__GGUF_T_UNKNOWN);
+    out->special = type != QLORA__GGUF_T_USER;
+    // llama.cpp treats files of this name so, whatever they say; their tokenizer.json agrees.
+    out->strip_right = v->phi3 && !qlora__gguf_is(name, size, "<unk>") &&
+                       !qlora__gguf_is(name, size, "<s>") &&
+                       !qlora__gguf_is(name, size, "<|endoftext|>");
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__gguf_vocab_score(qlora__env* env,
+                                                          const qlora__gguf_vocab* v, uint64_t id,
+                                                          float* out) {
+    double score = 0.0;
+    int64_t whole = 0;
+    if (qlora__gguf_integer(v->scores, id, &whole)) { // some files have integers
+        score = (double)whole;
+    } else if (!qlora__gguf_real(v->scores, id, &score) || !(score > -1e30 && score < 1e30)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "tokenizer.ggml.scores[%llu] is not a finite number",
+                               (unsigned long long)id);
+    }
+    *out = (float)score;
+    return QLORA_OK;
+}
+
+// The pre-tokenizer of a byte-level vocabulary.
+static QLORA__UNUSED qlora_result qlora__gguf_vocab_pre(qlora__env* env, const qlora__gguf_vocab* v,
+                                                        const qlora__gguf_pre** out) {
+    const char* name = NULL;
+    size_t size = 0;
+    QLORA__TRY(qlora__gguf_get_string(env, v->g, "tokenizer.ggml.pre", false, &name, &size));
+    *out = qlora__gguf_pre_find(name, size);
+    return *out != NULL ? QLORA_OK
+                        : qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                          "%s: tokenizer.ggml.pre \"%.*s\" is not known",
+                                          v->g->label, qlora__gguf_shown(size), name);
+}
+
+// The ids that are put before and behind a text; -1 if there is none. `pre`: of a byte-level
+// vocabulary.
+static QLORA__UNUSED qlora_result qlora__gguf_vocab_ends(qlora__env* env,
+                                                         const qlora__gguf_vocab* v,
+                                                         const qlora__gguf_pre* pre,
+                                                         int64_t out[2]) {
+    const struct {
+        const char* flag;
+        const char* key;
+        bool fallback;
+        int64_t id; // if the key is absent
+    } ends[] = {{"tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id",
+                 v->pieces || pre->add_bos, v->pieces ? 1 : -1},
+                {"tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", false,
+                 v->pieces ? 2 : -1}};
+    for (int i = 0; i < 2; i++) {
+        bool add = false;
+        out[i] = -1;
+        QLORA__TRY(qlora__gguf_get_bool(env, v->g, ends[i].flag, ends[i].fallback, &add));
+        if (add) {
+            QLORA__TRY(qlora__gguf_get_int(env, v->g, ends[i].key, ends[i].id, 0,
+                                           (int64_t)v->tokens->count - 1, &out[i]));
+        }
+    }
+    return QLORA_OK;
+}
+
+// The id of the token for what is unknown to a SentencePiece vocabulary.
+static QLORA__UNUSED qlora_result qlora__gguf_vocab_unknown(qlora__env* env,
+                                                            const qlora__gguf_vocab* v,
+                                                            int64_t* out) {
+    return qlora__gguf_get_int(env, v->g, "tokenizer.ggml.unknown_token_id", 0, 0,
+                               (int64_t)v->tokens->count - 1, out);
+}
+
+// The text of the token whose id a key holds, as a member of a JSON object; nothing if there is no
+// such key or token.
+static QLORA__UNUSED void qlora__gguf_named_token(const qlora__gguf* g, const char* key,
+                                                  const char* name, qlora__json_writer* w) {
+    const qlora__gguf_value* id = qlora__gguf_find(g, key);
+    const qlora__gguf_value* tokens = qlora__gguf_find(g, "tokenizer.ggml.tokens");
+    int64_t number = 0;
+    uint64_t at = 0;
+    size_t size = 0;
+    if (id == NULL || tokens == NULL || tokens->element != QLORA__GGUF_STRING ||
+        !qlora__gguf_integer(id, 0, &number) || number < 0 || (uint64_t)number >= tokens->count) {
+        return;
+    }
+    const char* token = NULL;
+    for (int64_t i = 0; i <= number; i++) {
+        token = qlora__gguf_next_string(tokens, &at, &size);
+    }
+    qlora__json_write_key(w, name);
+    qlora__json_write_quoted(w->text, token, size);
+}
+
+// The members of tokenizer_config.json that name special tokens.
+static QLORA__UNUSED void qlora__gguf_named_tokens(const qlora__gguf* g, qlora__json_writer* w) {
+    qlora__gguf_named_token(g, "tokenizer.ggml.bos_token_id", "bos_token", w);
+    qlora__gguf_named_token(g, "tokenizer.ggml.eos_token_id", "eos_token", w);
+    qlora__gguf_named_token(g, "tokenizer.ggml.unknown_token_id", "unk_token", w);
+    qlora__gguf_named_token(g, "tokenizer.ggml.padding_token_id", "pad_token", w);
+}
+
+#endif // QLORA__PART_GGUF_VOCAB
 
 //@@ src/formats/gguf_blocks.h
 
@@ -46725,7 +47126,8 @@ static qlora_result qlora__merge_index(qlora__merge* g) {
     return r;
 }
 
-// Copies the other files of a model folder, such as those of the tokenizer.
+// Copies the other files of a model folder, such as those of the tokenizer. A GGUF file has none
+// beside it.
 static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
     static const char* const files[] = {"generation_config.json",
                                         "tokenizer.json",
@@ -46749,7 +47151,7 @@ static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
             QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
         }
         // two templates would contradict each other
-        if (!exists && !(own && strncmp(files[i], "chat_template", 13) == 0)) {
+        if (!exists && !qlora__gguf_path(g->m->dir) && !(own && strncmp(files[i], "chat_template", 13) == 0)) {
             QLORA__TRY(qlora__path_join(&g->ctx->env, g->m->dir, files[i], from));
             QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
         }
@@ -46794,8 +47196,7 @@ static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
     return g->packed != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
 }
 
-// Writes config.json last: without it, the folder is not a model.
-static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
+static qlora_result qlora__merge_weights(qlora__merge* g, uint64_t shard_bytes) {
     QLORA__TRY(qlora__merge_open(g, shard_bytes));
     QLORA__TRY(qlora__merge_tell(g));
     QLORA__TRY(qlora__dir_make(&g->ctx->env, g->dir));
@@ -46806,15 +47207,20 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
     // first.
     qlora__file_remove(&g->ctx->env, g->dir,
                        g->shards > 1 ? "model.safetensors" : "model.safetensors.index.json");
-    if (g->shards > 1) {
-        QLORA__TRY(qlora__merge_index(g));
-    }
+    return g->shards > 1 ? qlora__merge_index(g) : QLORA_OK;
+}
+
+// The name of a type in config.json.
+static const char* qlora__merge_dtype(const qlora__merge* g) {
+    return g->dtype == QLORA_F32 ? "float32" : g->dtype == QLORA_BF16 ? "bfloat16" : "float16";
+}
+
+// Writes config.json last: without it, the folder is not a model.
+static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
+    QLORA__TRY(qlora__merge_weights(g, shard_bytes));
     QLORA__TRY(qlora__merge_copy_files(g));
     bool grown = g->m->plan.config.vocab > g->m->plan.base_vocab;
-    return qlora__config_export(&g->ctx->env, g->m->dir, g->dir,
-                                g->dtype == QLORA_F32    ? "float32"
-                                : g->dtype == QLORA_BF16 ? "bfloat16"
-                                                         : "float16",
+    return qlora__config_export(&g->ctx->env, g->m->dir, g->dir, qlora__merge_dtype(g),
                                 grown ? g->m->plan.config.vocab : 0,
                                 g->m->rope_scale[0] != '\0' ? &g->m->plan.config : NULL);
 }
@@ -46831,11 +47237,12 @@ static qlora_result qlora__merge_need_saved(qlora_ctx* ctx, const qlora_model* m
                            "trained embeddings and heads cannot be merged into a GGUF file; merge "
                            "them into a folder");
     }
-    // The values of a GGUF file are copied, and a folder from it would need another config.
-    if (m->rope_scale[0] != '\0' && m->dir != NULL && qlora__gguf_path(m->dir)) {
+    // The values of a GGUF file are copied into another one.
+    bool copied = m->dir != NULL && qlora__gguf_path(m->dir) && qlora__gguf_path(dir);
+    if (m->rope_scale[0] != '\0' && copied) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "the rotation is scaled (desc.rope_scale is \"%s\"); a model in a GGUF "
-                           "file cannot be merged with that",
+                           "file can only be merged into a folder with that",
                            m->rope_scale);
     }
     if (m->plan.config.wrapped && m->plan.config.vocab > m->plan.base_vocab) {
@@ -46894,12 +47301,6 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
     if ((int)d->gguf < 0 || d->gguf > QLORA_GGUF_Q4_0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.gguf is %d; it must be 0 to %d",
                            (int)d->gguf, (int)QLORA_GGUF_Q4_0);
-    }
-    if (!file && qlora__gguf_path(m->dir)) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: a model in a GGUF file can only be merged into a GGUF file; give "
-                           "a name that ends in .gguf",
-                           m->dir);
     }
     return QLORA_OK;
 }
@@ -48005,32 +48406,6 @@ static const char* qlora__merge_differs(const qlora_model* m, qlora_model_config
     return NULL;
 }
 
-// Reads back the config.json of a merged folder whose rotation was scaled.
-static qlora_result qlora__merge_check_scale(const qlora__merge* g) {
-    const qlora_model_config* c = &g->m->plan.config;
-    if (g->m->rope_scale[0] == '\0') {
-        return QLORA_OK;
-    }
-    qlora_model_config* file =
-        (qlora_model_config*)qlora__alloc(g->ctx, sizeof(qlora_model_config));
-    if (file == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    qlora_result r = qlora__config_read(&g->ctx->env, g->dir, file);
-    if (r == QLORA_OK && (file->max_positions != c->max_positions ||
-                          !qlora__merge_same_rope(&c->rope, &file->rope, c->rope_dims) ||
-                          memcmp(c->sliding, file->sliding, (size_t)c->layers) != 0)) {
-        r = qlora__fail(g->ctx, QLORA_ERR_UNSUPPORTED,
-                        "%s: config.json has no place for the scaling \"%s\" of the rotation",
-                        g->m->dir, g->m->rope_scale);
-    }
-    qlora__free(g->ctx, file, sizeof *file);
-    if (r != QLORA_OK) {
-        qlora__file_remove(&g->ctx->env, g->dir, "config.json");
-    }
-    return r;
-}
-
 static qlora_result qlora__merge_check(const qlora__merge* g, const char* path) {
     qlora_model_config* file =
         (qlora_model_config*)qlora__alloc(g->ctx, sizeof(qlora_model_config));
@@ -48080,6 +48455,1083 @@ static qlora_result qlora__merge_gguf(qlora__merge* g, const char* path,
     qlora__string_free(&f.values);
     qlora__free(ctx, f.buffer, f.room_bytes);
     qlora__free(ctx, f.parts, f.room * sizeof *f.parts);
+    return r;
+}
+
+//@@ src/adapter/merge_config.h
+
+// ---- config.json of a model in a GGUF file ------------------------------------------------------
+
+// The config of a folder that is made from a GGUF file: every key of its family, whatever the
+// defaults of transformers are.
+typedef struct qlora__merge_config {
+    const qlora_model* m;
+    const qlora_model_config* c;
+    const qlora__arch* arch; // that of the folder
+    const char* dtype;
+    qlora_rope_desc rope; // as config.json has it
+    bool sets;            // the rotation is in rope_parameters, as only newer files have it
+    qlora__json_writer w;
+} qlora__merge_config;
+
+// The row of the folder. The language part of a Qwen-VL file computes what a Qwen model does, and
+// that of a Mistral 3 file, unless q is scaled by position, what a Mistral model does.
+static const qlora__arch* qlora__merge_folder_arch(const qlora_model_config* c) {
+    return qlora__arch_of(c->family == QLORA_FAMILY_QWEN2_5_VL ? QLORA_FAMILY_QWEN2
+                          : c->family == QLORA_FAMILY_QWEN3_VL ? QLORA_FAMILY_QWEN3
+                          : c->family == QLORA_FAMILY_MINISTRAL3 && !(c->query_beta > 0.0)
+                              ? QLORA_FAMILY_MISTRAL
+                              : c->family);
+}
+
+// The shortest decimal number that is the same F32, for a value that is one: GGUF files hold
+// 0.00001 as 0.0000099999997.
+static double qlora__merge_short(double value) {
+    double unit = 1.0;
+    uint32_t bits = qlora__bits((float)value);
+    if (fabs(value - (double)(float)value) > 0.0 || fabs(value) > 1e6) {
+        return value;
+    }
+    for (int digits = 0; digits <= 20; digits++) { // up to here, powers of ten are exact
+        double rounded = floor(value * unit + 0.5) / unit;
+        if (qlora__bits((float)rounded) == bits) {
+            return rounded;
+        }
+        unit *= 10.0;
+    }
+    return value;
+}
+
+static void qlora__merge_put_number(qlora__merge_config* f, const char* key, double value) {
+    qlora__json_write_double(&f->w, key, qlora__merge_short(value));
+}
+
+static void qlora__merge_put_flag(qlora__merge_config* f, const char* key, bool value) {
+    qlora__json_write_word(&f->w, key, value ? "true" : "false");
+}
+
+static void qlora__merge_put_sizes(qlora__merge_config* f) {
+    const qlora_model_config* c = f->c;
+    const struct {
+        const char* name;
+        int64_t value;
+    } sizes[] = {{"vocab_size", c->vocab},
+                 {"hidden_size", c->hidden},
+                 {"intermediate_size", c->intermediate},
+                 {"num_hidden_layers", c->layers},
+                 {"num_attention_heads", c->heads},
+                 {"num_key_value_heads", c->kv_heads},
+                 {"head_dim", c->head_dim},
+                 {"max_position_embeddings", c->max_positions}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        qlora__json_write_int(&f->w, sizes[i].name, sizes[i].value);
+    }
+    qlora__merge_put_number(f, "rms_norm_eps", c->rms_eps);
+    bool gelu = (f->arch->has & QLORA__HAS_GELU) != 0;
+    qlora__json_write_string(&f->w, "hidden_act", gelu ? "gelu_pytorch_tanh" : "silu");
+    if (gelu) {
+        qlora__json_write_string(&f->w, "hidden_activation", "gelu_pytorch_tanh");
+    }
+    qlora__merge_put_flag(f, "tie_word_embeddings", c->tied);
+}
+
+static void qlora__merge_put_biases(qlora__merge_config* f) {
+    uint32_t reads = f->arch->reads;
+    qlora__json_write_double(&f->w, "attention_dropout", 0.0);
+    if ((reads & (QLORA__READS_ATTENTION_BIAS | QLORA__READS_ATTENTION_BIAS_3)) != 0) {
+        qlora__merge_put_flag(f, "attention_bias", f->c->qkv_bias);
+    }
+    if ((reads & QLORA__READS_OUT_BIAS) != 0) {
+        qlora__merge_put_flag(f, "attention_out_bias", f->c->o_bias);
+    }
+    if ((reads & QLORA__READS_MLP_BIAS) != 0) {
+        qlora__merge_put_flag(f, "mlp_bias", f->c->mlp_bias);
+    }
+}
+
+// Layers with a window, and layers that are not rotated.
+static void qlora__merge_put_layers(qlora__merge_config* f) {
+    const qlora_model_config* c = f->c;
+    const qlora__arch* arch = f->arch;
+    bool pattern = arch->window == QLORA__WINDOW_PATTERN;
+    // These classes prepare a window even if no layer has one.
+    int64_t window = c->window == 0 && pattern && arch->nope != QLORA__NOPE_FULL
+                         ? arch->defaults.window
+                         : c->window;
+    int64_t period = qlora__merge_period(f->m);
+    if (arch->window == QLORA__WINDOW_QWEN || arch->window == QLORA__WINDOW_NOPE) {
+        qlora__merge_put_flag(f, "use_sliding_window", c->window > 0);
+    }
+    if (arch->window == QLORA__WINDOW_QWEN) {
+        qlora__json_write_int(&f->w, "max_window_layers", c->layers);
+    }
+    if (arch->window != QLORA__WINDOW_NONE && window > 0) {
+        qlora__json_write_int(&f->w, "sliding_window", window);
+    } else if (arch->window != QLORA__WINDOW_NONE) {
+        qlora__json_write_word(&f->w, "sliding_window", "null");
+    }
+    if ((arch->reads & QLORA__READS_PATTERN) != 0 && period > 0) {
+        qlora__json_write_int(&f->w, "sliding_window_pattern", period);
+    }
+    if (pattern) {
+        qlora__json_write_open(&f->w, "layer_types", '[');
+        for (int64_t i = 0; i < c->layers; i++) {
+            qlora__json_write_string(&f->w, NULL,
+                                     c->sliding[i] != 0 ? "sliding_attention" : "full_attention");
+        }
+        qlora__json_write_close(&f->w, ']');
+    }
+    if (arch->nope == QLORA__NOPE_LISTED) {
+        qlora__json_write_int(&f->w, "no_rope_layer_interval", 4);
+        qlora__json_write_open(&f->w, "no_rope_layers", '[');
+        for (int64_t i = 0; i < c->layers; i++) {
+            qlora__json_write_int(&f->w, NULL, c->no_rope[i] != 0 ? 0 : 1);
+        }
+        qlora__json_write_close(&f->w, ']');
+    }
+}
+
+// ---- the rotation -------------------------------------------------------------------------------
+
+// The parameters of rope_type llama3 that give the divisors of a file; false if none do. Only
+// ratios of three of them count, and all models have 1 and 4 for two.
+static bool qlora__merge_find_llama3(const qlora_rope_desc* from, int64_t dims,
+                                     qlora_rope_desc* out) {
+    float most = 1.0f;
+    for (int64_t i = 0; i < dims / 2; i++) {
+        most = from->short_factor[i] > most ? from->short_factor[i] : most;
+    }
+    for (double original = 16.0; original <= 1048576.0; original *= 2.0) {
+        memset(out, 0, sizeof *out);
+        out->type = QLORA_ROPE_LLAMA3;
+        out->theta = from->theta;
+        out->factor = qlora__merge_short((double)most);
+        out->low_freq_factor = 1.0;
+        out->high_freq_factor = 4.0;
+        out->original_max_position = original;
+        if (qlora__merge_same_rope(out, from, dims)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// A list of divisors of longrope.
+static void qlora__merge_put_list(qlora__merge_config* f, const char* key, const float* list) {
+    qlora__json_write_open(&f->w, key, '[');
+    for (int64_t i = 0; i < f->c->rope_dims / 2; i++) {
+        qlora__merge_put_number(f, NULL, (double)list[i]);
+    }
+    qlora__json_write_close(&f->w, ']');
+}
+
+static void qlora__merge_put_longrope(qlora__merge_config* f) {
+    const qlora_rope_desc* rope = &f->rope;
+    qlora_rope_desc usual = *rope;
+    usual.attention_factor = 0.0;
+    usual.factor = (double)f->c->max_positions / rope->original_max_position;
+    qlora__merge_put_list(f, "short_factor", rope->short_factor);
+    qlora__merge_put_list(f, "long_factor", rope->long_factor);
+    // older versions accept no other member than these
+    if (!qlora__merge_near((double)qlora__rope_attention_factor(&usual),
+                           (double)qlora__rope_attention_factor(rope))) {
+        qlora__merge_put_number(f, "attention_factor", rope->attention_factor);
+    }
+}
+
+static void qlora__merge_put_llama3(qlora__merge_config* f) {
+    qlora__json_write_double(&f->w, "low_freq_factor", f->rope.low_freq_factor);
+    qlora__json_write_double(&f->w, "high_freq_factor", f->rope.high_freq_factor);
+    qlora__json_write_int(&f->w, "original_max_position_embeddings",
+                          (int64_t)f->rope.original_max_position);
+}
+
+static void qlora__merge_put_yarn(qlora__merge_config* f) {
+    const qlora_rope_desc* rope = &f->rope;
+    qlora__json_write_int(&f->w, "original_max_position_embeddings",
+                          (int64_t)rope->original_max_position);
+    qlora__merge_put_number(f, "beta_fast", rope->beta_fast);
+    qlora__merge_put_number(f, "beta_slow", rope->beta_slow);
+    if (rope->mscale > 0.0 && rope->mscale_all_dim > 0.0) {
+        qlora__merge_put_number(f, "mscale", rope->mscale);
+        qlora__merge_put_number(f, "mscale_all_dim", rope->mscale_all_dim);
+    }
+}
+
+// The members of one set of parameters, but theta.
+static void qlora__merge_put_set(qlora__merge_config* f) {
+    const qlora_rope_desc* rope = &f->rope;
+    bool longrope = rope->type == QLORA_ROPE_LONGROPE;
+    qlora__json_write_string(&f->w, longrope ? "type" : "rope_type", qlora__rope_name(rope->type));
+    if (rope->type != QLORA_ROPE_DEFAULT && !longrope) {
+        qlora__merge_put_number(f, "factor", rope->factor);
+    }
+    if (longrope) {
+        qlora__merge_put_longrope(f);
+    } else if (rope->type == QLORA_ROPE_LLAMA3) {
+        qlora__merge_put_llama3(f);
+    } else if (rope->type == QLORA_ROPE_YARN) {
+        qlora__merge_put_yarn(f);
+    }
+    if (f->c->query_beta > 0.0) {
+        qlora__merge_put_number(f, "llama_4_scaling_beta", f->c->query_beta);
+    }
+    if (f->c->query_beta > 0.0 && rope->type != QLORA_ROPE_YARN) {
+        qlora__json_write_int(&f->w, "original_max_position_embeddings",
+                              (int64_t)f->c->query_period);
+    }
+}
+
+// rope_parameters: one set, or one for each kind of layers.
+static void qlora__merge_put_ropes(qlora__merge_config* f) {
+    bool kinds = (f->arch->reads & QLORA__READS_ROPE_PER_KIND) != 0;
+    qlora__json_write_open(&f->w, "rope_parameters", '{');
+    if (kinds) {
+        qlora__json_write_open(&f->w, "full_attention", '{');
+    }
+    qlora__merge_put_set(f);
+    qlora__merge_put_number(f, "rope_theta", f->rope.theta);
+    if (kinds) {
+        qlora__json_write_close(&f->w, '}');
+        qlora__json_write_open(&f->w, "sliding_attention", '{');
+        qlora__json_write_string(&f->w, "rope_type", "default");
+        qlora__merge_put_number(f, "rope_theta", f->c->rope_sliding.theta);
+        qlora__json_write_close(&f->w, '}');
+    }
+    qlora__json_write_close(&f->w, '}');
+}
+
+// The older keys, which all versions of transformers read, wherever they can say it.
+static void qlora__merge_put_rotation(qlora__merge_config* f) {
+    const qlora_model_config* c = f->c;
+    if ((f->arch->reads & QLORA__READS_PARTIAL) != 0) {
+        qlora__json_write_double(&f->w, "partial_rotary_factor",
+                                 (double)c->rope_dims / (double)c->head_dim);
+    }
+    if (f->sets) {
+        qlora__merge_put_ropes(f);
+        return;
+    }
+    qlora__merge_put_number(f, "rope_theta", f->rope.theta);
+    if ((f->arch->reads & QLORA__READS_LOCAL_THETA) != 0) {
+        qlora__merge_put_number(f, "rope_local_base_freq", c->rope_sliding.theta);
+    }
+    if (f->rope.type == QLORA_ROPE_LONGROPE) {
+        qlora__json_write_int(&f->w, "original_max_position_embeddings",
+                              (int64_t)f->rope.original_max_position);
+    }
+    if (f->rope.type == QLORA_ROPE_DEFAULT) {
+        qlora__json_write_word(&f->w, "rope_scaling", "null");
+        return;
+    }
+    qlora__json_write_open(&f->w, "rope_scaling", '{');
+    qlora__merge_put_set(f);
+    qlora__json_write_close(&f->w, '}');
+}
+
+// ---- the whole file -----------------------------------------------------------------------------
+
+static void qlora__merge_put_scalars(qlora__merge_config* f) {
+    const qlora_model_config* c = f->c;
+    uint32_t reads = f->arch->reads;
+    double scale = c->attention_scale > 0.0 ? c->attention_scale : 1.0 / sqrt((double)c->head_dim);
+    if ((reads & QLORA__READS_MULTIPLIERS) != 0) {
+        qlora__merge_put_number(f, "embedding_multiplier", c->embedding_scale);
+        qlora__merge_put_number(f, "residual_multiplier", c->residual_scale);
+        qlora__merge_put_number(f, "attention_multiplier", scale);
+        qlora__merge_put_number(f, "logits_scaling", c->logits_divisor);
+    }
+    if ((reads & QLORA__READS_QUERY_SCALAR) != 0) {
+        qlora__json_write_int(&f->w, "query_pre_attn_scalar",
+                              (int64_t)floor(1.0 / (scale * scale) + 0.5));
+    }
+    const struct {
+        uint32_t reads;
+        const char* name;
+        double value;
+    } caps[] = {{QLORA__READS_CAPS, "attn_logit_softcapping", c->attention_cap},
+                {QLORA__READS_CAPS | QLORA__READS_FINAL_CAP, "final_logit_softcapping",
+                 c->logits_cap}};
+    for (int i = 0; i < 2; i++) {
+        if ((reads & caps[i].reads) != 0 && caps[i].value > 0.0) {
+            qlora__merge_put_number(f, caps[i].name, caps[i].value);
+        } else if ((reads & caps[i].reads) != 0) {
+            qlora__json_write_word(&f->w, caps[i].name, "null");
+        }
+    }
+}
+
+static void qlora__merge_put_special(qlora__merge_config* f) {
+    const qlora_model_config* c = f->c;
+    const struct {
+        const char* name;
+        int32_t id;
+    } ids[] = {{"bos_token_id", c->bos_id}, {"pad_token_id", c->pad_id}};
+    for (int i = 0; i < 2; i++) {
+        if (ids[i].id >= 0) {
+            qlora__json_write_int(&f->w, ids[i].name, ids[i].id);
+        } else {
+            qlora__json_write_word(&f->w, ids[i].name, "null");
+        }
+    }
+    if (c->stop_count == 1) {
+        qlora__json_write_int(&f->w, "eos_token_id", c->stop_ids[0]);
+    } else if (c->stop_count > 1) {
+        qlora__json_write_open(&f->w, "eos_token_id", '[');
+        for (int32_t i = 0; i < c->stop_count; i++) {
+            qlora__json_write_int(&f->w, NULL, c->stop_ids[i]);
+        }
+        qlora__json_write_close(&f->w, ']');
+    } else {
+        qlora__json_write_word(&f->w, "eos_token_id", "null");
+    }
+}
+
+static void qlora__merge_put_all(qlora__merge_config* f, qlora__string* text) {
+    qlora__json_write_begin(&f->w, text, 2);
+    qlora__json_write_open(&f->w, NULL, '{');
+    qlora__json_write_open(&f->w, "architectures", '[');
+    qlora__json_write_string(&f->w, NULL, f->arch->architecture);
+    qlora__json_write_close(&f->w, ']');
+    qlora__json_write_string(&f->w, "model_type", f->arch->model_type);
+    qlora__json_write_string(&f->w, "torch_dtype", f->dtype);
+    qlora__merge_put_sizes(f);
+    qlora__merge_put_biases(f);
+    qlora__merge_put_layers(f);
+    qlora__merge_put_rotation(f);
+    qlora__merge_put_scalars(f);
+    qlora__merge_put_special(f);
+    qlora__json_write_close(&f->w, '}');
+    qlora__string_add(text, "\n", 1);
+}
+
+// What makes another model of a config that was read back, or NULL.
+static const char* qlora__merge_reads_as(const qlora_model* m, qlora_model_config* file) {
+    const qlora_model_config* c = &m->plan.config;
+    const struct {
+        const char* name;
+        int64_t ours;
+        int64_t theirs;
+    } sizes[] = {{"the vocabulary", c->vocab, file->vocab},
+                 {"the hidden size", c->hidden, file->hidden},
+                 {"the inner size", c->intermediate, file->intermediate},
+                 {"the layers", c->layers, file->layers},
+                 {"the heads", c->heads, file->heads},
+                 {"the k and v heads", c->kv_heads, file->kv_heads},
+                 {"the size of heads", c->head_dim, file->head_dim},
+                 {"the positions", c->max_positions, file->max_positions},
+                 {"the window", c->window, file->window},
+                 {"biases of q, k and v", c->qkv_bias, file->qkv_bias},
+                 {"biases of attention's output", c->o_bias, file->o_bias},
+                 {"biases of the MLP", c->mlp_bias, file->mlp_bias},
+                 {"norms of q and k", c->qk_norm, file->qk_norm},
+                 {"BOS", c->bos_id, file->bos_id},
+                 {"padding", c->pad_id, file->pad_id},
+                 {"the stop ids", c->stop_count, file->stop_count}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i].ours != sizes[i].theirs) {
+            return sizes[i].name;
+        }
+    }
+    bool switches = file->rope.type == QLORA_ROPE_LONGROPE;
+    if (switches &&
+        !qlora__merge_near(c->rope.original_max_position, file->rope.original_max_position)) {
+        return "the rotation of long texts";
+    }
+    return qlora__merge_differs(m, file);
+}
+
+// Writes one form of the file, and reads it back. *differs: what config.json cannot express, or
+// NULL.
+static qlora_result qlora__merge_try_config(qlora__merge_config* f, qlora__string* text,
+                                            const char** differs) {
+    qlora__env* env = text->env;
+    text->size = 0;
+    qlora__merge_put_all(f, text);
+    QLORA__TRY(text->result);
+    qlora_model_config* file =
+        (qlora_model_config*)qlora__env_alloc(env, sizeof(qlora_model_config));
+    if (file == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__config_parse(env, "config.json", text->data, text->size, file);
+    *differs = r == QLORA_OK ? qlora__merge_reads_as(f->m, file) : NULL;
+    qlora__env_free(env, file, sizeof *file);
+    return r;
+}
+
+// The config.json of a model in a GGUF file whose weights are exported as `dtype`.
+static qlora_result qlora__merge_make_config(qlora_ctx* ctx, const qlora_model* m,
+                                             const char* dtype, qlora__string* text) {
+    qlora__merge_config f;
+    const char* differs = NULL;
+    memset(&f, 0, sizeof f);
+    f.m = m;
+    f.c = &m->plan.config;
+    f.arch = qlora__merge_folder_arch(f.c);
+    f.dtype = dtype;
+    f.rope = f.c->rope;
+    f.sets = (f.arch->reads & QLORA__READS_QUERY_BETA) != 0;
+    bool divisors = f.rope.type == QLORA_ROPE_LONGROPE;
+    if (divisors && (f.arch->reads & QLORA__READS_LONGROPE) == 0 &&
+        !qlora__merge_find_llama3(&f.c->rope, f.c->rope_dims, &f.rope)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: rope_freqs.weight is not what rope_type llama3 gives, so that "
+                           "config.json cannot express it",
+                           m->dir);
+    }
+    QLORA__TRY(qlora__merge_try_config(&f, text, &differs));
+    if (differs != NULL && !f.sets) { // what only the newer keys can say
+        f.sets = true;
+        QLORA__TRY(qlora__merge_try_config(&f, text, &differs));
+    }
+    if (differs != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: config.json of model_type %s cannot express this model (%s)",
+                           m->dir, f.arch->model_type, differs);
+    }
+    if (f.arch != m->arch) {
+        QLORA__LOG(ctx, WARN, MODEL, "%s has only the language part of a model: the folder is a %s",
+                   m->dir, f.arch->model_type);
+    }
+    return QLORA_OK;
+}
+
+//@@ src/adapter/merge_vocab.h
+
+// ---- tokenizer.json of a model in a GGUF file ---------------------------------------------------
+
+// A pair of tokens that make another one.
+typedef struct qlora__merge_pair {
+    float score; // of what they make
+    uint32_t left;
+    uint32_t right;
+} qlora__merge_pair;
+
+// The vocabulary of a file. Every token becomes a word of tokenizer.json, because the tokenizers
+// library numbers added tokens that are no words by itself.
+typedef struct qlora__merge_source {
+    qlora_ctx* ctx;
+    qlora__gguf_vocab v;
+    qlora__merge_vocab words; // only its tokens and their order
+    size_t words_bytes;
+    qlora__merge_pair* pairs; // SentencePiece
+    uint32_t* order;          // of the pairs
+    size_t pair_count;
+    size_t pair_room;
+    const qlora__gguf_pre* pre; // byte-level
+    bool prefix;                // a blank is put in front of a text
+    int64_t ends[2];            // before and behind a text; -1 = none
+    int64_t unknown;            // SentencePiece
+} qlora__merge_source;
+
+static void qlora__merge_source_close(qlora__merge_source* s) {
+    qlora__free(s->ctx, s->words.tokens, s->words_bytes);
+    qlora__free(s->ctx, s->pairs, s->pair_room * sizeof *s->pairs);
+    qlora__free(s->ctx, s->order, s->pair_room * sizeof *s->order);
+}
+
+// JSON is UTF-8, and the lists of the vocabulary must fit 32 bits.
+static bool qlora__merge_is_text(const char* name, size_t size) {
+    size_t at = 0;
+    while (at < size && size <= INT32_MAX) {
+        uint32_t left = size - at < 4 ? (uint32_t)(size - at) : 4;
+        uint32_t step = qlora__utf8_size(name + at, left);
+        if (step == 0) {
+            return false;
+        }
+        at += step;
+    }
+    return at == size;
+}
+
+static qlora_result qlora__merge_read_words(qlora__merge_source* s) {
+    qlora__merge_vocab* words = &s->words;
+    qlora__env* env = &s->ctx->env;
+    const char* label = s->v.g->label;
+    uint64_t at = 0;
+    words->count = (uint32_t)s->v.tokens->count;
+    words->pieces = s->v.pieces;
+    s->words_bytes = words->count * (sizeof *words->tokens + sizeof *words->by_name);
+    words->tokens = (qlora__merge_token*)qlora__alloc_zero(s->ctx, s->words_bytes);
+    if (words->tokens == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    words->by_name = (uint32_t*)(void*)(words->tokens + words->count);
+    for (uint32_t i = 0; i < words->count; i++) {
+        size_t size = 0;
+        const char* name = qlora__gguf_next_string(s->v.tokens, &at, &size);
+        qlora__merge_token* token = &words->tokens[i];
+        if (!qlora__merge_is_text(name, size)) {
+            return qlora__fail(s->ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s: tokenizer.ggml.tokens[%u] is not UTF-8, which tokenizer.json "
+                               "must be",
+                               label, i);
+        }
+        token->name = name;
+        token->size = (uint32_t)size;
+        qlora_result r =
+            s->v.pieces ? qlora__gguf_vocab_score(env, &s->v, i, &token->score) : QLORA_OK;
+        if (r != QLORA_OK) {
+            return qlora__env_wrap(env, r, "%s: ", label);
+        }
+        if (size > 0) {
+            words->by_name[words->named++] = i;
+        }
+    }
+    qlora__sort(words->by_name, words->named, qlora__merge_name_less, words->tokens);
+    for (uint32_t i = 1; i < words->named; i++) {
+        const qlora__merge_token* a = &words->tokens[words->by_name[i - 1]];
+        const qlora__merge_token* b = &words->tokens[words->by_name[i]];
+        if (qlora__merge_name_order(a, b->name, b->size) == 0) {
+            return qlora__fail(s->ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s: the tokens %u and %u have the same text, which tokenizer.json "
+                               "cannot express",
+                               label, words->by_name[i - 1], words->by_name[i]);
+        }
+    }
+    return QLORA_OK;
+}
+
+// ---- merges -------------------------------------------------------------------------------------
+
+// SentencePiece: every split of a token into two others. Counts them if there is no room for them
+// yet. A text has no blanks when it is merged.
+static void qlora__merge_find_pairs(qlora__merge_source* s) {
+    const qlora__merge_vocab* words = &s->words;
+    s->pair_count = 0;
+    for (uint32_t i = 0; i < words->named; i++) {
+        const qlora__merge_token* whole = &words->tokens[words->by_name[i]];
+        bool blank = memchr(whole->name, ' ', whole->size) != NULL;
+        bool byte = qlora__merge_is_byte(whole->name, whole->size);
+        for (uint32_t n = 1; n < whole->size && !blank && !byte; n++) {
+            const qlora__merge_token* left = qlora__merge_find_token(words, whole->name, n);
+            const qlora__merge_token* right =
+                left != NULL
+                    ? qlora__merge_find_token(words, whole->name + n, whole->size - n)
+                    : NULL;
+            if (right != NULL && s->pairs != NULL) {
+                qlora__merge_pair* pair = &s->pairs[s->pair_count];
+                pair->score = whole->score;
+                pair->left = (uint32_t)(left - words->tokens);
+                pair->right = (uint32_t)(right - words->tokens);
+                s->order[s->pair_count] = (uint32_t)s->pair_count;
+            }
+            s->pair_count += right != NULL ? 1 : 0;
+        }
+    }
+}
+
+// Better scores first, then in the order of transformers' converters.
+static bool qlora__merge_pair_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__merge_pair* x = &((const qlora__merge_pair*)user)[a];
+    const qlora__merge_pair* y = &((const qlora__merge_pair*)user)[b];
+    return x->score < y->score || x->score > y->score ? x->score > y->score
+           : x->left != y->left                       ? x->left < y->left
+                                                      : x->right < y->right;
+}
+
+static qlora_result qlora__merge_read_pairs(qlora__merge_source* s) {
+    qlora__merge_find_pairs(s);
+    if (s->pair_count > UINT32_MAX) {
+        return qlora__fail(s->ctx, QLORA_ERR_LIMIT, "%s: the vocabulary has too many merges",
+                           s->v.g->label);
+    }
+    if (s->pair_count == 0) {
+        return QLORA_OK;
+    }
+    s->pair_room = s->pair_count;
+    s->pairs = (qlora__merge_pair*)qlora__alloc(s->ctx, s->pair_room * sizeof *s->pairs);
+    s->order = (uint32_t*)qlora__alloc(s->ctx, s->pair_room * sizeof *s->order);
+    if (s->pairs == NULL || s->order == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__merge_find_pairs(s);
+    qlora__sort(s->order, s->pair_count, qlora__merge_pair_less, s->pairs);
+    return QLORA_OK;
+}
+
+static void qlora__merge_put_pairs(const qlora__merge_source* s, qlora__json_writer* w) {
+    qlora__string rule;
+    qlora__string_begin(&s->ctx->env, &rule);
+    for (size_t i = 0; i < s->pair_count; i++) {
+        const qlora__merge_pair* pair = &s->pairs[s->order[i]];
+        const qlora__merge_token* left = &s->words.tokens[pair->left];
+        const qlora__merge_token* right = &s->words.tokens[pair->right];
+        rule.size = 0;
+        qlora__string_add(&rule, left->name, left->size);
+        qlora__string_add(&rule, " ", 1);
+        qlora__string_add(&rule, right->name, right->size);
+        qlora__json_write_key(w, NULL);
+        qlora__json_write_quoted(w->text, rule.data, rule.size);
+    }
+    w->text->result = w->text->result == QLORA_OK ? rule.result : w->text->result;
+    qlora__string_free(&rule);
+}
+
+// Byte-level: the merges of the file, whose parts and results must be tokens.
+static qlora_result qlora__merge_put_rules(const qlora__merge_source* s, qlora__json_writer* w) {
+    const qlora__gguf_value* merges = NULL;
+    uint64_t at = 0;
+    qlora__string joined;
+    QLORA__TRY(qlora__gguf_get_array(&s->ctx->env, s->v.g, "tokenizer.ggml.merges",
+                                     QLORA__GGUF_STRING, true, &merges));
+    qlora__string_begin(&s->ctx->env, &joined);
+    qlora_result r = QLORA_OK;
+    for (uint64_t i = 0; i < merges->count && r == QLORA_OK; i++) {
+        size_t size = 0;
+        const char* rule = qlora__gguf_next_string(merges, &at, &size);
+        const char* blank = (const char*)memchr(rule, ' ', size);
+        size_t left = blank != NULL ? (size_t)(blank - rule) : size;
+        size_t right = blank != NULL ? size - left - 1 : 0;
+        joined.size = 0;
+        qlora__string_add(&joined, rule, left);
+        qlora__string_add(&joined, rule + size - right, right);
+        r = joined.result;
+        bool known = r == QLORA_OK && left > 0 && right > 0 &&
+                     memchr(rule + left + 1, ' ', right) == NULL &&
+                     qlora__merge_find_token(&s->words, rule, left) != NULL &&
+                     qlora__merge_find_token(&s->words, rule + left + 1, right) != NULL &&
+                     qlora__merge_find_token(&s->words, joined.data, joined.size) != NULL;
+        if (r == QLORA_OK && !known) {
+            r = qlora__fail(s->ctx, QLORA_ERR_FORMAT,
+                            "%s: tokenizer.ggml.merges[%llu] must be two tokens with a blank "
+                            "between them that make a third",
+                            s->v.g->label, (unsigned long long)i);
+        }
+        qlora__json_write_key(w, NULL);
+        qlora__json_write_quoted(w->text, rule, size);
+    }
+    qlora__string_free(&joined);
+    return r;
+}
+
+// ---- the steps around the model -----------------------------------------------------------------
+
+#define QLORA__MERGE_MARK "\xE2\x96\x81" // U+2581, which is a blank in SentencePiece's tokens
+
+static void qlora__merge_put_type(qlora__json_writer* w, const char* key, const char* type) {
+    qlora__json_write_open(w, key, '{');
+    qlora__json_write_string(w, "type", type);
+}
+
+static void qlora__merge_put_replace(qlora__json_writer* w, const char* from, const char* to) {
+    qlora__merge_put_type(w, NULL, "Replace");
+    qlora__json_write_open(w, "pattern", '{');
+    qlora__json_write_string(w, "String", from);
+    qlora__json_write_close(w, '}');
+    qlora__json_write_string(w, "content", to);
+    qlora__json_write_close(w, '}');
+}
+
+static void qlora__merge_put_bytes(qlora__json_writer* w, const char* key) {
+    qlora__merge_put_type(w, key, "ByteLevel");
+    qlora__json_write_word(w, "add_prefix_space", "false");
+    qlora__json_write_word(w, "trim_offsets", "true");
+    qlora__json_write_word(w, "use_regex", "false");
+    qlora__json_write_close(w, '}');
+}
+
+static void qlora__merge_put_pieces(const qlora__merge_source* s, qlora__json_writer* w) {
+    qlora__merge_put_type(w, "normalizer", "Sequence");
+    qlora__json_write_open(w, "normalizers", '[');
+    if (s->prefix) {
+        qlora__merge_put_type(w, NULL, "Prepend");
+        qlora__json_write_string(w, "prepend", QLORA__MERGE_MARK);
+        qlora__json_write_close(w, '}');
+    }
+    qlora__merge_put_replace(w, " ", QLORA__MERGE_MARK);
+    qlora__json_write_close(w, ']');
+    qlora__json_write_close(w, '}');
+    qlora__json_write_word(w, "pre_tokenizer", "null");
+    qlora__merge_put_type(w, "decoder", "Sequence");
+    qlora__json_write_open(w, "decoders", '[');
+    qlora__merge_put_replace(w, QLORA__MERGE_MARK, " ");
+    qlora__merge_put_type(w, NULL, "ByteFallback");
+    qlora__json_write_close(w, '}');
+    qlora__merge_put_type(w, NULL, "Fuse");
+    qlora__json_write_close(w, '}');
+    if (s->prefix) {
+        qlora__merge_put_type(w, NULL, "Strip");
+        qlora__json_write_string(w, "content", " ");
+        qlora__json_write_int(w, "start", 1);
+        qlora__json_write_int(w, "stop", 0);
+        qlora__json_write_close(w, '}');
+    }
+    qlora__json_write_close(w, ']');
+    qlora__json_write_close(w, '}');
+}
+
+static void qlora__merge_put_splits(const qlora__merge_source* s, qlora__json_writer* w) {
+    qlora__json_write_word(w, "normalizer", "null");
+    qlora__merge_put_type(w, "pre_tokenizer", "Sequence");
+    qlora__json_write_open(w, "pretokenizers", '[');
+    for (int i = 0; i < QLORA__GGUF_PATTERNS && s->pre->patterns[i] != NULL; i++) {
+        qlora__merge_put_type(w, NULL, "Split");
+        qlora__json_write_open(w, "pattern", '{');
+        qlora__json_write_string(w, "Regex", s->pre->patterns[i]);
+        qlora__json_write_close(w, '}');
+        qlora__json_write_string(w, "behavior", "Isolated");
+        qlora__json_write_word(w, "invert", "false");
+        qlora__json_write_close(w, '}');
+    }
+    qlora__merge_put_bytes(w, NULL);
+    qlora__json_write_close(w, ']');
+    qlora__json_write_close(w, '}');
+    qlora__merge_put_bytes(w, "decoder");
+}
+
+static void qlora__merge_put_word(const qlora__merge_source* s, qlora__json_writer* w,
+                                  const char* key, int64_t id) {
+    qlora__json_write_key(w, key);
+    qlora__json_write_quoted(w->text, s->words.tokens[id].name, s->words.tokens[id].size);
+}
+
+// One of the two templates: a text, or two in a row.
+static void qlora__merge_put_sequence(const qlora__merge_source* s, qlora__json_writer* w,
+                                      const char* key, int texts) {
+    static const char* const names[] = {"A", "B"};
+    qlora__json_write_open(w, key, '[');
+    for (int t = 0; t < texts; t++) {
+        for (int part = 0; part < 3; part++) {
+            int end = part / 2;
+            if (part != 1 && s->ends[end] < 0) {
+                continue;
+            }
+            qlora__json_write_open(w, NULL, '{');
+            qlora__json_write_open(w, part == 1 ? "Sequence" : "SpecialToken", '{');
+            if (part == 1) {
+                qlora__json_write_string(w, "id", names[t]);
+            } else {
+                qlora__merge_put_word(s, w, "id", s->ends[end]);
+            }
+            qlora__json_write_int(w, "type_id", t);
+            qlora__json_write_close(w, '}');
+            qlora__json_write_close(w, '}');
+        }
+    }
+    qlora__json_write_close(w, ']');
+}
+
+// What is put before and behind a text.
+static void qlora__merge_put_ends(const qlora__merge_source* s, qlora__json_writer* w) {
+    if (s->ends[0] < 0 && s->ends[1] < 0) {
+        qlora__json_write_word(w, "post_processor", "null");
+        return;
+    }
+    qlora__merge_put_type(w, "post_processor", "TemplateProcessing");
+    qlora__merge_put_sequence(s, w, "single", 1);
+    qlora__merge_put_sequence(s, w, "pair", 2);
+    qlora__json_write_open(w, "special_tokens", '{');
+    for (int i = 0; i < 2; i++) {
+        if (s->ends[i] < 0 || (i == 1 && s->ends[1] == s->ends[0])) {
+            continue;
+        }
+        const qlora__merge_token* token = &s->words.tokens[s->ends[i]];
+        qlora__json_write_name(w, token->name, token->size);
+        qlora__json_write_bracket(w, '{');
+        qlora__merge_put_word(s, w, "id", s->ends[i]);
+        qlora__json_write_open(w, "ids", '[');
+        qlora__json_write_int(w, NULL, s->ends[i]);
+        qlora__json_write_close(w, ']');
+        qlora__json_write_open(w, "tokens", '[');
+        qlora__merge_put_word(s, w, NULL, s->ends[i]);
+        qlora__json_write_close(w, ']');
+        qlora__json_write_close(w, '}');
+    }
+    qlora__json_write_close(w, '}');
+    qlora__json_write_close(w, '}');
+}
+
+// ---- the whole files ----------------------------------------------------------------------------
+
+static qlora_result qlora__merge_put_found(const qlora__merge_source* s, qlora__json_writer* w) {
+    qlora__json_write_open(w, "added_tokens", '[');
+    for (uint32_t i = 0; i < s->words.count; i++) {
+        const qlora__merge_token* token = &s->words.tokens[i];
+        qlora__gguf_token kind;
+        qlora_result r = qlora__gguf_vocab_token(&s->ctx->env, &s->v, i, token->name, token->size,
+                                                 &kind);
+        if (r != QLORA_OK) {
+            return qlora__env_wrap(&s->ctx->env, r, "%s: ", s->v.g->label);
+        }
+        if (!kind.added) {
+            continue;
+        }
+        qlora__json_write_open(w, NULL, '{');
+        qlora__json_write_int(w, "id", i);
+        qlora__merge_put_word(s, w, "content", i);
+        qlora__json_write_word(w, "single_word", "false");
+        qlora__json_write_word(w, "lstrip", "false");
+        qlora__json_write_word(w, "rstrip", kind.strip_right ? "true" : "false");
+        qlora__json_write_word(w, "normalized", "false");
+        qlora__json_write_word(w, "special", kind.special ? "true" : "false");
+        qlora__json_write_close(w, '}');
+    }
+    qlora__json_write_close(w, ']');
+    return QLORA_OK;
+}
+
+static qlora_result qlora__merge_put_bpe(const qlora__merge_source* s, qlora__json_writer* w) {
+    qlora__merge_put_type(w, "model", "BPE");
+    qlora__json_write_word(w, "dropout", "null");
+    if (s->v.pieces) {
+        qlora__merge_put_word(s, w, "unk_token", s->unknown);
+    } else {
+        qlora__json_write_word(w, "unk_token", "null");
+    }
+    qlora__json_write_word(w, "continuing_subword_prefix", "null");
+    qlora__json_write_word(w, "end_of_word_suffix", "null");
+    qlora__json_write_word(w, "fuse_unk", "false");
+    qlora__json_write_word(w, "byte_fallback", s->v.pieces ? "true" : "false");
+    bool ignore = !s->v.pieces && s->pre->ignore_merges;
+    qlora__json_write_word(w, "ignore_merges", ignore ? "true" : "false");
+    qlora__json_write_open(w, "vocab", '{');
+    for (uint32_t i = 0; i < s->words.count; i++) {
+        const qlora__merge_token* token = &s->words.tokens[i];
+        if (token->size > 0) {
+            char id[16];
+            snprintf(id, sizeof id, "%u", i);
+            qlora__json_write_name(w, token->name, token->size);
+            qlora__string_puts(w->text, id);
+        }
+    }
+    qlora__json_write_close(w, '}');
+    qlora__json_write_open(w, "merges", '[');
+    if (s->v.pieces) {
+        qlora__merge_put_pairs(s, w);
+    } else {
+        QLORA__TRY(qlora__merge_put_rules(s, w));
+    }
+    qlora__json_write_close(w, ']');
+    qlora__json_write_close(w, '}');
+    return w->text->result;
+}
+
+// Reads what the file says about its tokenizer, or refuses it by name.
+static qlora_result qlora__merge_source_read(qlora__merge_source* s, const qlora__gguf* g) {
+    qlora__env* env = &s->ctx->env;
+    QLORA__TRY(qlora__gguf_vocab_open(env, g, &s->v));
+    QLORA__TRY(s->v.pieces ? qlora__gguf_vocab_unknown(env, &s->v, &s->unknown)
+                           : qlora__gguf_vocab_pre(env, &s->v, &s->pre));
+    QLORA__TRY(qlora__gguf_get_bool(env, g, "tokenizer.ggml.add_space_prefix", s->v.pieces,
+                                    &s->prefix));
+    if (s->prefix && !s->v.pieces) {
+        return qlora__fail(s->ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: tokenizer.ggml.add_space_prefix is true, which tokenizer.json "
+                           "cannot express for tokenizer.ggml.model \"gpt2\"",
+                           g->label);
+    }
+    QLORA__TRY(qlora__gguf_vocab_ends(env, &s->v, s->pre, s->ends));
+    QLORA__TRY(qlora__merge_read_words(s));
+    const int64_t named[3] = {s->ends[0], s->ends[1], s->v.pieces ? s->unknown : -1};
+    for (int i = 0; i < 3; i++) {
+        if (named[i] >= 0 && s->words.tokens[named[i]].size == 0) {
+            return qlora__fail(s->ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s: the special token %lld has no text, which tokenizer.json "
+                               "cannot express",
+                               g->label, (long long)named[i]);
+        }
+    }
+    return s->v.pieces ? qlora__merge_read_pairs(s) : QLORA_OK;
+}
+
+static qlora_result qlora__merge_put_tokens_json(const qlora__merge_source* s,
+                                                 qlora__string* text) {
+    qlora__json_writer w;
+    qlora__json_write_begin(&w, text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    qlora__json_write_string(&w, "version", "1.0");
+    qlora__json_write_word(&w, "truncation", "null");
+    qlora__json_write_word(&w, "padding", "null");
+    QLORA__TRY(qlora__merge_put_found(s, &w));
+    if (s->v.pieces) {
+        qlora__merge_put_pieces(s, &w);
+    } else {
+        qlora__merge_put_splits(s, &w);
+    }
+    qlora__merge_put_ends(s, &w);
+    QLORA__TRY(qlora__merge_put_bpe(s, &w));
+    qlora__json_write_close(&w, '}');
+    qlora__string_add(text, "\n", 1);
+    return text->result;
+}
+
+// tokenizer.json for the vocabulary of a file.
+static qlora_result qlora__merge_make_tokens(qlora_ctx* ctx, const qlora__gguf* g,
+                                             qlora__string* text) {
+    qlora__merge_source s;
+    memset(&s, 0, sizeof s);
+    s.ctx = ctx;
+    qlora_result r = qlora__merge_source_read(&s, g);
+    r = r == QLORA_OK ? qlora__merge_put_tokens_json(&s, text) : r;
+    qlora__merge_source_close(&s);
+    return r;
+}
+
+// tokenizer_config.json: the class that reads tokenizer.json as it is.
+static qlora_result qlora__merge_make_settings(const qlora__gguf* g, int64_t positions,
+                                               qlora__string* text) {
+    qlora__json_writer w;
+    qlora__json_write_begin(&w, text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    qlora__json_write_string(&w, "tokenizer_class", "PreTrainedTokenizerFast");
+    qlora__json_write_word(&w, "clean_up_tokenization_spaces", "false");
+    qlora__json_write_int(&w, "model_max_length", positions);
+    qlora__gguf_named_tokens(g, &w);
+    qlora__json_write_close(&w, '}');
+    qlora__string_add(text, "\n", 1);
+    return text->result;
+}
+
+//@@ src/adapter/merge_save.h
+
+// ---- merging ------------------------------------------------------------------------------------
+
+// What a folder from a GGUF file has beside its weights.
+typedef struct qlora__merge_texts {
+    const qlora__gguf* g;
+    qlora__string config;
+    qlora__string tokens;   // tokenizer.json
+    qlora__string settings; // tokenizer_config.json
+    bool formed;            // the folder of the tokenizer has a chat template of its own
+} qlora__merge_texts;
+
+// Whether the folder of the tokenizer has a file, which then is copied.
+static qlora_result qlora__merge_given(const qlora__merge* g, const char* name, bool* given) {
+    char path[QLORA__PATH_ROOM];
+    *given = false;
+    if (g->tokenizer == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__path_join(&g->ctx->env, g->tokenizer, name, path));
+    return qlora__file_exists(&g->ctx->env, path, given);
+}
+
+static qlora_result qlora__merge_texts_tokenizer(const qlora__merge* g, qlora__merge_texts* t) {
+    const qlora__gguf_value* model = qlora__gguf_find(t->g, "tokenizer.ggml.model");
+    bool given = false;
+    QLORA__TRY(qlora__merge_given(g, "tokenizer.json", &given));
+    bool none =
+        model == NULL || (model->kind == QLORA__GGUF_STRING &&
+                          qlora__gguf_is((const char*)model->data, (size_t)model->bytes, "no_vocab"));
+    if (none && !given) {
+        QLORA__LOG(g->ctx, WARN, MODEL, "%s has no tokenizer: the folder has none", g->m->dir);
+        return QLORA_OK;
+    }
+    QLORA__TRY(given ? QLORA_OK : qlora__merge_make_tokens(g->ctx, t->g, &t->tokens));
+    QLORA__TRY(qlora__merge_given(g, "tokenizer_config.json", &given));
+    return given ? QLORA_OK
+                 : qlora__merge_make_settings(t->g, g->m->plan.config.max_positions, &t->settings);
+}
+
+// Makes them all, so that what cannot be made is refused before anything is written.
+static qlora_result qlora__merge_texts_make(const qlora__merge* g, qlora__merge_texts* t) {
+    qlora__string own;
+    int which = -1;
+    QLORA__TRY(qlora__merge_make_config(g->ctx, g->m, qlora__merge_dtype(g), &t->config));
+    QLORA__TRY(qlora__merge_texts_tokenizer(g, t));
+    qlora__string_begin(&g->ctx->env, &own);
+    qlora_result r = g->tokenizer != NULL
+                         ? qlora__merge_template(&g->ctx->env, g->tokenizer, &own, &which)
+                         : QLORA_OK;
+    t->formed = which >= 0;
+    qlora__string_free(&own);
+    return r;
+}
+
+static qlora_result qlora__merge_put_text(const qlora__merge* g, const char* name, const char* text,
+                                          size_t size) {
+    char path[QLORA__PATH_ROOM];
+    QLORA__TRY(qlora__path_join(&g->ctx->env, g->dir, name, path));
+    return qlora__file_write(&g->ctx->env, path, text, size);
+}
+
+// The chat templates of the file: the main one, and those with a name, where transformers looks for
+// them.
+static qlora_result qlora__merge_put_chats(const qlora__merge* g, const qlora__gguf* meta) {
+    static const char key[] = QLORA__MERGE_TEMPLATE_KEY;
+    const size_t size = sizeof key - 1;
+    bool folder = false;
+    for (uint32_t i = 0; i < meta->count; i++) {
+        const qlora__gguf_value* v = &meta->values[i];
+        char path[QLORA__PATH_ROOM];
+        char name[128];
+        if (v->kind != QLORA__GGUF_STRING || v->key_size < size || memcmp(v->key, key, size) != 0) {
+            continue;
+        }
+        size_t rest = v->key_size - size;
+        const char* tail = v->key + size;
+        if (rest == 0) {
+            QLORA__TRY(qlora__merge_put_text(g, "chat_template.jinja", (const char*)v->data,
+                                             (size_t)v->bytes));
+        }
+        bool plain = rest > 1 && rest <= 64 && tail[0] == '.';
+        for (size_t k = 1; k < rest && plain; k++) {
+            plain = (tail[k] | 0x20) >= 'a' ? (tail[k] | 0x20) <= 'z' || tail[k] == '_'
+                                            : (tail[k] >= '0' && tail[k] <= '9') || tail[k] == '-';
+        }
+        if (!plain) {
+            continue;
+        }
+        QLORA__TRY(qlora__path_join(&g->ctx->env, g->dir, "additional_chat_templates", path));
+        QLORA__TRY(folder ? QLORA_OK : qlora__dir_make(&g->ctx->env, path));
+        folder = true;
+        snprintf(name, sizeof name, "additional_chat_templates/%.*s.jinja", (int)rest - 1, tail + 1);
+        QLORA__TRY(qlora__merge_put_text(g, name, (const char*)v->data, (size_t)v->bytes));
+    }
+    return QLORA_OK;
+}
+
+// A folder from a GGUF file. config.json comes last, as in any merge.
+static qlora_result qlora__merge_unpack(qlora__merge* g, uint64_t shard_bytes) {
+    qlora__env* env = &g->ctx->env;
+    qlora__merge_texts t;
+    memset(&t, 0, sizeof t);
+    t.g = &g->folder.gguf.files[0].meta;
+    qlora__string_begin(env, &t.config);
+    qlora__string_begin(env, &t.tokens);
+    qlora__string_begin(env, &t.settings);
+    qlora_result r = qlora__merge_texts_make(g, &t);
+    r = r == QLORA_OK ? qlora__merge_weights(g, shard_bytes) : r;
+    if (r == QLORA_OK && t.tokens.size > 0) {
+        r = qlora__merge_put_text(g, "tokenizer.json", t.tokens.data, t.tokens.size);
+    }
+    if (r == QLORA_OK && t.settings.size > 0) {
+        r = qlora__merge_put_text(g, "tokenizer_config.json", t.settings.data, t.settings.size);
+    }
+    r = r == QLORA_OK && !t.formed ? qlora__merge_put_chats(g, t.g) : r;
+    r = r == QLORA_OK ? qlora__merge_copy_files(g) : r;
+    r = r == QLORA_OK ? qlora__merge_put_text(g, "config.json", t.config.data, t.config.size) : r;
+    qlora__string_free(&t.config);
+    qlora__string_free(&t.tokens);
+    qlora__string_free(&t.settings);
+    return r;
+}
+
+// Reads back the config.json of a merged folder whose rotation was scaled.
+static qlora_result qlora__merge_check_scale(const qlora__merge* g) {
+    const qlora_model_config* c = &g->m->plan.config;
+    if (g->m->rope_scale[0] == '\0') {
+        return QLORA_OK;
+    }
+    qlora_model_config* file =
+        (qlora_model_config*)qlora__alloc(g->ctx, sizeof(qlora_model_config));
+    if (file == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__config_read(&g->ctx->env, g->dir, file);
+    if (r == QLORA_OK && (file->max_positions != c->max_positions ||
+                          !qlora__merge_same_rope(&c->rope, &file->rope, c->rope_dims) ||
+                          memcmp(c->sliding, file->sliding, (size_t)c->layers) != 0)) {
+        r = qlora__fail(g->ctx, QLORA_ERR_UNSUPPORTED,
+                        "%s: config.json has no place for the scaling \"%s\" of the rotation",
+                        g->m->dir, g->m->rope_scale);
+    }
+    qlora__free(g->ctx, file, sizeof *file);
+    if (r != QLORA_OK) {
+        qlora__file_remove(&g->ctx->env, g->dir, "config.json");
+    }
     return r;
 }
 
@@ -48141,7 +49593,8 @@ static qlora_result qlora__merge_need_rows(qlora_ctx* ctx, const qlora_model* m,
     if (highest < m->plan.config.vocab) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__merge_highest(&ctx->env, m->dir, &usual));
+    QLORA__TRY(qlora__gguf_path(m->dir) ? QLORA_OK
+                                        : qlora__merge_highest(&ctx->env, m->dir, &usual));
     return highest <= usual
                ? QLORA_OK
                : qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -48171,7 +49624,8 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
     uint64_t shard = desc->shard_bytes != 0 ? desc->shard_bytes : (uint64_t)5000000000u;
     qlora_result r = qlora__gguf_path(desc->dir)
                          ? qlora__merge_gguf(&g, desc->dir, qlora__merge_type(desc))
-                         : qlora__merge_run(&g, shard);
+                     : g.folder.gguf.count > 0 ? qlora__merge_unpack(&g, shard)
+                                               : qlora__merge_run(&g, shard);
     r = r == QLORA_OK && !qlora__gguf_path(desc->dir) ? qlora__merge_check_scale(&g) : r;
     qlora__merge_close(&g);
     return r;
@@ -54123,4 +55577,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 27f29354b239d217
+//@@ end 9b9479933c9c1ec7

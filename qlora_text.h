@@ -3402,12 +3402,25 @@ static QLORA__UNUSED void qlora__json_write_key(qlora__json_writer* w, const cha
     w->empty = false;
 }
 
-static QLORA__UNUSED void qlora__json_write_open(qlora__json_writer* w, const char* key,
-                                                 char bracket) {
-    qlora__json_write_key(w, key);
+// Writes the prefix of a value whose key is not terminated.
+static QLORA__UNUSED void qlora__json_write_name(qlora__json_writer* w, const char* key,
+                                                 size_t size) {
+    qlora__json_write_key(w, NULL);
+    qlora__json_write_quoted(w->text, key, size);
+    qlora__string_puts(w->text, w->indent > 0 ? ": " : ":");
+}
+
+// Begins an array or an object after its prefix.
+static QLORA__UNUSED void qlora__json_write_bracket(qlora__json_writer* w, char bracket) {
     qlora__string_add(w->text, &bracket, 1);
     w->depth++;
     w->empty = true;
+}
+
+static QLORA__UNUSED void qlora__json_write_open(qlora__json_writer* w, const char* key,
+                                                 char bracket) {
+    qlora__json_write_key(w, key);
+    qlora__json_write_bracket(w, bracket);
 }
 
 static QLORA__UNUSED void qlora__json_write_close(qlora__json_writer* w, char bracket) {
@@ -4428,6 +4441,394 @@ static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
 }
 
 #endif // QLORA__PART_GGUF_READ
+
+//@@ src/formats/gguf_vocab.h
+
+#ifndef QLORA__PART_GGUF_VOCAB
+#define QLORA__PART_GGUF_VOCAB
+
+// ---- the vocabulary of a GGUF file --------------------------------------------------------------
+
+// What a tokenizer and the export of one have to know alike: which tokens are found in a text
+// before the model splits it, and the patterns behind the names of pre-tokenizers.
+
+// Patterns of the tokenizers that there are, in pieces.
+#define QLORA__SPLITS_ANY "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define QLORA__SPLITS_ANY2 "'(?i:[sdmt]|ll|ve|re)"
+#define QLORA__SPLITS_ASCII "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+#define QLORA__SPLITS_WORD "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
+#define QLORA__SPLITS_WORD2 "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|"
+#define QLORA__SPLITS_LINES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define QLORA__SPLITS_LINES2 "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
+#define QLORA__SPLITS_REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" QLORA__SPLITS_LINES
+#define QLORA__SPLITS_REST2 "| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*" QLORA__SPLITS_LINES2
+#define QLORA__SPLITS_GPT2 "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define QLORA__SPLITS_UP "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define QLORA__SPLITS_LOW "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define QLORA__SPLITS_PRE "[^\\r\\n\\p{L}\\p{N}]?"
+#define QLORA__SPLITS_CASED(tail)                                                                  \
+    QLORA__SPLITS_PRE QLORA__SPLITS_UP "*" QLORA__SPLITS_LOW "+" tail                              \
+                                       "|" QLORA__SPLITS_PRE QLORA__SPLITS_UP                      \
+                                       "+" QLORA__SPLITS_LOW "*" tail "|"
+#define QLORA__SPLITS_REST3 "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" QLORA__SPLITS_LINES
+#define QLORA__SPLITS_DEEPSEEK3                                                                    \
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"           \
+    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*" QLORA__SPLITS_LINES
+#define QLORA__SPLITS_MARKS                                                                        \
+    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                              \
+    "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" QLORA__SPLITS_LINES
+
+// The patterns behind the names of tokenizer.ggml.pre. Several patterns of one name are applied in
+// turn, each to the pieces that the one before left.
+#define QLORA__GGUF_PATTERNS 6
+
+typedef struct qlora__gguf_pre {
+    const char* names; // separated and surrounded by blanks
+    const char* patterns[QLORA__GGUF_PATTERNS];
+    bool ignore_merges;
+    bool add_bos;
+} qlora__gguf_pre;
+
+#define QLORA__PRETOK_GPT2 "'s|'t|'re|'ve|'m|'ll|'d" QLORA__SPLITS_GPT2
+#define QLORA__PRETOK_LLAMA3 QLORA__SPLITS_ASCII QLORA__SPLITS_WORD "\\p{N}{1,3}" QLORA__SPLITS_REST
+#define QLORA__PRETOK_CJK "[\\x{4e00}-\\x{9fa5}\\x{800}-\\x{4e00}\\x{ac00}-\\x{d7ff}]+"
+#define QLORA__PRETOK_KANA "[\\x{4e00}-\\x{9fa5}\\x{3040}-\\x{309f}\\x{30a0}-\\x{30ff}]+"
+// Cased letters, as the pattern of the first DeepSeek models lists them.
+#define QLORA__PRETOK_CASED                                                                        \
+    "\\x{41}-\\x{5a}\\x{61}-\\x{7a}\\x{b5}\\x{c0}-\\x{d6}\\x{d8}-\\x{f6}\\x{f8}-\\x{1ba}"          \
+    "\\x{1bc}-\\x{1bf}\\x{1c4}-\\x{293}\\x{295}-\\x{2af}\\x{370}-\\x{373}\\x{376}\\x{377}"         \
+    "\\x{37b}-\\x{37d}\\x{37f}\\x{386}\\x{388}-\\x{38a}\\x{38c}\\x{38e}-\\x{3a1}"                  \
+    "\\x{3a3}-\\x{3f5}\\x{3f7}-\\x{481}\\x{48a}-\\x{52f}\\x{531}-\\x{556}\\x{10a0}-\\x{10c5}"      \
+    "\\x{13a0}-\\x{13f5}\\x{13f8}-\\x{13fd}\\x{1c90}-\\x{1cba}\\x{1cbd}-\\x{1cbf}"                 \
+    "\\x{1d00}-\\x{1d2b}\\x{1d6b}-\\x{1d77}\\x{1d79}-\\x{1d9a}\\x{1e00}-\\x{1f15}"                 \
+    "\\x{1f18}-\\x{1f1d}\\x{1f20}-\\x{1f45}\\x{1f48}-\\x{1f4d}\\x{1f50}-\\x{1f57}\\x{1f59}"        \
+    "\\x{1f5b}\\x{1f5d}\\x{1f5f}-\\x{1f7d}\\x{1f80}-\\x{1fb4}\\x{1fb6}-\\x{1fbc}\\x{1fbe}"         \
+    "\\x{1fc2}-\\x{1fc4}\\x{1fc6}-\\x{1fcc}\\x{1fd0}-\\x{1fd3}\\x{1fd6}-\\x{1fdb}"                 \
+    "\\x{1fe0}-\\x{1fec}\\x{1ff2}-\\x{1ff4}\\x{1ff6}-\\x{1ffc}\\x{2102}\\x{2107}"                  \
+    "\\x{210a}-\\x{2113}\\x{2115}\\x{2119}-\\x{211d}\\x{2124}\\x{2126}\\x{2128}"                   \
+    "\\x{212a}-\\x{212d}\\x{212f}-\\x{2134}\\x{2139}\\x{213c}-\\x{213f}\\x{2145}-\\x{2149}"        \
+    "\\x{214e}\\x{2183}\\x{2184}\\x{2c00}-\\x{2c7b}\\x{2c7e}-\\x{2ce4}\\x{2ceb}-\\x{2cee}"         \
+    "\\x{2cf2}\\x{2cf3}\\x{a640}-\\x{a66d}\\x{a680}-\\x{a69b}\\x{a722}-\\x{a76f}"                  \
+    "\\x{a771}-\\x{a787}\\x{a78b}-\\x{a78e}\\x{ab70}-\\x{abbf}\\x{fb00}-\\x{fb06}"                 \
+    "\\x{fb13}-\\x{fb17}\\x{ff21}-\\x{ff3a}\\x{ff41}-\\x{ff5a}\\x{10400}-\\x{1044f}"               \
+    "\\x{104b0}-\\x{104d3}\\x{104d8}-\\x{104fb}\\x{10c80}-\\x{10cb2}\\x{10cc0}-\\x{10cf2}"         \
+    "\\x{118a0}-\\x{118df}\\x{1e900}-\\x{1e943}"
+
+static const qlora__gguf_pre qlora__gguf_pres[] = {
+    {" llama-bpe llama3 llama-v3 falcon3 pixtral lfm2 ",
+     {QLORA__PRETOK_LLAMA3, NULL, NULL, NULL, NULL, NULL},
+     true,
+     true},
+    {" smaug-bpe dbrx glm4 chatglm-bpe ",
+     {QLORA__PRETOK_LLAMA3, NULL, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" qwen2 deepseek-r1-qwen stablelm2 ",
+     {QLORA__SPLITS_ASCII QLORA__SPLITS_WORD "\\p{N}" QLORA__SPLITS_REST, NULL, NULL, NULL, NULL,
+      NULL},
+     false,
+     false},
+    {" qwen35 ",
+     {QLORA__SPLITS_ASCII QLORA__SPLITS_MARKS, NULL, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" tekken ",
+     {QLORA__SPLITS_CASED("") "\\p{N}" QLORA__SPLITS_REST3, NULL, NULL, NULL, NULL, NULL},
+     true,
+     true},
+    {" gpt-4o llama4 ",
+     {QLORA__SPLITS_CASED(QLORA__SPLITS_ASCII "?") "\\p{N}{1,3}" QLORA__SPLITS_REST3, NULL, NULL,
+      NULL, NULL, NULL},
+     false,
+     false},
+    {" gpt-2 phi-2 olmo exaone4 jais mpt ",
+     {QLORA__PRETOK_GPT2, NULL, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" refact starcoder smollm command-r exaone codeshell ",
+     {"\\p{N}", QLORA__PRETOK_GPT2, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" seed-coder ",
+     {QLORA__SPLITS_ASCII QLORA__SPLITS_WORD
+      "\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\\r\\n]+" QLORA__SPLITS_LINES,
+      NULL, NULL, NULL, NULL, NULL},
+     false,
+     false},
+    {" deepseek-v3 ",
+     {"\\p{N}{1,3}", QLORA__PRETOK_KANA, QLORA__SPLITS_DEEPSEEK3, NULL, NULL, NULL},
+     false,
+     false},
+    {" deepseek-llm ",
+     {"[\\r\\n]", "\\s?[" QLORA__PRETOK_CASED "]+",
+      "\\s?[!-/:-~\\x{ff01}-\\x{ff0f}\\x{ff1a}-\\x{ff5e}\\x{2018}-\\x{201f}\\x{3000}-\\x{3002}]+",
+      "\\s+$", QLORA__PRETOK_CJK, "\\p{N}+"},
+     false,
+     false},
+    {" deepseek-coder ",
+     {"[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", QLORA__PRETOK_CJK, "\\p{N}", NULL},
+     false,
+     false},
+    {" default ",
+     {"[\\p{P}\\$\\+<=>\\^~\\|]+", QLORA__PRETOK_GPT2, "\\p{N}+", "[0-9][0-9][0-9]", NULL, NULL},
+     false,
+     false},
+};
+
+// NULL if the name is not known; no name is "default".
+static QLORA__UNUSED const qlora__gguf_pre* qlora__gguf_pre_find(const char* name, size_t size) {
+    char word[66];
+    if (name == NULL) {
+        name = "default";
+        size = 7;
+    }
+    if (size == 0 || size > 64) {
+        return NULL;
+    }
+    word[0] = ' ';
+    memcpy(word + 1, name, size);
+    word[size + 1] = ' ';
+    for (size_t i = 0; i < sizeof qlora__gguf_pres / sizeof qlora__gguf_pres[0]; i++) {
+        const char* at = qlora__gguf_pres[i].names;
+        size_t room = strlen(at);
+        for (size_t k = 0; k + size + 2 <= room; k++) {
+            if (memcmp(at + k, word, size + 2) == 0) {
+                return &qlora__gguf_pres[i];
+            }
+        }
+    }
+    return NULL;
+}
+
+// ---- tokens -------------------------------------------------------------------------------------
+
+// tokenizer.ggml.token_type
+enum {
+    QLORA__GGUF_T_NORMAL = 1,
+    QLORA__GGUF_T_UNKNOWN = 2,
+    QLORA__GGUF_T_CONTROL = 3,
+    QLORA__GGUF_T_USER = 4,
+    QLORA__GGUF_T_UNUSED = 5,
+    QLORA__GGUF_T_BYTE = 6
+};
+
+#define QLORA__GGUF_MAX_TOKENS ((uint64_t)1 << 24)
+
+typedef struct qlora__gguf_vocab {
+    const qlora__gguf* g;
+    const qlora__gguf_value* tokens;
+    const qlora__gguf_value* types;  // NULL: all normal
+    const qlora__gguf_value* scores; // NULL: none
+    bool pieces;                     // SentencePiece, not byte-level BPE
+    bool phi3;
+} qlora__gguf_vocab;
+
+// What a token is.
+typedef struct qlora__gguf_token {
+    int64_t type;
+    bool word;        // of the model
+    bool added;       // found in a text before the model splits it
+    bool special;     // if it is added
+    bool strip_right; // the same: with the blanks behind it
+} qlora__gguf_token;
+
+// llama.cpp takes these ends of a text or a turn for special tokens, whatever their type is.
+static bool qlora__gguf_is_end(const char* name, size_t size) {
+    static const char* const ends[] = {
+        "</s>",       "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>",
+        "<|eom_id|>", "<|end|>",       "<end_of_turn>",   "<EOT>",      "[EOT]"};
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        if (qlora__gguf_is(name, size, ends[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool qlora__gguf_has_word(const char* text, size_t size, const char* word) {
+    size_t n = strlen(word);
+    for (size_t i = 0; text != NULL && i + n <= size; i++) {
+        size_t k = 0;
+        while (k < n && (text[i + k] | 0x20) == word[k]) {
+            k++;
+        }
+        if (k == n) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Whether the file has a vocabulary that can be read: its lists, of the right lengths.
+static QLORA__UNUSED qlora_result qlora__gguf_vocab_open(qlora__env* env, const qlora__gguf* g,
+                                                         qlora__gguf_vocab* v) {
+    const char* model = NULL;
+    const char* name = NULL;
+    size_t size = 0;
+    memset(v, 0, sizeof *v);
+    v->g = g;
+    QLORA__TRY(qlora__gguf_get_string(env, g, "tokenizer.ggml.model", true, &model, &size));
+    v->pieces = qlora__gguf_is(model, size, "llama");
+    if (!v->pieces && !qlora__gguf_is(model, size, "gpt2")) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: tokenizer.ggml.model \"%.*s\" is not supported; supported are "
+                               "llama (SentencePiece) and gpt2 (byte-level BPE)",
+                               g->label, qlora__gguf_shown(size), model);
+    }
+    QLORA__TRY(qlora__gguf_get_array(env, g, "tokenizer.ggml.tokens", QLORA__GGUF_STRING, true,
+                                     &v->tokens));
+    if (v->tokens->count == 0 || v->tokens->count >= QLORA__GGUF_MAX_TOKENS) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: tokenizer.ggml.tokens has %llu tokens; it must have 1 to %llu",
+                               g->label, (unsigned long long)v->tokens->count,
+                               (unsigned long long)QLORA__GGUF_MAX_TOKENS - 1);
+    }
+    v->types = qlora__gguf_find(g, "tokenizer.ggml.token_type");
+    v->scores = v->pieces ? qlora__gguf_find(g, "tokenizer.ggml.scores") : NULL;
+    const struct {
+        const char* key;
+        const qlora__gguf_value* value;
+    } lists[] = {{"tokenizer.ggml.token_type", v->types}, {"tokenizer.ggml.scores", v->scores}};
+    for (int i = 0; i < 2; i++) {
+        const qlora__gguf_value* list = lists[i].value;
+        if (list != NULL && (list->kind != QLORA__GGUF_ARRAY || list->count != v->tokens->count)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %s must be an array with one number for each of the %llu "
+                                   "tokens",
+                                   g->label, lists[i].key, (unsigned long long)v->tokens->count);
+        }
+    }
+    if (v->pieces && v->scores == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: tokenizer.ggml.scores is missing",
+                               g->label);
+    }
+    QLORA__TRY(qlora__gguf_get_string(env, g, "general.name", false, &name, &size));
+    v->phi3 = v->pieces && (qlora__gguf_has_word(name, size, "phi-3") ||
+                            qlora__gguf_has_word(name, size, "phi3"));
+    return QLORA_OK;
+}
+
+// What token `id` is, whose text is `name`.
+static QLORA__UNUSED qlora_result qlora__gguf_vocab_token(qlora__env* env,
+                                                          const qlora__gguf_vocab* v, uint64_t id,
+                                                          const char* name, size_t size,
+                                                          qlora__gguf_token* out) {
+    int64_t type = QLORA__GGUF_T_NORMAL;
+    if (v->types != NULL && (!qlora__gguf_integer(v->types, id, &type) ||
+                             type < QLORA__GGUF_T_NORMAL || type > QLORA__GGUF_T_BYTE)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "tokenizer.ggml.token_type[%llu] is %lld; it must be 1 to 6",
+                               (unsigned long long)id, (long long)type);
+    }
+    memset(out, 0, sizeof *out);
+    // In byte-level files, added tokens are spelt plainly, so they are not words of the model.
+    out->word = v->pieces || type == QLORA__GGUF_T_NORMAL || type == QLORA__GGUF_T_BYTE;
+    type = qlora__gguf_is_end(name, size) ? (int64_t)QLORA__GGUF_T_CONTROL : type;
+    out->type = type;
+    out->added = size > 0 && (type == QLORA__GGUF_T_CONTROL || type == QLORA__GGUF_T_USER ||
+                              type == QLORA__GGUF_T_UNKNOWN);
+    out->special = type != QLORA__GGUF_T_USER;
+    // llama.cpp treats files of this name so, whatever they say; their tokenizer.json agrees.
+    out->strip_right = v->phi3 && !qlora__gguf_is(name, size, "<unk>") &&
+                       !qlora__gguf_is(name, size, "<s>") &&
+                       !qlora__gguf_is(name, size, "<|endoftext|>");
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__gguf_vocab_score(qlora__env* env,
+                                                          const qlora__gguf_vocab* v, uint64_t id,
+                                                          float* out) {
+    double score = 0.0;
+    int64_t whole = 0;
+    if (qlora__gguf_integer(v->scores, id, &whole)) { // some files have integers
+        score = (double)whole;
+    } else if (!qlora__gguf_real(v->scores, id, &score) || !(score > -1e30 && score < 1e30)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "tokenizer.ggml.scores[%llu] is not a finite number",
+                               (unsigned long long)id);
+    }
+    *out = (float)score;
+    return QLORA_OK;
+}
+
+// The pre-tokenizer of a byte-level vocabulary.
+static QLORA__UNUSED qlora_result qlora__gguf_vocab_pre(qlora__env* env, const qlora__gguf_vocab* v,
+                                                        const qlora__gguf_pre** out) {
+    const char* name = NULL;
+    size_t size = 0;
+    QLORA__TRY(qlora__gguf_get_string(env, v->g, "tokenizer.ggml.pre", false, &name, &size));
+    *out = qlora__gguf_pre_find(name, size);
+    return *out != NULL ? QLORA_OK
+                        : qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                          "%s: tokenizer.ggml.pre \"%.*s\" is not known",
+                                          v->g->label, qlora__gguf_shown(size), name);
+}
+
+// The ids that are put before and behind a text; -1 if there is none. `pre`: of a byte-level
+// vocabulary.
+static QLORA__UNUSED qlora_result qlora__gguf_vocab_ends(qlora__env* env,
+                                                         const qlora__gguf_vocab* v,
+                                                         const qlora__gguf_pre* pre,
+                                                         int64_t out[2]) {
+    const struct {
+        const char* flag;
+        const char* key;
+        bool fallback;
+        int64_t id; // if the key is absent
+    } ends[] = {{"tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id",
+                 v->pieces || pre->add_bos, v->pieces ? 1 : -1},
+                {"tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", false,
+                 v->pieces ? 2 : -1}};
+    for (int i = 0; i < 2; i++) {
+        bool add = false;
+        out[i] = -1;
+        QLORA__TRY(qlora__gguf_get_bool(env, v->g, ends[i].flag, ends[i].fallback, &add));
+        if (add) {
+            QLORA__TRY(qlora__gguf_get_int(env, v->g, ends[i].key, ends[i].id, 0,
+                                           (int64_t)v->tokens->count - 1, &out[i]));
+        }
+    }
+    return QLORA_OK;
+}
+
+// The id of the token for what is unknown to a SentencePiece vocabulary.
+static QLORA__UNUSED qlora_result qlora__gguf_vocab_unknown(qlora__env* env,
+                                                            const qlora__gguf_vocab* v,
+                                                            int64_t* out) {
+    return qlora__gguf_get_int(env, v->g, "tokenizer.ggml.unknown_token_id", 0, 0,
+                               (int64_t)v->tokens->count - 1, out);
+}
+
+// The text of the token whose id a key holds, as a member of a JSON object; nothing if there is no
+// such key or token.
+static QLORA__UNUSED void qlora__gguf_named_token(const qlora__gguf* g, const char* key,
+                                                  const char* name, qlora__json_writer* w) {
+    const qlora__gguf_value* id = qlora__gguf_find(g, key);
+    const qlora__gguf_value* tokens = qlora__gguf_find(g, "tokenizer.ggml.tokens");
+    int64_t number = 0;
+    uint64_t at = 0;
+    size_t size = 0;
+    if (id == NULL || tokens == NULL || tokens->element != QLORA__GGUF_STRING ||
+        !qlora__gguf_integer(id, 0, &number) || number < 0 || (uint64_t)number >= tokens->count) {
+        return;
+    }
+    const char* token = NULL;
+    for (int64_t i = 0; i <= number; i++) {
+        token = qlora__gguf_next_string(tokens, &at, &size);
+    }
+    qlora__json_write_key(w, name);
+    qlora__json_write_quoted(w->text, token, size);
+}
+
+// The members of tokenizer_config.json that name special tokens.
+static QLORA__UNUSED void qlora__gguf_named_tokens(const qlora__gguf* g, qlora__json_writer* w) {
+    qlora__gguf_named_token(g, "tokenizer.ggml.bos_token_id", "bos_token", w);
+    qlora__gguf_named_token(g, "tokenizer.ggml.eos_token_id", "eos_token", w);
+    qlora__gguf_named_token(g, "tokenizer.ggml.unknown_token_id", "unk_token", w);
+    qlora__gguf_named_token(g, "tokenizer.ggml.padding_token_id", "pad_token", w);
+}
+
+#endif // QLORA__PART_GGUF_VOCAB
 
 //@@ src/formats/inflate.h
 
@@ -8195,36 +8596,6 @@ static qlora_result qlora__text_file_read(qlora__env* env, const char* path, qlo
 
 // ---- the files of a model folder, and of a GGUF file in their place -----------------------------
 
-// The text of the token whose id a key holds, as a member of a JSON object; nothing if there is no
-// such key or token.
-static void qlora__text_gguf_token(const qlora__gguf* g, const char* key, const char* name,
-                                   qlora__json_writer* w, qlora__string* text) {
-    const qlora__gguf_value* id = qlora__gguf_find(g, key);
-    const qlora__gguf_value* tokens = qlora__gguf_find(g, "tokenizer.ggml.tokens");
-    int64_t number = 0;
-    uint64_t at = 0;
-    size_t size = 0;
-    if (id == NULL || tokens == NULL || tokens->element != QLORA__GGUF_STRING ||
-        !qlora__gguf_integer(id, 0, &number) || number < 0 || (uint64_t)number >= tokens->count) {
-        return;
-    }
-    const char* token = NULL;
-    for (int64_t i = 0; i <= number; i++) {
-        token = qlora__gguf_next_string(tokens, &at, &size);
-    }
-    qlora__json_write_key(w, name);
-    qlora__json_write_quoted(text, token, size);
-}
-
-// tokenizer_config.json: the names of the special tokens.
-static void qlora__text_gguf_config(const qlora__gguf* g, qlora__json_writer* w,
-                                    qlora__string* text) {
-    qlora__text_gguf_token(g, "tokenizer.ggml.bos_token_id", "bos_token", w, text);
-    qlora__text_gguf_token(g, "tokenizer.ggml.eos_token_id", "eos_token", w, text);
-    qlora__text_gguf_token(g, "tokenizer.ggml.unknown_token_id", "unk_token", w, text);
-    qlora__text_gguf_token(g, "tokenizer.ggml.padding_token_id", "pad_token", w, text);
-}
-
 // config.json: the ids at which generation ends.
 static void qlora__text_gguf_stops(const qlora__gguf* g, qlora__json_writer* w) {
     static const char* const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
@@ -8264,7 +8635,7 @@ static qlora_result qlora__text_gguf_make(qlora__env* env, const qlora__gguf* g,
     qlora__json_write_begin(&w, &text, 2);
     qlora__json_write_open(&w, NULL, '{');
     if (config) {
-        qlora__text_gguf_config(g, &w, &text);
+        qlora__gguf_named_tokens(g, &w);
     } else {
         qlora__text_gguf_stops(g, &w);
     }
@@ -12101,62 +12472,37 @@ typedef struct qlora__text_pattern {
     unsigned option;
 } qlora__text_pattern;
 
-#define QLORA__TEXT_R_ANY "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-#define QLORA__TEXT_R_ANY2 "'(?i:[sdmt]|ll|ve|re)"
-#define QLORA__TEXT_R_ASCII "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-#define QLORA__TEXT_R_WORD "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
-#define QLORA__TEXT_R_WORD2 "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|"
-#define QLORA__TEXT_R_LINES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define QLORA__TEXT_R_LINES2 "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
-#define QLORA__TEXT_R_REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" QLORA__TEXT_R_LINES
-#define QLORA__TEXT_R_REST2 "| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*" QLORA__TEXT_R_LINES2
-#define QLORA__TEXT_R_GPT2 "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-#define QLORA__TEXT_R_UP "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
-#define QLORA__TEXT_R_LOW "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
-#define QLORA__TEXT_R_PRE "[^\\r\\n\\p{L}\\p{N}]?"
-#define QLORA__TEXT_R_CASED(tail)                                                                  \
-    QLORA__TEXT_R_PRE QLORA__TEXT_R_UP "*" QLORA__TEXT_R_LOW "+" tail                              \
-                                       "|" QLORA__TEXT_R_PRE QLORA__TEXT_R_UP                      \
-                                       "+" QLORA__TEXT_R_LOW "*" tail "|"
-#define QLORA__TEXT_R_REST3 "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" QLORA__TEXT_R_LINES
-#define QLORA__TEXT_R_DEEPSEEK3                                                                    \
-    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"           \
-    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*" QLORA__TEXT_R_LINES
-#define QLORA__TEXT_R_MARKS                                                                        \
-    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                              \
-    "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" QLORA__TEXT_R_LINES
-
 static const qlora__text_pattern qlora__text_patterns[] = {
     // GPT-2, also the pattern of the ByteLevel step; must be first
-    {"'s|'t|'re|'ve|'m|'ll|'d" QLORA__TEXT_R_GPT2, qlora__text_match_gpt2, 0},
-    {"'(?:[sdmt]|ll|ve|re)" QLORA__TEXT_R_GPT2, qlora__text_match_gpt2, 0},
+    {"'s|'t|'re|'ve|'m|'ll|'d" QLORA__SPLITS_GPT2, qlora__text_match_gpt2, 0},
+    {"'(?:[sdmt]|ll|ve|re)" QLORA__SPLITS_GPT2, qlora__text_match_gpt2, 0},
     // Llama-3, GLM-4, Phi-4, OLMo-2, ...
-    {QLORA__TEXT_R_ANY QLORA__TEXT_R_WORD "\\p{N}{1,3}" QLORA__TEXT_R_REST,
+    {QLORA__SPLITS_ANY QLORA__SPLITS_WORD "\\p{N}{1,3}" QLORA__SPLITS_REST,
      qlora__text_match_cl100k, QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_3},
-    {QLORA__TEXT_R_ANY2 QLORA__TEXT_R_WORD "\\p{N}{1,3}" QLORA__TEXT_R_REST,
+    {QLORA__SPLITS_ANY2 QLORA__SPLITS_WORD "\\p{N}{1,3}" QLORA__SPLITS_REST,
      qlora__text_match_cl100k, QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_3},
-    {QLORA__TEXT_R_ANY2 QLORA__TEXT_R_WORD2 "\\p{N}{1,3}" QLORA__TEXT_R_REST2,
+    {QLORA__SPLITS_ANY2 QLORA__SPLITS_WORD2 "\\p{N}{1,3}" QLORA__SPLITS_REST2,
      qlora__text_match_cl100k, QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_3},
-    {QLORA__TEXT_R_ASCII QLORA__TEXT_R_WORD "\\p{N}{1,3}" QLORA__TEXT_R_REST,
+    {QLORA__SPLITS_ASCII QLORA__SPLITS_WORD "\\p{N}{1,3}" QLORA__SPLITS_REST,
      qlora__text_match_cl100k, QLORA__TEXT_O_ASCII_CASE | QLORA__TEXT_O_DIGITS_3},
-    {QLORA__TEXT_R_ANY2 QLORA__TEXT_R_WORD2 "\\p{N}" QLORA__TEXT_R_REST2, qlora__text_match_cl100k,
+    {QLORA__SPLITS_ANY2 QLORA__SPLITS_WORD2 "\\p{N}" QLORA__SPLITS_REST2, qlora__text_match_cl100k,
      QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_1},
     // Qwen2, Qwen2.5, Qwen3
-    {QLORA__TEXT_R_ANY QLORA__TEXT_R_WORD "\\p{N}" QLORA__TEXT_R_REST, qlora__text_match_cl100k,
+    {QLORA__SPLITS_ANY QLORA__SPLITS_WORD "\\p{N}" QLORA__SPLITS_REST, qlora__text_match_cl100k,
      QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_1},
-    {QLORA__TEXT_R_ASCII QLORA__TEXT_R_WORD "\\p{N}" QLORA__TEXT_R_REST, qlora__text_match_cl100k,
+    {QLORA__SPLITS_ASCII QLORA__SPLITS_WORD "\\p{N}" QLORA__SPLITS_REST, qlora__text_match_cl100k,
      QLORA__TEXT_O_ASCII_CASE | QLORA__TEXT_O_DIGITS_1},
     // Qwen3.5
-    {QLORA__TEXT_R_ANY QLORA__TEXT_R_MARKS, qlora__text_match_cl100k,
+    {QLORA__SPLITS_ANY QLORA__SPLITS_MARKS, qlora__text_match_cl100k,
      QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_1 | QLORA__TEXT_O_MARKS},
     // GPT-4o, Llama-4, gpt-oss
-    {QLORA__TEXT_R_CASED(QLORA__TEXT_R_ANY "?") "\\p{N}{1,3}" QLORA__TEXT_R_REST3,
+    {QLORA__SPLITS_CASED(QLORA__SPLITS_ANY "?") "\\p{N}{1,3}" QLORA__SPLITS_REST3,
      qlora__text_match_o200k,
      QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_CONTRACTED | QLORA__TEXT_O_DIGITS_3},
     // Tekken
-    {QLORA__TEXT_R_CASED("") "\\p{N}" QLORA__TEXT_R_REST3, qlora__text_match_o200k,
+    {QLORA__SPLITS_CASED("") "\\p{N}" QLORA__SPLITS_REST3, qlora__text_match_o200k,
      QLORA__TEXT_O_DIGITS_1},
-    {QLORA__TEXT_R_CASED("") "\\p{N}{1,3}" QLORA__TEXT_R_REST3, qlora__text_match_o200k,
+    {QLORA__SPLITS_CASED("") "\\p{N}{1,3}" QLORA__SPLITS_REST3, qlora__text_match_o200k,
      QLORA__TEXT_O_DIGITS_3},
     // DeepSeek-V3, in three steps
     {"\\p{N}{1,3}", qlora__text_match_digits, QLORA__TEXT_O_DIGITS_3},
@@ -12164,7 +12510,7 @@ static const qlora__text_pattern qlora__text_patterns[] = {
     {"\\p{N}+", qlora__text_match_digits, 0},
     {"[\xE4\xB8\x80-\xE9\xBE\xA5\xE3\x81\x80-\xE3\x82\x9F\xE3\x82\xA0-\xE3\x83\xBF]+",
      qlora__text_match_chinese, 0},
-    {QLORA__TEXT_R_DEEPSEEK3, qlora__text_match_deepseek3, 0},
+    {QLORA__SPLITS_DEEPSEEK3, qlora__text_match_deepseek3, 0},
     {"[0-9][0-9][0-9]", qlora__text_match_ascii3, 0}, // Falcon
     // The Whitespace step: \w+|[^\w\s]+ in another engine, whose \w differs.
     {"Whitespace", qlora__text_match_words, 0}};
@@ -14961,211 +15307,43 @@ static qlora_result qlora__text_tok_add(qlora__env* env, qlora_text_tok* tok, in
 
 // ---- the tokenizer in a GGUF file ---------------------------------------------------------------
 
-// The patterns behind the names of tokenizer.ggml.pre. Several patterns of one name are applied in
-// turn, each to the pieces that the one before left.
-#define QLORA__TEXT_GGUF_PATTERNS 6
-
-typedef struct qlora__text_pre {
-    const char* names; // separated and surrounded by blanks
-    const char* patterns[QLORA__TEXT_GGUF_PATTERNS];
-    bool ignore_merges;
-    bool add_bos;
-} qlora__text_pre;
-
-#define QLORA__TEXT_G_GPT2 "'s|'t|'re|'ve|'m|'ll|'d" QLORA__TEXT_R_GPT2
-#define QLORA__TEXT_G_LLAMA3 QLORA__TEXT_R_ASCII QLORA__TEXT_R_WORD "\\p{N}{1,3}" QLORA__TEXT_R_REST
-#define QLORA__TEXT_G_CJK "[\\x{4e00}-\\x{9fa5}\\x{800}-\\x{4e00}\\x{ac00}-\\x{d7ff}]+"
-#define QLORA__TEXT_G_KANA "[\\x{4e00}-\\x{9fa5}\\x{3040}-\\x{309f}\\x{30a0}-\\x{30ff}]+"
-// Cased letters, as the pattern of the first DeepSeek models lists them.
-#define QLORA__TEXT_G_CASED                                                                        \
-    "\\x{41}-\\x{5a}\\x{61}-\\x{7a}\\x{b5}\\x{c0}-\\x{d6}\\x{d8}-\\x{f6}\\x{f8}-\\x{1ba}"          \
-    "\\x{1bc}-\\x{1bf}\\x{1c4}-\\x{293}\\x{295}-\\x{2af}\\x{370}-\\x{373}\\x{376}\\x{377}"         \
-    "\\x{37b}-\\x{37d}\\x{37f}\\x{386}\\x{388}-\\x{38a}\\x{38c}\\x{38e}-\\x{3a1}"                  \
-    "\\x{3a3}-\\x{3f5}\\x{3f7}-\\x{481}\\x{48a}-\\x{52f}\\x{531}-\\x{556}\\x{10a0}-\\x{10c5}"      \
-    "\\x{13a0}-\\x{13f5}\\x{13f8}-\\x{13fd}\\x{1c90}-\\x{1cba}\\x{1cbd}-\\x{1cbf}"                 \
-    "\\x{1d00}-\\x{1d2b}\\x{1d6b}-\\x{1d77}\\x{1d79}-\\x{1d9a}\\x{1e00}-\\x{1f15}"                 \
-    "\\x{1f18}-\\x{1f1d}\\x{1f20}-\\x{1f45}\\x{1f48}-\\x{1f4d}\\x{1f50}-\\x{1f57}\\x{1f59}"        \
-    "\\x{1f5b}\\x{1f5d}\\x{1f5f}-\\x{1f7d}\\x{1f80}-\\x{1fb4}\\x{1fb6}-\\x{1fbc}\\x{1fbe}"         \
-    "\\x{1fc2}-\\x{1fc4}\\x{1fc6}-\\x{1fcc}\\x{1fd0}-\\x{1fd3}\\x{1fd6}-\\x{1fdb}"                 \
-    "\\x{1fe0}-\\x{1fec}\\x{1ff2}-\\x{1ff4}\\x{1ff6}-\\x{1ffc}\\x{2102}\\x{2107}"                  \
-    "\\x{210a}-\\x{2113}\\x{2115}\\x{2119}-\\x{211d}\\x{2124}\\x{2126}\\x{2128}"                   \
-    "\\x{212a}-\\x{212d}\\x{212f}-\\x{2134}\\x{2139}\\x{213c}-\\x{213f}\\x{2145}-\\x{2149}"        \
-    "\\x{214e}\\x{2183}\\x{2184}\\x{2c00}-\\x{2c7b}\\x{2c7e}-\\x{2ce4}\\x{2ceb}-\\x{2cee}"         \
-    "\\x{2cf2}\\x{2cf3}\\x{a640}-\\x{a66d}\\x{a680}-\\x{a69b}\\x{a722}-\\x{a76f}"                  \
-    "\\x{a771}-\\x{a787}\\x{a78b}-\\x{a78e}\\x{ab70}-\\x{abbf}\\x{fb00}-\\x{fb06}"                 \
-    "\\x{fb13}-\\x{fb17}\\x{ff21}-\\x{ff3a}\\x{ff41}-\\x{ff5a}\\x{10400}-\\x{1044f}"               \
-    "\\x{104b0}-\\x{104d3}\\x{104d8}-\\x{104fb}\\x{10c80}-\\x{10cb2}\\x{10cc0}-\\x{10cf2}"         \
-    "\\x{118a0}-\\x{118df}\\x{1e900}-\\x{1e943}"
-
-static const qlora__text_pre qlora__text_pres[] = {
-    {" llama-bpe llama3 llama-v3 falcon3 pixtral lfm2 ",
-     {QLORA__TEXT_G_LLAMA3, NULL, NULL, NULL, NULL, NULL},
-     true,
-     true},
-    {" smaug-bpe dbrx glm4 chatglm-bpe ",
-     {QLORA__TEXT_G_LLAMA3, NULL, NULL, NULL, NULL, NULL},
-     false,
-     false},
-    {" qwen2 deepseek-r1-qwen stablelm2 ",
-     {QLORA__TEXT_R_ASCII QLORA__TEXT_R_WORD "\\p{N}" QLORA__TEXT_R_REST, NULL, NULL, NULL, NULL,
-      NULL},
-     false,
-     false},
-    {" qwen35 ",
-     {QLORA__TEXT_R_ASCII QLORA__TEXT_R_MARKS, NULL, NULL, NULL, NULL, NULL},
-     false,
-     false},
-    {" tekken ",
-     {QLORA__TEXT_R_CASED("") "\\p{N}" QLORA__TEXT_R_REST3, NULL, NULL, NULL, NULL, NULL},
-     true,
-     true},
-    {" gpt-4o llama4 ",
-     {QLORA__TEXT_R_CASED(QLORA__TEXT_R_ASCII "?") "\\p{N}{1,3}" QLORA__TEXT_R_REST3, NULL, NULL,
-      NULL, NULL, NULL},
-     false,
-     false},
-    {" gpt-2 phi-2 olmo exaone4 jais mpt ",
-     {QLORA__TEXT_G_GPT2, NULL, NULL, NULL, NULL, NULL},
-     false,
-     false},
-    {" refact starcoder smollm command-r exaone codeshell ",
-     {"\\p{N}", QLORA__TEXT_G_GPT2, NULL, NULL, NULL, NULL},
-     false,
-     false},
-    {" seed-coder ",
-     {QLORA__TEXT_R_ASCII QLORA__TEXT_R_WORD
-      "\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\\r\\n]+" QLORA__TEXT_R_LINES,
-      NULL, NULL, NULL, NULL, NULL},
-     false,
-     false},
-    {" deepseek-v3 ",
-     {"\\p{N}{1,3}", QLORA__TEXT_G_KANA, QLORA__TEXT_R_DEEPSEEK3, NULL, NULL, NULL},
-     false,
-     false},
-    {" deepseek-llm ",
-     {"[\\r\\n]", "\\s?[" QLORA__TEXT_G_CASED "]+",
-      "\\s?[!-/:-~\\x{ff01}-\\x{ff0f}\\x{ff1a}-\\x{ff5e}\\x{2018}-\\x{201f}\\x{3000}-\\x{3002}]+",
-      "\\s+$", QLORA__TEXT_G_CJK, "\\p{N}+"},
-     false,
-     false},
-    {" deepseek-coder ",
-     {"[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", QLORA__TEXT_G_CJK, "\\p{N}", NULL},
-     false,
-     false},
-    {" default ",
-     {"[\\p{P}\\$\\+<=>\\^~\\|]+", QLORA__TEXT_G_GPT2, "\\p{N}+", "[0-9][0-9][0-9]", NULL, NULL},
-     false,
-     false},
-};
-
-static const qlora__text_pre* qlora__text_pre_find(const char* name, size_t size) {
-    char word[66];
-    if (name == NULL) {
-        name = "default";
-        size = 7;
-    }
-    if (size == 0 || size > 64) {
-        return NULL;
-    }
-    word[0] = ' ';
-    memcpy(word + 1, name, size);
-    word[size + 1] = ' ';
-    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_pres); i++) {
-        const char* at = qlora__text_pres[i].names;
-        size_t room = strlen(at);
-        for (size_t k = 0; k + size + 2 <= room; k++) {
-            if (memcmp(at + k, word, size + 2) == 0) {
-                return &qlora__text_pres[i];
-            }
-        }
-    }
-    return NULL;
-}
-
 // ---- tokens -------------------------------------------------------------------------------------
-
-// tokenizer.ggml.token_type
-enum {
-    QLORA__TEXT_T_NORMAL = 1,
-    QLORA__TEXT_T_UNKNOWN = 2,
-    QLORA__TEXT_T_CONTROL = 3,
-    QLORA__TEXT_T_USER = 4,
-    QLORA__TEXT_T_UNUSED = 5,
-    QLORA__TEXT_T_BYTE = 6
-};
 
 typedef struct qlora__text_gguf {
     qlora__env* env;
     qlora_text_tok* tok;
-    const qlora__gguf* g;
-    const qlora__gguf_value* tokens;
-    const qlora__gguf_value* types;  // NULL: all normal
-    const qlora__gguf_value* scores; // NULL: none
-    bool pieces;                     // SentencePiece, not byte-level BPE
-    bool phi3;
+    qlora__gguf_vocab v;
 } qlora__text_gguf;
 
-// A token that is found in a text before the model splits it.
-static qlora_result qlora__text_gguf_added(const qlora__text_gguf* t, int32_t id, int64_t type) {
-    qlora_text_tok* tok = t->tok;
-    QLORA__TRY(qlora__text_tok_add(t->env, tok, id, type != QLORA__TEXT_T_USER));
-    qlora__text_added* added = &tok->added[tok->added_count - 1];
-    const char* name = tok->names.data + added->name.at;
-    // llama.cpp treats files of this name so, whatever they say; their tokenizer.json agrees.
-    added->strip_right = t->phi3 && !qlora__gguf_is(name, added->name.size, "<unk>") &&
-                         !qlora__gguf_is(name, added->name.size, "<s>") &&
-                         !qlora__gguf_is(name, added->name.size, "<|endoftext|>");
-    return QLORA_OK;
-}
-
-// llama.cpp takes these ends of a text or a turn for special tokens, whatever their type is.
-static bool qlora__text_gguf_is_end(const char* name, size_t size) {
-    static const char* const ends[] = {
-        "</s>",       "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>",
-        "<|eom_id|>", "<|end|>",       "<end_of_turn>",   "<EOT>",      "[EOT]"};
-    for (size_t i = 0; i < QLORA__TEXT_COUNT(ends); i++) {
-        if (qlora__gguf_is(name, size, ends[i])) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static qlora_result qlora__text_gguf_token_add(const qlora__text_gguf* t, int32_t id,
-                                               const char* name, size_t size, int64_t type) {
+                                               const char* name, size_t size) {
     qlora_text_tok* tok = t->tok;
-    // In byte-level files, added tokens are spelt plainly, so they are not words of the model.
-    bool word = t->pieces || type == QLORA__TEXT_T_NORMAL || type == QLORA__TEXT_T_BYTE;
-    type = qlora__text_gguf_is_end(name, size) ? (int64_t)QLORA__TEXT_T_CONTROL : type;
-    bool added = type == QLORA__TEXT_T_CONTROL || type == QLORA__TEXT_T_USER ||
-                 type == QLORA__TEXT_T_UNKNOWN;
-    if (added && size > QLORA__TEXT_MAX_ADDED) {
+    qlora__gguf_token token;
+    QLORA__TRY(qlora__gguf_vocab_token(t->env, &t->v, (uint64_t)id, name, size, &token));
+    if (token.added && size > QLORA__TEXT_MAX_ADDED) {
         return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
                                "token %d is special and has %llu bytes; the limit is %d", (int)id,
                                (unsigned long long)size, QLORA__TEXT_MAX_ADDED);
     }
-    if (word && size > 0) {
+    if (token.word && size > 0) {
         QLORA__TRY(qlora__text_tok_word(t->env, tok, name, size, id));
     } else {
         QLORA__TRY(qlora__text_tok_name(t->env, tok, id, name, size, 0));
     }
-    return added && size > 0 ? qlora__text_gguf_added(t, id, type) : QLORA_OK;
+    if (token.added) {
+        QLORA__TRY(qlora__text_tok_add(t->env, tok, id, token.special));
+        tok->added[tok->added_count - 1].strip_right = token.strip_right;
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__text_gguf_tokens(const qlora__text_gguf* t) {
     uint64_t at = 0;
-    QLORA__TRY(qlora__text_words_reserve(t->env, &t->tok->words, (size_t)t->tokens->count));
-    for (uint64_t i = 0; i < t->tokens->count; i++) {
+    QLORA__TRY(qlora__text_words_reserve(t->env, &t->tok->words, (size_t)t->v.tokens->count));
+    for (uint64_t i = 0; i < t->v.tokens->count; i++) {
         size_t size = 0;
-        int64_t type = QLORA__TEXT_T_NORMAL;
-        const char* name = qlora__gguf_next_string(t->tokens, &at, &size);
-        if (t->types != NULL && (!qlora__gguf_integer(t->types, i, &type) ||
-                                 type < QLORA__TEXT_T_NORMAL || type > QLORA__TEXT_T_BYTE)) {
-            return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
-                                   "tokenizer.ggml.token_type[%llu] is %lld; it must be 1 to 6",
-                                   (unsigned long long)i, (long long)type);
-        }
-        QLORA__TRY(qlora__text_gguf_token_add(t, (int32_t)i, name, size, type));
+        const char* name = qlora__gguf_next_string(t->v.tokens, &at, &size);
+        QLORA__TRY(qlora__text_gguf_token_add(t, (int32_t)i, name, size));
     }
     for (unsigned b = 0; b < 256; b++) {
         char byte = (char)(unsigned char)b;
@@ -15179,18 +15357,11 @@ static qlora_result qlora__text_gguf_tokens(const qlora__text_gguf* t) {
 // SentencePiece: any two neighbours whose text is a token are joined, the best score first.
 static qlora_result qlora__text_gguf_scores(const qlora__text_gguf* t, qlora__text_scored* scored) {
     size_t count = 0;
-    for (uint64_t i = 0; i < t->tokens->count; i++) {
-        double score = 0.0;
-        int64_t whole = 0;
-        if (qlora__gguf_integer(t->scores, i, &whole)) { // some files have integers
-            score = (double)whole;
-        } else if (!qlora__gguf_real(t->scores, i, &score) || !(score > -1e30 && score < 1e30)) {
-            return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
-                                   "tokenizer.ggml.scores[%llu] is not a finite number",
-                                   (unsigned long long)i);
-        }
+    for (uint64_t i = 0; i < t->v.tokens->count; i++) {
+        float score = 0.0f;
+        QLORA__TRY(qlora__gguf_vocab_score(t->env, &t->v, i, &score));
         if (t->tok->spans[i].size > 0 && (t->tok->kinds[i] & QLORA__TEXT_K_BYTE) == 0) {
-            scored[count].score = (float)score;
+            scored[count].score = score;
             scored[count].id = (int32_t)i;
             count++;
         }
@@ -15199,7 +15370,7 @@ static qlora_result qlora__text_gguf_scores(const qlora__text_gguf* t, qlora__te
 }
 
 static qlora_result qlora__text_gguf_pieces(const qlora__text_gguf* t) {
-    size_t room = (size_t)t->tokens->count;
+    size_t room = (size_t)t->v.tokens->count;
     qlora__text_scored* scored =
         (qlora__text_scored*)qlora__text_zalloc(t->env, room, sizeof *scored);
     if (scored == NULL) {
@@ -15214,7 +15385,7 @@ static qlora_result qlora__text_gguf_pieces(const qlora__text_gguf* t) {
 static qlora_result qlora__text_gguf_merges(const qlora__text_gguf* t) {
     const qlora__gguf_value* merges = NULL;
     uint64_t at = 0;
-    QLORA__TRY(qlora__gguf_get_array(t->env, t->g, "tokenizer.ggml.merges", QLORA__GGUF_STRING,
+    QLORA__TRY(qlora__gguf_get_array(t->env, t->v.g, "tokenizer.ggml.merges", QLORA__GGUF_STRING,
                                      true, &merges));
     if (merges->count > UINT32_MAX) {
         return qlora__env_fail(t->env, QLORA_ERR_FORMAT, "tokenizer.ggml.merges is too long");
@@ -15248,7 +15419,7 @@ static qlora_result qlora__text_gguf_piece_steps(const qlora__text_gguf* t) {
     qlora_text_tok* tok = t->tok;
     qlora__text_step* step = NULL;
     bool prefix = true;
-    QLORA__TRY(qlora__gguf_get_bool(env, t->g, "tokenizer.ggml.add_space_prefix", true, &prefix));
+    QLORA__TRY(qlora__gguf_get_bool(env, t->v.g, "tokenizer.ggml.add_space_prefix", true, &prefix));
     if (prefix) {
         QLORA__TRY(qlora__text_steps_add(env, &tok->normalizer, QLORA__TEXT_N_PREPEND, &step));
         QLORA__TRY(qlora__text_copy(env, " ", 1, &step->a, &step->a_size));
@@ -15270,16 +15441,16 @@ static qlora_result qlora__text_gguf_piece_steps(const qlora__text_gguf* t) {
 }
 
 static qlora_result qlora__text_gguf_byte_steps(const qlora__text_gguf* t,
-                                                const qlora__text_pre* pre) {
+                                                const qlora__gguf_pre* pre) {
     qlora__env* env = t->env;
     qlora_text_tok* tok = t->tok;
     qlora__text_step* step = NULL;
     bool prefix = false;
-    QLORA__TRY(qlora__gguf_get_bool(env, t->g, "tokenizer.ggml.add_space_prefix", false, &prefix));
+    QLORA__TRY(qlora__gguf_get_bool(env, t->v.g, "tokenizer.ggml.add_space_prefix", false, &prefix));
     if (prefix) {
         QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_PREFIX_SPACE, &step));
     }
-    for (int i = 0; i < QLORA__TEXT_GGUF_PATTERNS && pre->patterns[i] != NULL; i++) {
+    for (int i = 0; i < QLORA__GGUF_PATTERNS && pre->patterns[i] != NULL; i++) {
         QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
         QLORA__TRY(
             qlora__text_step_regex(env, tok, pre->patterns[i], strlen(pre->patterns[i]), step));
@@ -15290,132 +15461,54 @@ static qlora_result qlora__text_gguf_byte_steps(const qlora__text_gguf* t,
 }
 
 // What is added before and after a text.
-static qlora_result qlora__text_gguf_ends(const qlora__text_gguf* t, bool bos_by_default) {
-    const struct {
-        const char* flag;
-        const char* key;
-        bool fallback;
-        int64_t id; // if the key is absent
-        qlora_text_ids* out;
-    } ends[] = {{"tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id", bos_by_default,
-                 t->pieces ? 1 : -1, &t->tok->prefix},
-                {"tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", false,
-                 t->pieces ? 2 : -1, &t->tok->suffix}};
-    for (int i = 0; i < 2; i++) {
-        bool add = false;
-        int64_t id = ends[i].id;
-        QLORA__TRY(qlora__gguf_get_bool(t->env, t->g, ends[i].flag, ends[i].fallback, &add));
-        if (!add) {
-            continue;
-        }
-        QLORA__TRY(qlora__gguf_get_int(t->env, t->g, ends[i].key, id, 0,
-                                       (int64_t)t->tokens->count - 1, &id));
-        QLORA__TRY(qlora__text_ids_add(t->env, ends[i].out, (int32_t)id));
-    }
-    return QLORA_OK;
+static qlora_result qlora__text_gguf_ends(const qlora__text_gguf* t, const qlora__gguf_pre* pre) {
+    int64_t ends[2];
+    QLORA__TRY(qlora__gguf_vocab_ends(t->env, &t->v, pre, ends));
+    QLORA__TRY(ends[0] < 0 ? QLORA_OK
+                           : qlora__text_ids_add(t->env, &t->tok->prefix, (int32_t)ends[0]));
+    return ends[1] < 0 ? QLORA_OK : qlora__text_ids_add(t->env, &t->tok->suffix, (int32_t)ends[1]);
 }
 
-static bool qlora__text_has_word(const char* text, size_t size, const char* word) {
-    size_t n = strlen(word);
-    for (size_t i = 0; text != NULL && i + n <= size; i++) {
-        size_t k = 0;
-        while (k < n && (text[i + k] | 0x20) == word[k]) {
-            k++;
-        }
-        if (k == n) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static qlora_result qlora__text_gguf_begin(qlora__text_gguf* t) {
-    const qlora__gguf* g = t->g;
+static qlora_result qlora__text_gguf_begin(qlora__text_gguf* t, const qlora__gguf* g) {
+    const char* type = NULL;
     const char* model = NULL;
-    const char* name = NULL;
     size_t size = 0;
-    QLORA__TRY(qlora__gguf_get_string(t->env, g, "general.type", false, &model, &size));
-    if (model != NULL && qlora__gguf_is(model, size, "adapter")) {
+    QLORA__TRY(qlora__gguf_get_string(t->env, g, "general.type", false, &type, &size));
+    if (type != NULL && qlora__gguf_is(type, size, "adapter")) {
         return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
                                "%s is an adapter: it contains no tokenizer", g->label);
     }
     QLORA__TRY(qlora__gguf_get_string(t->env, g, "tokenizer.ggml.model", true, &model, &size));
-    t->pieces = qlora__gguf_is(model, size, "llama");
-    if (qlora__gguf_is(model, size, "no_vocab")) {
-        return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
-                               "%s contains no tokenizer; use that of the original model",
-                               g->label);
-    }
-    if (!t->pieces && !qlora__gguf_is(model, size, "gpt2")) {
-        return qlora__env_fail(t->env, QLORA_ERR_UNSUPPORTED,
-                               "%s: tokenizer.ggml.model \"%.*s\" is not supported; supported are "
-                               "llama (SentencePiece) and gpt2 (byte-level BPE)",
-                               g->label, qlora__gguf_shown(size), model);
-    }
-    QLORA__TRY(qlora__gguf_get_array(t->env, g, "tokenizer.ggml.tokens", QLORA__GGUF_STRING, true,
-                                     &t->tokens));
-    if (t->tokens->count == 0 || t->tokens->count >= QLORA__TEXT_MAX_ID) {
-        return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
-                               "%s: tokenizer.ggml.tokens has %llu tokens; it must have 1 to %d",
-                               g->label, (unsigned long long)t->tokens->count,
-                               QLORA__TEXT_MAX_ID - 1);
-    }
-    t->types = qlora__gguf_find(g, "tokenizer.ggml.token_type");
-    t->scores = t->pieces ? qlora__gguf_find(g, "tokenizer.ggml.scores") : NULL;
-    const struct {
-        const char* key;
-        const qlora__gguf_value* value;
-    } lists[] = {{"tokenizer.ggml.token_type", t->types}, {"tokenizer.ggml.scores", t->scores}};
-    for (int i = 0; i < 2; i++) {
-        const qlora__gguf_value* v = lists[i].value;
-        if (v != NULL && (v->kind != QLORA__GGUF_ARRAY || v->count != t->tokens->count)) {
-            return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
-                                   "%s: %s must be an array with one number for each of the %llu "
-                                   "tokens",
-                                   g->label, lists[i].key, (unsigned long long)t->tokens->count);
-        }
-    }
-    if (t->pieces && t->scores == NULL) {
-        return qlora__env_fail(t->env, QLORA_ERR_FORMAT, "%s: tokenizer.ggml.scores is missing",
-                               g->label);
-    }
-    QLORA__TRY(qlora__gguf_get_string(t->env, g, "general.name", false, &name, &size));
-    t->phi3 = t->pieces && (qlora__text_has_word(name, size, "phi-3") ||
-                            qlora__text_has_word(name, size, "phi3"));
-    return QLORA_OK;
+    return !qlora__gguf_is(model, size, "no_vocab")
+               ? qlora__gguf_vocab_open(t->env, g, &t->v)
+               : qlora__env_fail(t->env, QLORA_ERR_FORMAT,
+                                 "%s contains no tokenizer; use that of the original model",
+                                 g->label);
 }
 
-static qlora_result qlora__text_gguf_fill(qlora__text_gguf* t) {
+static qlora_result qlora__text_gguf_fill(qlora__text_gguf* t, const qlora__gguf* g) {
     qlora_text_tok* tok = t->tok;
-    const char* name = NULL;
-    size_t size = 0;
-    QLORA__TRY(qlora__text_gguf_begin(t));
-    if (t->pieces) {
+    const qlora__gguf_pre* pre = NULL;
+    QLORA__TRY(qlora__text_gguf_begin(t, g));
+    if (t->v.pieces) {
         int64_t unknown = 0;
         memcpy(tok->cut, "\xE2\x96\x81", 3);
         tok->cut_size = 3;
         tok->byte_fallback = true;
-        QLORA__TRY(qlora__gguf_get_int(t->env, t->g, "tokenizer.ggml.unknown_token_id", 0, 0,
-                                       (int64_t)t->tokens->count - 1, &unknown));
+        QLORA__TRY(qlora__gguf_vocab_unknown(t->env, &t->v, &unknown));
         tok->unknown = (int32_t)unknown;
         QLORA__TRY(qlora__text_gguf_piece_steps(t));
         QLORA__TRY(qlora__text_gguf_tokens(t));
         QLORA__TRY(qlora__text_gguf_pieces(t));
         tok->cut_safe = qlora__text_cut_is_safe(tok);
-        return qlora__text_gguf_ends(t, true);
+        return qlora__text_gguf_ends(t, NULL);
     }
-    QLORA__TRY(qlora__gguf_get_string(t->env, t->g, "tokenizer.ggml.pre", false, &name, &size));
-    const qlora__text_pre* pre = qlora__text_pre_find(name, size);
-    if (pre == NULL) {
-        return qlora__env_fail(t->env, QLORA_ERR_UNSUPPORTED,
-                               "%s: tokenizer.ggml.pre \"%.*s\" is not known", t->g->label,
-                               qlora__gguf_shown(size), name);
-    }
+    QLORA__TRY(qlora__gguf_vocab_pre(t->env, &t->v, &pre));
     tok->ignore_merges = pre->ignore_merges;
     QLORA__TRY(qlora__text_gguf_byte_steps(t, pre));
     QLORA__TRY(qlora__text_gguf_tokens(t));
     QLORA__TRY(qlora__text_gguf_merges(t));
-    return qlora__text_gguf_ends(t, pre->add_bos);
+    return qlora__text_gguf_ends(t, pre);
 }
 
 // Reads the tokenizer of a GGUF file in memory.
@@ -15427,8 +15520,7 @@ static qlora_result qlora__text_load_gguf(qlora__env* env, qlora_text_tok* tok, 
     memset(&t, 0, sizeof t);
     t.env = env;
     t.tok = tok;
-    t.g = &g;
-    qlora_result r = qlora__text_gguf_fill(&t);
+    qlora_result r = qlora__text_gguf_fill(&t, &g);
     qlora__gguf_free(env, &g);
     return r;
 }
@@ -33856,4 +33948,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 77141b628cb3fdbc
+//@@ end 8cd8ee30cb700ada

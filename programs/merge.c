@@ -223,9 +223,10 @@ static bool out_check(const options* o) {
            (f.ok && fail("cannot create %s: %s", o->out, strerror(code)));
 }
 
-// Prepares --out: creates it, removes what an interrupted merge left, and copies the model's other
-// files. The library writes the weights and, last, config.json.
-static bool out_begin(const options* o) {
+// Prepares --out: creates it (*made), removes what an interrupted merge left, and copies the model's
+// other files; from a GGUF file, the library makes them. It writes the weights and, last,
+// config.json.
+static bool out_begin(const options* o, bool* made) {
     char path[FOLDER_PATH];
     output f;
     memset(&f, 0, sizeof f);
@@ -237,7 +238,7 @@ static bool out_begin(const options* o) {
         return false;
     }
     folder_parents(o->out);
-    (void)FOLDER_MAKE(o->out);
+    *made = FOLDER_MAKE(o->out) == 0;
     int code = folder_each(o->out, weights_clear, &f);
     if (code != 0) {
         return fail("cannot create %s: %s", o->out, strerror(code));
@@ -247,12 +248,33 @@ static bool out_begin(const options* o) {
     if (f.ok && (file == NULL || fclose(file) != 0)) {
         return fail("cannot create %s: %s", path, strerror(errno));
     }
-    code = f.ok ? folder_each(o->model, model_file_copy, &f) : 0;
+    bool folder = !file_is_gguf(o->model);
+    code = f.ok && folder ? folder_each(o->model, model_file_copy, &f) : 0;
     if (code != 0) {
         return fail("cannot read %s: %s", o->model, strerror(code));
     }
-    return f.ok &&
-           folder_copy(f.formed ? o->adapter : o->model, o->out, "additional_chat_templates");
+    const char* source = f.formed ? o->adapter : o->model;
+    return f.ok && ((!folder && !f.formed) ||
+                    folder_copy(source, o->out, "additional_chat_templates"));
+}
+
+static bool name_is_marker(void* user, const char* name) {
+    bool* alone = (bool*)user;
+    *alone = *alone && strcmp(name, marker) == 0;
+    return *alone;
+}
+
+// After a failure that came before anything was written, --out is left as it was.
+static void out_abandon(const options* o, bool made) {
+    char path[FOLDER_PATH];
+    bool alone = true;
+    if (folder_each(o->out, name_is_marker, &alone) == 0 && alone) {
+        snprintf(path, sizeof path, "%s/%s", o->out, marker);
+        (void)remove(path);
+        if (made) {
+            (void)remove(o->out);
+        }
+    }
 }
 
 static bool out_end(const options* o) {
@@ -268,10 +290,6 @@ static bool file_check(const options* o) {
     bool file = o->out != NULL && name_ends(o->out, ".gguf");
     if (!file && o->dtype >= 3) {
         return fail("--dtype %s needs --out FILE.gguf", o->dtype == 3 ? "q8_0" : "q4_0");
-    }
-    if (!file && o->out != NULL && file_is_gguf(o->model)) {
-        return fail("--model %s is a GGUF file; it can only be merged into --out FILE.gguf",
-                    o->model);
     }
     if (!file) {
         return o->out == NULL || out_check(o);
@@ -391,8 +409,12 @@ static bool run(const options* o, qlora_ctx* ctx) {
         if (file) {
             folder_parents(o->out);
         }
-        ok =
-            (file || out_begin(o)) && lib(ctx, qlora_merge_save(model, &d)) && (file || out_end(o));
+        bool made = false;
+        ok = (file || out_begin(o, &made)) && lib(ctx, qlora_merge_save(model, &d));
+        if (!ok && !file) {
+            out_abandon(o, made);
+        }
+        ok = ok && (file || out_end(o));
     }
     ok = lib(ctx, qlora_model_close(model)) && ok;
     if (ok) {
@@ -408,7 +430,8 @@ static void help_print(const option_set* set) {
            "the dequantised 4-bit weights that the adapter was trained on (in a folder with\n"
            "FP8 weights, these), --base fp8 into those of finetune --base fp8.\n"
            "An interrupted merge has no config.json; run the same command again.\n"
-           "--out FILE.gguf writes one file for llama.cpp, from a folder or a GGUF file.\n"
+           "--out FILE.gguf writes one file for llama.cpp, from a folder or a GGUF file;\n"
+           "--out DIR from a GGUF file makes config.json and the tokenizer's files from it.\n"
            "Exit status: 0 on success, 1 on error.\n");
 }
 

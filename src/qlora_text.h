@@ -45,6 +45,7 @@ extern "C" {
 #include "formats/regex.h"
 #include "formats/stop_ids.h"
 #include "formats/gguf_read.h"
+#include "formats/gguf_vocab.h"
 #include "formats/inflate.h"
 #include "formats/gzip.h"
 #include "formats/snappy.h"

@@ -543,7 +543,8 @@ static qlora_result qlora__merge_index(qlora__merge* g) {
     return r;
 }
 
-// Copies the other files of a model folder, such as those of the tokenizer.
+// Copies the other files of a model folder, such as those of the tokenizer. A GGUF file has none
+// beside it.
 static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
     static const char* const files[] = {"generation_config.json",
                                         "tokenizer.json",
@@ -567,7 +568,7 @@ static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
             QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
         }
         // two templates would contradict each other
-        if (!exists && !(own && strncmp(files[i], "chat_template", 13) == 0)) {
+        if (!exists && !qlora__gguf_path(g->m->dir) && !(own && strncmp(files[i], "chat_template", 13) == 0)) {
             QLORA__TRY(qlora__path_join(&g->ctx->env, g->m->dir, files[i], from));
             QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
         }
@@ -612,8 +613,7 @@ static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
     return g->packed != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
 }
 
-// Writes config.json last: without it, the folder is not a model.
-static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
+static qlora_result qlora__merge_weights(qlora__merge* g, uint64_t shard_bytes) {
     QLORA__TRY(qlora__merge_open(g, shard_bytes));
     QLORA__TRY(qlora__merge_tell(g));
     QLORA__TRY(qlora__dir_make(&g->ctx->env, g->dir));
@@ -624,15 +624,20 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
     // first.
     qlora__file_remove(&g->ctx->env, g->dir,
                        g->shards > 1 ? "model.safetensors" : "model.safetensors.index.json");
-    if (g->shards > 1) {
-        QLORA__TRY(qlora__merge_index(g));
-    }
+    return g->shards > 1 ? qlora__merge_index(g) : QLORA_OK;
+}
+
+// The name of a type in config.json.
+static const char* qlora__merge_dtype(const qlora__merge* g) {
+    return g->dtype == QLORA_F32 ? "float32" : g->dtype == QLORA_BF16 ? "bfloat16" : "float16";
+}
+
+// Writes config.json last: without it, the folder is not a model.
+static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
+    QLORA__TRY(qlora__merge_weights(g, shard_bytes));
     QLORA__TRY(qlora__merge_copy_files(g));
     bool grown = g->m->plan.config.vocab > g->m->plan.base_vocab;
-    return qlora__config_export(&g->ctx->env, g->m->dir, g->dir,
-                                g->dtype == QLORA_F32    ? "float32"
-                                : g->dtype == QLORA_BF16 ? "bfloat16"
-                                                         : "float16",
+    return qlora__config_export(&g->ctx->env, g->m->dir, g->dir, qlora__merge_dtype(g),
                                 grown ? g->m->plan.config.vocab : 0,
                                 g->m->rope_scale[0] != '\0' ? &g->m->plan.config : NULL);
 }
@@ -649,11 +654,12 @@ static qlora_result qlora__merge_need_saved(qlora_ctx* ctx, const qlora_model* m
                            "trained embeddings and heads cannot be merged into a GGUF file; merge "
                            "them into a folder");
     }
-    // The values of a GGUF file are copied, and a folder from it would need another config.
-    if (m->rope_scale[0] != '\0' && m->dir != NULL && qlora__gguf_path(m->dir)) {
+    // The values of a GGUF file are copied into another one.
+    bool copied = m->dir != NULL && qlora__gguf_path(m->dir) && qlora__gguf_path(dir);
+    if (m->rope_scale[0] != '\0' && copied) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "the rotation is scaled (desc.rope_scale is \"%s\"); a model in a GGUF "
-                           "file cannot be merged with that",
+                           "file can only be merged into a folder with that",
                            m->rope_scale);
     }
     if (m->plan.config.wrapped && m->plan.config.vocab > m->plan.base_vocab) {
@@ -712,12 +718,6 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
     if ((int)d->gguf < 0 || d->gguf > QLORA_GGUF_Q4_0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.gguf is %d; it must be 0 to %d",
                            (int)d->gguf, (int)QLORA_GGUF_Q4_0);
-    }
-    if (!file && qlora__gguf_path(m->dir)) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: a model in a GGUF file can only be merged into a GGUF file; give "
-                           "a name that ends in .gguf",
-                           m->dir);
     }
     return QLORA_OK;
 }

@@ -68,12 +68,25 @@ static QLORA__UNUSED void qlora__json_write_key(qlora__json_writer* w, const cha
     w->empty = false;
 }
 
-static QLORA__UNUSED void qlora__json_write_open(qlora__json_writer* w, const char* key,
-                                                 char bracket) {
-    qlora__json_write_key(w, key);
+// Writes the prefix of a value whose key is not terminated.
+static QLORA__UNUSED void qlora__json_write_name(qlora__json_writer* w, const char* key,
+                                                 size_t size) {
+    qlora__json_write_key(w, NULL);
+    qlora__json_write_quoted(w->text, key, size);
+    qlora__string_puts(w->text, w->indent > 0 ? ": " : ":");
+}
+
+// Begins an array or an object after its prefix.
+static QLORA__UNUSED void qlora__json_write_bracket(qlora__json_writer* w, char bracket) {
     qlora__string_add(w->text, &bracket, 1);
     w->depth++;
     w->empty = true;
+}
+
+static QLORA__UNUSED void qlora__json_write_open(qlora__json_writer* w, const char* key,
+                                                 char bracket) {
+    qlora__json_write_key(w, key);
+    qlora__json_write_bracket(w, bracket);
 }
 
 static QLORA__UNUSED void qlora__json_write_close(qlora__json_writer* w, char bracket) {

@@ -1,35 +1,5 @@
 // ---- the files of a model folder, and of a GGUF file in their place -----------------------------
 
-// The text of the token whose id a key holds, as a member of a JSON object; nothing if there is no
-// such key or token.
-static void qlora__text_gguf_token(const qlora__gguf* g, const char* key, const char* name,
-                                   qlora__json_writer* w, qlora__string* text) {
-    const qlora__gguf_value* id = qlora__gguf_find(g, key);
-    const qlora__gguf_value* tokens = qlora__gguf_find(g, "tokenizer.ggml.tokens");
-    int64_t number = 0;
-    uint64_t at = 0;
-    size_t size = 0;
-    if (id == NULL || tokens == NULL || tokens->element != QLORA__GGUF_STRING ||
-        !qlora__gguf_integer(id, 0, &number) || number < 0 || (uint64_t)number >= tokens->count) {
-        return;
-    }
-    const char* token = NULL;
-    for (int64_t i = 0; i <= number; i++) {
-        token = qlora__gguf_next_string(tokens, &at, &size);
-    }
-    qlora__json_write_key(w, name);
-    qlora__json_write_quoted(text, token, size);
-}
-
-// tokenizer_config.json: the names of the special tokens.
-static void qlora__text_gguf_config(const qlora__gguf* g, qlora__json_writer* w,
-                                    qlora__string* text) {
-    qlora__text_gguf_token(g, "tokenizer.ggml.bos_token_id", "bos_token", w, text);
-    qlora__text_gguf_token(g, "tokenizer.ggml.eos_token_id", "eos_token", w, text);
-    qlora__text_gguf_token(g, "tokenizer.ggml.unknown_token_id", "unk_token", w, text);
-    qlora__text_gguf_token(g, "tokenizer.ggml.padding_token_id", "pad_token", w, text);
-}
-
 // config.json: the ids at which generation ends.
 static void qlora__text_gguf_stops(const qlora__gguf* g, qlora__json_writer* w) {
     static const char* const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
@@ -69,7 +39,7 @@ static qlora_result qlora__text_gguf_make(qlora__env* env, const qlora__gguf* g,
     qlora__json_write_begin(&w, &text, 2);
     qlora__json_write_open(&w, NULL, '{');
     if (config) {
-        qlora__text_gguf_config(g, &w, &text);
+        qlora__gguf_named_tokens(g, &w);
     } else {
         qlora__text_gguf_stops(g, &w);
     }

@@ -252,62 +252,37 @@ typedef struct qlora__text_pattern {
     unsigned option;
 } qlora__text_pattern;
 
-#define QLORA__TEXT_R_ANY "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-#define QLORA__TEXT_R_ANY2 "'(?i:[sdmt]|ll|ve|re)"
-#define QLORA__TEXT_R_ASCII "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-#define QLORA__TEXT_R_WORD "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
-#define QLORA__TEXT_R_WORD2 "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|"
-#define QLORA__TEXT_R_LINES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define QLORA__TEXT_R_LINES2 "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
-#define QLORA__TEXT_R_REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" QLORA__TEXT_R_LINES
-#define QLORA__TEXT_R_REST2 "| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*" QLORA__TEXT_R_LINES2
-#define QLORA__TEXT_R_GPT2 "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-#define QLORA__TEXT_R_UP "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
-#define QLORA__TEXT_R_LOW "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
-#define QLORA__TEXT_R_PRE "[^\\r\\n\\p{L}\\p{N}]?"
-#define QLORA__TEXT_R_CASED(tail)                                                                  \
-    QLORA__TEXT_R_PRE QLORA__TEXT_R_UP "*" QLORA__TEXT_R_LOW "+" tail                              \
-                                       "|" QLORA__TEXT_R_PRE QLORA__TEXT_R_UP                      \
-                                       "+" QLORA__TEXT_R_LOW "*" tail "|"
-#define QLORA__TEXT_R_REST3 "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" QLORA__TEXT_R_LINES
-#define QLORA__TEXT_R_DEEPSEEK3                                                                    \
-    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"           \
-    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*" QLORA__TEXT_R_LINES
-#define QLORA__TEXT_R_MARKS                                                                        \
-    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                              \
-    "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" QLORA__TEXT_R_LINES
-
 static const qlora__text_pattern qlora__text_patterns[] = {
     // GPT-2, also the pattern of the ByteLevel step; must be first
-    {"'s|'t|'re|'ve|'m|'ll|'d" QLORA__TEXT_R_GPT2, qlora__text_match_gpt2, 0},
-    {"'(?:[sdmt]|ll|ve|re)" QLORA__TEXT_R_GPT2, qlora__text_match_gpt2, 0},
+    {"'s|'t|'re|'ve|'m|'ll|'d" QLORA__SPLITS_GPT2, qlora__text_match_gpt2, 0},
+    {"'(?:[sdmt]|ll|ve|re)" QLORA__SPLITS_GPT2, qlora__text_match_gpt2, 0},
     // Llama-3, GLM-4, Phi-4, OLMo-2, ...
-    {QLORA__TEXT_R_ANY QLORA__TEXT_R_WORD "\\p{N}{1,3}" QLORA__TEXT_R_REST,
+    {QLORA__SPLITS_ANY QLORA__SPLITS_WORD "\\p{N}{1,3}" QLORA__SPLITS_REST,
      qlora__text_match_cl100k, QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_3},
-    {QLORA__TEXT_R_ANY2 QLORA__TEXT_R_WORD "\\p{N}{1,3}" QLORA__TEXT_R_REST,
+    {QLORA__SPLITS_ANY2 QLORA__SPLITS_WORD "\\p{N}{1,3}" QLORA__SPLITS_REST,
      qlora__text_match_cl100k, QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_3},
-    {QLORA__TEXT_R_ANY2 QLORA__TEXT_R_WORD2 "\\p{N}{1,3}" QLORA__TEXT_R_REST2,
+    {QLORA__SPLITS_ANY2 QLORA__SPLITS_WORD2 "\\p{N}{1,3}" QLORA__SPLITS_REST2,
      qlora__text_match_cl100k, QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_3},
-    {QLORA__TEXT_R_ASCII QLORA__TEXT_R_WORD "\\p{N}{1,3}" QLORA__TEXT_R_REST,
+    {QLORA__SPLITS_ASCII QLORA__SPLITS_WORD "\\p{N}{1,3}" QLORA__SPLITS_REST,
      qlora__text_match_cl100k, QLORA__TEXT_O_ASCII_CASE | QLORA__TEXT_O_DIGITS_3},
-    {QLORA__TEXT_R_ANY2 QLORA__TEXT_R_WORD2 "\\p{N}" QLORA__TEXT_R_REST2, qlora__text_match_cl100k,
+    {QLORA__SPLITS_ANY2 QLORA__SPLITS_WORD2 "\\p{N}" QLORA__SPLITS_REST2, qlora__text_match_cl100k,
      QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_1},
     // Qwen2, Qwen2.5, Qwen3
-    {QLORA__TEXT_R_ANY QLORA__TEXT_R_WORD "\\p{N}" QLORA__TEXT_R_REST, qlora__text_match_cl100k,
+    {QLORA__SPLITS_ANY QLORA__SPLITS_WORD "\\p{N}" QLORA__SPLITS_REST, qlora__text_match_cl100k,
      QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_1},
-    {QLORA__TEXT_R_ASCII QLORA__TEXT_R_WORD "\\p{N}" QLORA__TEXT_R_REST, qlora__text_match_cl100k,
+    {QLORA__SPLITS_ASCII QLORA__SPLITS_WORD "\\p{N}" QLORA__SPLITS_REST, qlora__text_match_cl100k,
      QLORA__TEXT_O_ASCII_CASE | QLORA__TEXT_O_DIGITS_1},
     // Qwen3.5
-    {QLORA__TEXT_R_ANY QLORA__TEXT_R_MARKS, qlora__text_match_cl100k,
+    {QLORA__SPLITS_ANY QLORA__SPLITS_MARKS, qlora__text_match_cl100k,
      QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_DIGITS_1 | QLORA__TEXT_O_MARKS},
     // GPT-4o, Llama-4, gpt-oss
-    {QLORA__TEXT_R_CASED(QLORA__TEXT_R_ANY "?") "\\p{N}{1,3}" QLORA__TEXT_R_REST3,
+    {QLORA__SPLITS_CASED(QLORA__SPLITS_ANY "?") "\\p{N}{1,3}" QLORA__SPLITS_REST3,
      qlora__text_match_o200k,
      QLORA__TEXT_O_ANY_CASE | QLORA__TEXT_O_CONTRACTED | QLORA__TEXT_O_DIGITS_3},
     // Tekken
-    {QLORA__TEXT_R_CASED("") "\\p{N}" QLORA__TEXT_R_REST3, qlora__text_match_o200k,
+    {QLORA__SPLITS_CASED("") "\\p{N}" QLORA__SPLITS_REST3, qlora__text_match_o200k,
      QLORA__TEXT_O_DIGITS_1},
-    {QLORA__TEXT_R_CASED("") "\\p{N}{1,3}" QLORA__TEXT_R_REST3, qlora__text_match_o200k,
+    {QLORA__SPLITS_CASED("") "\\p{N}{1,3}" QLORA__SPLITS_REST3, qlora__text_match_o200k,
      QLORA__TEXT_O_DIGITS_3},
     // DeepSeek-V3, in three steps
     {"\\p{N}{1,3}", qlora__text_match_digits, QLORA__TEXT_O_DIGITS_3},
@@ -315,7 +290,7 @@ static const qlora__text_pattern qlora__text_patterns[] = {
     {"\\p{N}+", qlora__text_match_digits, 0},
     {"[\xE4\xB8\x80-\xE9\xBE\xA5\xE3\x81\x80-\xE3\x82\x9F\xE3\x82\xA0-\xE3\x83\xBF]+",
      qlora__text_match_chinese, 0},
-    {QLORA__TEXT_R_DEEPSEEK3, qlora__text_match_deepseek3, 0},
+    {QLORA__SPLITS_DEEPSEEK3, qlora__text_match_deepseek3, 0},
     {"[0-9][0-9][0-9]", qlora__text_match_ascii3, 0}, // Falcon
     // The Whitespace step: \w+|[^\w\s]+ in another engine, whose \w differs.
     {"Whitespace", qlora__text_match_words, 0}};

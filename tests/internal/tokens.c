@@ -474,17 +474,17 @@ TEST gguf_bytes(void) {
 
 // Every name of a pre-tokenizer has patterns that compile.
 TEST gguf_pre_tokenizers(void) {
-    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_pres); i++) {
-        for (int k = 0; k < QLORA__TEXT_GGUF_PATTERNS && qlora__text_pres[i].patterns[k]; k++) {
-            const char* text = qlora__text_pres[i].patterns[k];
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__gguf_pres); i++) {
+        for (int k = 0; k < QLORA__GGUF_PATTERNS && qlora__gguf_pres[i].patterns[k]; k++) {
+            const char* text = qlora__gguf_pres[i].patterns[k];
             qlora__pattern* p = NULL;
             ASSERTm(text, OK(qlora__pattern_compile(&lib->env, text, strlen(text), classes, &p)));
             qlora__pattern_free(&lib->env, p);
         }
     }
-    ASSERT(qlora__text_pre_find("llama-bpe", 9) == &qlora__text_pres[0]);
-    ASSERT(qlora__text_pre_find("lfm2", 4) == &qlora__text_pres[0]);
-    ASSERT(qlora__text_pre_find("lfm", 3) == NULL);
+    ASSERT(qlora__gguf_pre_find("llama-bpe", 9) == &qlora__gguf_pres[0]);
+    ASSERT(qlora__gguf_pre_find("lfm2", 4) == &qlora__gguf_pres[0]);
+    ASSERT(qlora__gguf_pre_find("lfm", 3) == NULL);
     PASS();
 }
 
