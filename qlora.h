@@ -14259,10 +14259,10 @@ static QLORA__UNUSED qlora_result qlora__gguf_vocab_ends(qlora__env* env,
         const char* key;
         bool fallback;
         int64_t id; // if the key is absent
-    } ends[] = {{"tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id",
-                 v->pieces || pre->add_bos, v->pieces ? 1 : -1},
-                {"tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", false,
-                 v->pieces ? 2 : -1}};
+    } ends[] = {
+        {"tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id", v->pieces || pre->add_bos,
+         v->pieces ? 1 : -1},
+        {"tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", false, v->pieces ? 2 : -1}};
     for (int i = 0; i < 2; i++) {
         bool add = false;
         out[i] = -1;
@@ -47151,7 +47151,8 @@ static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
             QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
         }
         // two templates would contradict each other
-        if (!exists && !qlora__gguf_path(g->m->dir) && !(own && strncmp(files[i], "chat_template", 13) == 0)) {
+        if (!exists && !qlora__gguf_path(g->m->dir) &&
+            !(own && strncmp(files[i], "chat_template", 13) == 0)) {
             QLORA__TRY(qlora__path_join(&g->ctx->env, g->m->dir, files[i], from));
             QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
         }
@@ -48503,7 +48504,14 @@ static double qlora__merge_short(double value) {
 }
 
 static void qlora__merge_put_number(qlora__merge_config* f, const char* key, double value) {
-    qlora__json_write_double(&f->w, key, qlora__merge_short(value));
+    char digits[32];
+    double number = qlora__merge_short(value);
+    if (fabs(number) < 1e15 && !(floor(number) < number)) { // 50.0, not 5e+01
+        snprintf(digits, sizeof digits, "%lld.0", (long long)number);
+        qlora__json_write_word(&f->w, key, digits);
+    } else {
+        qlora__json_write_double(&f->w, key, number);
+    }
 }
 
 static void qlora__merge_put_flag(qlora__merge_config* f, const char* key, bool value) {
@@ -48640,8 +48648,8 @@ static void qlora__merge_put_longrope(qlora__merge_config* f) {
 }
 
 static void qlora__merge_put_llama3(qlora__merge_config* f) {
-    qlora__json_write_double(&f->w, "low_freq_factor", f->rope.low_freq_factor);
-    qlora__json_write_double(&f->w, "high_freq_factor", f->rope.high_freq_factor);
+    qlora__merge_put_number(f, "low_freq_factor", f->rope.low_freq_factor);
+    qlora__merge_put_number(f, "high_freq_factor", f->rope.high_freq_factor);
     qlora__json_write_int(&f->w, "original_max_position_embeddings",
                           (int64_t)f->rope.original_max_position);
 }
@@ -48749,9 +48757,9 @@ static void qlora__merge_put_scalars(qlora__merge_config* f) {
         uint32_t reads;
         const char* name;
         double value;
-    } caps[] = {{QLORA__READS_CAPS, "attn_logit_softcapping", c->attention_cap},
-                {QLORA__READS_CAPS | QLORA__READS_FINAL_CAP, "final_logit_softcapping",
-                 c->logits_cap}};
+    } caps[] = {
+        {QLORA__READS_CAPS, "attn_logit_softcapping", c->attention_cap},
+        {QLORA__READS_CAPS | QLORA__READS_FINAL_CAP, "final_logit_softcapping", c->logits_cap}};
     for (int i = 0; i < 2; i++) {
         if ((reads & caps[i].reads) != 0 && caps[i].value > 0.0) {
             qlora__merge_put_number(f, caps[i].name, caps[i].value);
@@ -49007,9 +49015,8 @@ static void qlora__merge_find_pairs(qlora__merge_source* s) {
         for (uint32_t n = 1; n < whole->size && !blank && !byte; n++) {
             const qlora__merge_token* left = qlora__merge_find_token(words, whole->name, n);
             const qlora__merge_token* right =
-                left != NULL
-                    ? qlora__merge_find_token(words, whole->name + n, whole->size - n)
-                    : NULL;
+                left != NULL ? qlora__merge_find_token(words, whole->name + n, whole->size - n)
+                             : NULL;
             if (right != NULL && s->pairs != NULL) {
                 qlora__merge_pair* pair = &s->pairs[s->pair_count];
                 pair->score = whole->score;
@@ -49250,8 +49257,8 @@ static qlora_result qlora__merge_put_found(const qlora__merge_source* s, qlora__
     for (uint32_t i = 0; i < s->words.count; i++) {
         const qlora__merge_token* token = &s->words.tokens[i];
         qlora__gguf_token kind;
-        qlora_result r = qlora__gguf_vocab_token(&s->ctx->env, &s->v, i, token->name, token->size,
-                                                 &kind);
+        qlora_result r =
+            qlora__gguf_vocab_token(&s->ctx->env, &s->v, i, token->name, token->size, &kind);
         if (r != QLORA_OK) {
             return qlora__env_wrap(&s->ctx->env, r, "%s: ", s->v.g->label);
         }
@@ -49314,8 +49321,8 @@ static qlora_result qlora__merge_source_read(qlora__merge_source* s, const qlora
     QLORA__TRY(qlora__gguf_vocab_open(env, g, &s->v));
     QLORA__TRY(s->v.pieces ? qlora__gguf_vocab_unknown(env, &s->v, &s->unknown)
                            : qlora__gguf_vocab_pre(env, &s->v, &s->pre));
-    QLORA__TRY(qlora__gguf_get_bool(env, g, "tokenizer.ggml.add_space_prefix", s->v.pieces,
-                                    &s->prefix));
+    QLORA__TRY(
+        qlora__gguf_get_bool(env, g, "tokenizer.ggml.add_space_prefix", s->v.pieces, &s->prefix));
     if (s->prefix && !s->v.pieces) {
         return qlora__fail(s->ctx, QLORA_ERR_UNSUPPORTED,
                            "%s: tokenizer.ggml.add_space_prefix is true, which tokenizer.json "
@@ -49412,9 +49419,9 @@ static qlora_result qlora__merge_texts_tokenizer(const qlora__merge* g, qlora__m
     const qlora__gguf_value* model = qlora__gguf_find(t->g, "tokenizer.ggml.model");
     bool given = false;
     QLORA__TRY(qlora__merge_given(g, "tokenizer.json", &given));
-    bool none =
-        model == NULL || (model->kind == QLORA__GGUF_STRING &&
-                          qlora__gguf_is((const char*)model->data, (size_t)model->bytes, "no_vocab"));
+    bool none = model == NULL ||
+                (model->kind == QLORA__GGUF_STRING &&
+                 qlora__gguf_is((const char*)model->data, (size_t)model->bytes, "no_vocab"));
     if (none && !given) {
         QLORA__LOG(g->ctx, WARN, MODEL, "%s has no tokenizer: the folder has none", g->m->dir);
         return QLORA_OK;
@@ -49477,7 +49484,8 @@ static qlora_result qlora__merge_put_chats(const qlora__merge* g, const qlora__g
         QLORA__TRY(qlora__path_join(&g->ctx->env, g->dir, "additional_chat_templates", path));
         QLORA__TRY(folder ? QLORA_OK : qlora__dir_make(&g->ctx->env, path));
         folder = true;
-        snprintf(name, sizeof name, "additional_chat_templates/%.*s.jinja", (int)rest - 1, tail + 1);
+        snprintf(name, sizeof name, "additional_chat_templates/%.*s.jinja", (int)rest - 1,
+                 tail + 1);
         QLORA__TRY(qlora__merge_put_text(g, name, (const char*)v->data, (size_t)v->bytes));
     }
     return QLORA_OK;
@@ -55577,4 +55585,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 9b9479933c9c1ec7
+//@@ end 972fc46e9bbafdf2

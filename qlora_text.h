@@ -4775,10 +4775,10 @@ static QLORA__UNUSED qlora_result qlora__gguf_vocab_ends(qlora__env* env,
         const char* key;
         bool fallback;
         int64_t id; // if the key is absent
-    } ends[] = {{"tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id",
-                 v->pieces || pre->add_bos, v->pieces ? 1 : -1},
-                {"tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", false,
-                 v->pieces ? 2 : -1}};
+    } ends[] = {
+        {"tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id", v->pieces || pre->add_bos,
+         v->pieces ? 1 : -1},
+        {"tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", false, v->pieces ? 2 : -1}};
     for (int i = 0; i < 2; i++) {
         bool add = false;
         out[i] = -1;
@@ -15446,7 +15446,8 @@ static qlora_result qlora__text_gguf_byte_steps(const qlora__text_gguf* t,
     qlora_text_tok* tok = t->tok;
     qlora__text_step* step = NULL;
     bool prefix = false;
-    QLORA__TRY(qlora__gguf_get_bool(env, t->v.g, "tokenizer.ggml.add_space_prefix", false, &prefix));
+    QLORA__TRY(
+        qlora__gguf_get_bool(env, t->v.g, "tokenizer.ggml.add_space_prefix", false, &prefix));
     if (prefix) {
         QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_PREFIX_SPACE, &step));
     }
@@ -33948,4 +33949,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 8cd8ee30cb700ada
+//@@ end 1bb16e6ba9ed132e

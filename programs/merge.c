@@ -254,8 +254,8 @@ static bool out_begin(const options* o, bool* made) {
         return fail("cannot read %s: %s", o->model, strerror(code));
     }
     const char* source = f.formed ? o->adapter : o->model;
-    return f.ok && ((!folder && !f.formed) ||
-                    folder_copy(source, o->out, "additional_chat_templates"));
+    return f.ok &&
+           ((!folder && !f.formed) || folder_copy(source, o->out, "additional_chat_templates"));
 }
 
 static bool name_is_marker(void* user, const char* name) {
@@ -360,6 +360,21 @@ static void base_note(const options* o, const qlora_model* model) {
     }
 }
 
+// Writes --out: a file, or a folder with what belongs to a model.
+static bool out_write(const options* o, qlora_ctx* ctx, qlora_model* model,
+                      const qlora_merge_desc* d) {
+    bool made = false;
+    if (name_ends(o->out, ".gguf")) {
+        folder_parents(o->out);
+        return lib(ctx, qlora_merge_save(model, d));
+    }
+    if (out_begin(o, &made) && lib(ctx, qlora_merge_save(model, d))) {
+        return out_end(o);
+    }
+    out_abandon(o, made);
+    return false;
+}
+
 static bool run(const options* o, qlora_ctx* ctx) {
     static const struct {
         qlora_dtype dtype;
@@ -405,16 +420,7 @@ static bool run(const options* o, qlora_ctx* ctx) {
         d.tokenizer_dir = o->adapter; // where it has such files
         d.progress = on_progress;
         d.progress_user = &p;
-        bool file = name_ends(o->out, ".gguf");
-        if (file) {
-            folder_parents(o->out);
-        }
-        bool made = false;
-        ok = (file || out_begin(o, &made)) && lib(ctx, qlora_merge_save(model, &d));
-        if (!ok && !file) {
-            out_abandon(o, made);
-        }
-        ok = ok && (file || out_end(o));
+        ok = out_write(o, ctx, model, &d);
     }
     ok = lib(ctx, qlora_model_close(model)) && ok;
     if (ok) {

@@ -568,7 +568,8 @@ static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
             QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
         }
         // two templates would contradict each other
-        if (!exists && !qlora__gguf_path(g->m->dir) && !(own && strncmp(files[i], "chat_template", 13) == 0)) {
+        if (!exists && !qlora__gguf_path(g->m->dir) &&
+            !(own && strncmp(files[i], "chat_template", 13) == 0)) {
             QLORA__TRY(qlora__path_join(&g->ctx->env, g->m->dir, files[i], from));
             QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
         }

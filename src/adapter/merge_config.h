@@ -41,7 +41,14 @@ static double qlora__merge_short(double value) {
 }
 
 static void qlora__merge_put_number(qlora__merge_config* f, const char* key, double value) {
-    qlora__json_write_double(&f->w, key, qlora__merge_short(value));
+    char digits[32];
+    double number = qlora__merge_short(value);
+    if (fabs(number) < 1e15 && !(floor(number) < number)) { // 50.0, not 5e+01
+        snprintf(digits, sizeof digits, "%lld.0", (long long)number);
+        qlora__json_write_word(&f->w, key, digits);
+    } else {
+        qlora__json_write_double(&f->w, key, number);
+    }
 }
 
 static void qlora__merge_put_flag(qlora__merge_config* f, const char* key, bool value) {
@@ -178,8 +185,8 @@ static void qlora__merge_put_longrope(qlora__merge_config* f) {
 }
 
 static void qlora__merge_put_llama3(qlora__merge_config* f) {
-    qlora__json_write_double(&f->w, "low_freq_factor", f->rope.low_freq_factor);
-    qlora__json_write_double(&f->w, "high_freq_factor", f->rope.high_freq_factor);
+    qlora__merge_put_number(f, "low_freq_factor", f->rope.low_freq_factor);
+    qlora__merge_put_number(f, "high_freq_factor", f->rope.high_freq_factor);
     qlora__json_write_int(&f->w, "original_max_position_embeddings",
                           (int64_t)f->rope.original_max_position);
 }
@@ -287,9 +294,9 @@ static void qlora__merge_put_scalars(qlora__merge_config* f) {
         uint32_t reads;
         const char* name;
         double value;
-    } caps[] = {{QLORA__READS_CAPS, "attn_logit_softcapping", c->attention_cap},
-                {QLORA__READS_CAPS | QLORA__READS_FINAL_CAP, "final_logit_softcapping",
-                 c->logits_cap}};
+    } caps[] = {
+        {QLORA__READS_CAPS, "attn_logit_softcapping", c->attention_cap},
+        {QLORA__READS_CAPS | QLORA__READS_FINAL_CAP, "final_logit_softcapping", c->logits_cap}};
     for (int i = 0; i < 2; i++) {
         if ((reads & caps[i].reads) != 0 && caps[i].value > 0.0) {
             qlora__merge_put_number(f, caps[i].name, caps[i].value);

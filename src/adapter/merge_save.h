@@ -24,9 +24,9 @@ static qlora_result qlora__merge_texts_tokenizer(const qlora__merge* g, qlora__m
     const qlora__gguf_value* model = qlora__gguf_find(t->g, "tokenizer.ggml.model");
     bool given = false;
     QLORA__TRY(qlora__merge_given(g, "tokenizer.json", &given));
-    bool none =
-        model == NULL || (model->kind == QLORA__GGUF_STRING &&
-                          qlora__gguf_is((const char*)model->data, (size_t)model->bytes, "no_vocab"));
+    bool none = model == NULL ||
+                (model->kind == QLORA__GGUF_STRING &&
+                 qlora__gguf_is((const char*)model->data, (size_t)model->bytes, "no_vocab"));
     if (none && !given) {
         QLORA__LOG(g->ctx, WARN, MODEL, "%s has no tokenizer: the folder has none", g->m->dir);
         return QLORA_OK;
@@ -89,7 +89,8 @@ static qlora_result qlora__merge_put_chats(const qlora__merge* g, const qlora__g
         QLORA__TRY(qlora__path_join(&g->ctx->env, g->dir, "additional_chat_templates", path));
         QLORA__TRY(folder ? QLORA_OK : qlora__dir_make(&g->ctx->env, path));
         folder = true;
-        snprintf(name, sizeof name, "additional_chat_templates/%.*s.jinja", (int)rest - 1, tail + 1);
+        snprintf(name, sizeof name, "additional_chat_templates/%.*s.jinja", (int)rest - 1,
+                 tail + 1);
         QLORA__TRY(qlora__merge_put_text(g, name, (const char*)v->data, (size_t)v->bytes));
     }
     return QLORA_OK;

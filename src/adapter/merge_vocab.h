@@ -106,9 +106,8 @@ static void qlora__merge_find_pairs(qlora__merge_source* s) {
         for (uint32_t n = 1; n < whole->size && !blank && !byte; n++) {
             const qlora__merge_token* left = qlora__merge_find_token(words, whole->name, n);
             const qlora__merge_token* right =
-                left != NULL
-                    ? qlora__merge_find_token(words, whole->name + n, whole->size - n)
-                    : NULL;
+                left != NULL ? qlora__merge_find_token(words, whole->name + n, whole->size - n)
+                             : NULL;
             if (right != NULL && s->pairs != NULL) {
                 qlora__merge_pair* pair = &s->pairs[s->pair_count];
                 pair->score = whole->score;
@@ -349,8 +348,8 @@ static qlora_result qlora__merge_put_found(const qlora__merge_source* s, qlora__
     for (uint32_t i = 0; i < s->words.count; i++) {
         const qlora__merge_token* token = &s->words.tokens[i];
         qlora__gguf_token kind;
-        qlora_result r = qlora__gguf_vocab_token(&s->ctx->env, &s->v, i, token->name, token->size,
-                                                 &kind);
+        qlora_result r =
+            qlora__gguf_vocab_token(&s->ctx->env, &s->v, i, token->name, token->size, &kind);
         if (r != QLORA_OK) {
             return qlora__env_wrap(&s->ctx->env, r, "%s: ", s->v.g->label);
         }
@@ -413,8 +412,8 @@ static qlora_result qlora__merge_source_read(qlora__merge_source* s, const qlora
     QLORA__TRY(qlora__gguf_vocab_open(env, g, &s->v));
     QLORA__TRY(s->v.pieces ? qlora__gguf_vocab_unknown(env, &s->v, &s->unknown)
                            : qlora__gguf_vocab_pre(env, &s->v, &s->pre));
-    QLORA__TRY(qlora__gguf_get_bool(env, g, "tokenizer.ggml.add_space_prefix", s->v.pieces,
-                                    &s->prefix));
+    QLORA__TRY(
+        qlora__gguf_get_bool(env, g, "tokenizer.ggml.add_space_prefix", s->v.pieces, &s->prefix));
     if (s->prefix && !s->v.pieces) {
         return qlora__fail(s->ctx, QLORA_ERR_UNSUPPORTED,
                            "%s: tokenizer.ggml.add_space_prefix is true, which tokenizer.json "

@@ -329,10 +329,10 @@ static QLORA__UNUSED qlora_result qlora__gguf_vocab_ends(qlora__env* env,
         const char* key;
         bool fallback;
         int64_t id; // if the key is absent
-    } ends[] = {{"tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id",
-                 v->pieces || pre->add_bos, v->pieces ? 1 : -1},
-                {"tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", false,
-                 v->pieces ? 2 : -1}};
+    } ends[] = {
+        {"tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id", v->pieces || pre->add_bos,
+         v->pieces ? 1 : -1},
+        {"tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", false, v->pieces ? 2 : -1}};
     for (int i = 0; i < 2; i++) {
         bool add = false;
         out[i] = -1;

@@ -139,7 +139,8 @@ static qlora_result qlora__text_gguf_byte_steps(const qlora__text_gguf* t,
     qlora_text_tok* tok = t->tok;
     qlora__text_step* step = NULL;
     bool prefix = false;
-    QLORA__TRY(qlora__gguf_get_bool(env, t->v.g, "tokenizer.ggml.add_space_prefix", false, &prefix));
+    QLORA__TRY(
+        qlora__gguf_get_bool(env, t->v.g, "tokenizer.ggml.add_space_prefix", false, &prefix));
     if (prefix) {
         QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_PREFIX_SPACE, &step));
     }

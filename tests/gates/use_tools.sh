@@ -341,8 +341,15 @@ texts() {
         --out small.gguf --dtype q8_0
     refuses "small.gguf already exists" merge --model whole.gguf --adapter "$fixture/adapter20" \
         --out small.gguf
-    refuses "it can only be merged into --out FILE.gguf" merge --model whole.gguf \
-        --adapter "$fixture/adapter20" --out o
+    rm -rf unpacked unpacked.gguf zero
+    cp -r "$fixture/adapter0" zero
+    chmod -R u+w zero
+    says "^wrote unpacked$" merge --model whole.gguf --adapter zero --out unpacked --dtype f32
+    grep -q "^note: whole.gguf has no tokenizer: the folder has none$" err
+    note $? "merge says that its folder has no tokenizer"
+    [[ -e unpacked/config.json && ! -e unpacked/.merge-unfinished ]] &&
+        [[ ! -e unpacked/tokenizer.json && ! -e unpacked/tokenizer_config.json ]]
+    note $? "merge of a GGUF file into a folder: its files"
     refuses "--dtype q4_0 needs --out FILE.gguf" merge --model "$fixture/model" \
         --adapter "$fixture/adapter20" --out o --dtype q4_0
     says "[GM]iB" plan --model whole.gguf --memory 8G
@@ -358,7 +365,22 @@ texts() {
         "$root/$B/tokenize" spoken/tokenizer.json <words >ids1 &&
             "$root/$B/tokenize" spoken.gguf <words >ids2 && cmp -s ids1 ids2
         note $? "the tokenizer ($words) in the file gives the same ids"
+        rm -rf unpacked
+        says "^wrote unpacked$" merge --model spoken.gguf \
+            --adapter "${fixture%/*}/qwen2/adapter20" --out unpacked
+        printf '<s>It said: <|im_start|> x</s>  \n' >>words
+        "$root/$B/tokenize" spoken.gguf <words >ids2 &&
+            "$root/$B/tokenize" unpacked/tokenizer.json <words >ids3 && cmp -s ids2 ids3
+        note $? "the tokenizer ($words) in the folder of the file gives the same ids"
     done
+    LC_ALL=C sed 's/tokenizer.ggml.scores/tokenizer.ggml.scorez/' spoken.gguf >mute.gguf
+    refuses "tokenizer.ggml.scores is missing" merge --model mute.gguf \
+        --adapter "${fixture%/*}/qwen2/adapter20" --out o
+    mkdir kept
+    refuses "tokenizer.ggml.scores is missing" merge --model mute.gguf \
+        --adapter "${fixture%/*}/qwen2/adapter20" --out kept
+    [[ -d kept && -z $(ls -A kept) ]]
+    note $? "a refused merge leaves an empty folder as it was"
     rm -rf run missing precious
     mkdir run
     cp -r "$fixture/adapter20" run/adapter

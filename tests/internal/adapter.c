@@ -1744,7 +1744,7 @@ TEST failed_loads_change_nothing(void) {
     PASS();
 }
 
-typedef enum file_job { JOB_SAVE, JOB_LOAD, JOB_GGUF, JOB_MERGE } file_job;
+typedef enum file_job { JOB_SAVE, JOB_LOAD, JOB_GGUF, JOB_MERGE, JOB_UNPACK } file_job;
 
 static qlora_result job_run(file_job job, session* s) {
     switch (job) {
@@ -1759,6 +1759,22 @@ static qlora_result job_run(file_job job, session* s) {
     }
 }
 
+// The model of a folder as a GGUF file, with a tokenizer and a chat template.
+static bool file_make(stage* s) {
+    static const char tokens[] =
+        "{\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"unk_token\":\"<unk>\",\"vocab\":"
+        "{\"<unk>\":0,\"a\":1,\"b\":2,\"ab\":3,\"abb\":4},\"merges\":[\"a b\",\"ab b\"]}}";
+    opening o = {0};
+    session a;
+    o.dir = "m";
+    world_put(&s->w, "m/tokenizer.json", tokens, sizeof tokens - 1);
+    world_put(&s->w, "m/chat_template.jinja", "{{ messages }}", 14);
+    return session_open(s, &o, &a) &&
+           merge_save(a.model, "m.gguf", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL) ==
+               QLORA_OK &&
+           session_close(&a);
+}
+
 // Every allocation and file operation fails once: an error is returned, nothing leaks, nothing is
 // half done.
 TEST failures_are_clean(const file_job* job) {
@@ -1766,8 +1782,9 @@ TEST failures_are_clean(const file_job* job) {
     static world_file start[WORLD_FILES];
     ASSERT(stage_begin(&s, NULL));
     ASSERT(folder_make(&s, "m"));
+    ASSERT(*job != JOB_UNPACK || file_make(&s));
     opening o = {0};
-    o.dir = "m";
+    o.dir = *job == JOB_UNPACK ? "m.gguf" : "m";
     o.base = QLORA_BASE_NF4;
     o.norms = *job != JOB_GGUF;
     o.targets = QLORA_TARGET_Q | QLORA_TARGET_UP;
@@ -1797,7 +1814,7 @@ TEST failures_are_clean(const file_job* job) {
             break;
         }
         bool read_close = r == QLORA_OK && s.w.close_failed;
-        ASSERT(r != QLORA_OK || read_close || *job == JOB_MERGE);
+        ASSERT(r != QLORA_OK || read_close || *job >= JOB_MERGE);
         ASSERT_EQ(r == QLORA_OK, qlora_last_error(s.ctx)[0] == '\0');
         failures += r != QLORA_OK ? 1 : 0;
         if (*job == JOB_LOAD) {
@@ -1811,7 +1828,7 @@ TEST failures_are_clean(const file_job* job) {
             ASSERT_EQ(old_config, same_tensors(s.ctx, "given/adapter_model.safetensors",
                                                "out/adapter_model.safetensors"));
         }
-        if (r != QLORA_OK && *job == JOB_MERGE && has_file(&s, "merged/config.json")) {
+        if (r != QLORA_OK && *job >= JOB_MERGE && has_file(&s, "merged/config.json")) {
             opening m = {0};
             session b;
             m.dir = "merged";
@@ -2660,9 +2677,9 @@ SUITE(adapter_suite) {
     RUN_TEST(power_cuts_leave_old_or_new);
     RUN_TEST(failed_saves_leave_old_or_new);
     RUN_TEST(failed_loads_change_nothing);
-    static const file_job jobs[] = {JOB_SAVE, JOB_LOAD, JOB_GGUF, JOB_MERGE};
-    static const char* const job_names[] = {"save", "load", "gguf", "merge"};
-    for (int i = 0; i < 4; i++) {
+    static const file_job jobs[] = {JOB_SAVE, JOB_LOAD, JOB_GGUF, JOB_MERGE, JOB_UNPACK};
+    static const char* const job_names[] = {"save", "load", "gguf", "merge", "unpack"};
+    for (int i = 0; i < 5; i++) {
         greatest_set_test_suffix(job_names[i]);
         RUN_TESTp(failures_are_clean, &jobs[i]);
     }

@@ -764,6 +764,22 @@ static void gguf_eval_desc(qlora_model_desc* desc, const char* path) {
     desc->tokens = 16;
 }
 
+// Random values for the adapter of a model, the same for every model of its shape.
+static bool gguf_scramble(qlora_model* model) {
+    test_random random = test_random_start("gguf_scramble");
+    qlora_model_info info;
+    bool good = qlora_model_query(model, &info) == QLORA_OK;
+    for (int64_t i = 0; good && i < info.parameters; i++) {
+        qlora_parameter_info p;
+        good = qlora_parameter_query(model, i, &p) == QLORA_OK;
+        float* values = (float*)malloc((size_t)(p.rows * p.cols) * sizeof *values);
+        test_random_fill(&random, values, (size_t)(p.rows * p.cols), 0.1f);
+        good = good && qlora_parameter_write(model, i, values) == QLORA_OK;
+        free(values);
+    }
+    return good;
+}
+
 // The merged file gives the logits of the model with its adapter; permuted rows are stored in the
 // order that such files have.
 TEST gguf_models_are_merged(void) {
@@ -780,7 +796,6 @@ TEST gguf_models_are_merged(void) {
     const char* out = test_path("merged.gguf");
     static float want[16 * 1024];
     static float got[16 * 1024];
-    test_random random = test_random_start("gguf_models_are_merged");
     char path[512];
     qlora_ctx_desc machine;
     qlora_model_desc desc;
@@ -803,14 +818,7 @@ TEST gguf_models_are_merged(void) {
     ASSERT_EQ(QLORA_OK, qlora_model_query(model, &info));
     size_t n = 16 * (size_t)info.plan->config.vocab;
     ASSERT(n <= sizeof want / sizeof want[0]);
-    for (int64_t i = 0; i < info.parameters; i++) {
-        qlora_parameter_info p;
-        ASSERT_EQ(QLORA_OK, qlora_parameter_query(model, i, &p));
-        float* values = (float*)malloc((size_t)(p.rows * p.cols) * sizeof *values);
-        test_random_fill(&random, values, (size_t)(p.rows * p.cols), 0.1f);
-        ASSERT_EQ(QLORA_OK, qlora_parameter_write(model, i, values));
-        free(values);
-    }
+    ASSERT(gguf_scramble(model));
     ASSERT(gguf_eval(model, want));
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         qlora_merge_desc merge;
@@ -850,8 +858,6 @@ TEST gguf_models_are_merged(void) {
     qlora_merge_desc merge;
     memset(&merge, 0, sizeof merge);
     merge.dir = test_path("merged");
-    ASSERT(qlora_merge_save(model, &merge) == QLORA_ERR_UNSUPPORTED);
-    ASSERT(strstr(qlora_last_error(ctx), "can only be merged into a GGUF file"));
     merge.gguf = QLORA_GGUF_Q8_0;
     ASSERT(qlora_merge_save(model, &merge) == QLORA_ERR_ARGUMENT);
     remove(out);
@@ -860,7 +866,151 @@ TEST gguf_models_are_merged(void) {
     PASS();
 }
 
+// ---- folders from files ----
+
+static const char* const gguf_folder_files[] = {"config.json", "model.safetensors",
+                                                "tokenizer.json", "tokenizer_config.json",
+                                                "chat_template.jinja"};
+
+static const char* gguf_in_folder(const char* dir, const char* name) {
+    static char path[512];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    return path;
+}
+
+static void gguf_folder_drop(const char* dir) {
+    for (size_t i = 0; i < sizeof gguf_folder_files / sizeof gguf_folder_files[0]; i++) {
+        remove(gguf_in_folder(dir, gguf_folder_files[i]));
+    }
+    remove(dir);
+}
+
+// Opens a model with a random adapter and merges it into a folder; `logits` is what it gives, and
+// may be NULL.
+static qlora_result gguf_unpack(qlora_ctx* ctx, const char* path, const char* dir, float* logits) {
+    qlora_model_desc desc;
+    qlora_merge_desc merge;
+    qlora_model* model = NULL;
+    gguf_eval_desc(&desc, path);
+    desc.rank = 4;
+    desc.purpose = QLORA_PURPOSE_TRAIN;
+    QLORA__TRY(qlora_model_open(ctx, &desc, &model));
+    memset(&merge, 0, sizeof merge);
+    merge.dir = dir;
+    bool good = gguf_scramble(model) && (logits == NULL || gguf_eval(model, logits));
+    qlora_result r = good ? qlora_merge_save(model, &merge) : QLORA_ERR_STATE;
+    qlora_model_close(model);
+    return r;
+}
+
+// The difference of the logits of a folder from those wanted, as a share of the largest.
+static double gguf_folder_error(qlora_ctx* ctx, const char* dir, const float* want, float* got) {
+    qlora_model_desc desc;
+    qlora_model* model = NULL;
+    qlora_model_info info;
+    double worst = 0.0;
+    double most = 0.0;
+    gguf_eval_desc(&desc, dir);
+    if (qlora_model_open(ctx, &desc, &model) != QLORA_OK) {
+        return -1.0;
+    }
+    bool good = gguf_eval(model, got) && qlora_model_query(model, &info) == QLORA_OK;
+    for (int64_t i = 0; good && i < 16 * info.plan->config.vocab; i++) {
+        double off = fabs((double)want[i] - (double)got[i]);
+        worst = off > worst ? off : worst;
+        most = fabs((double)want[i]) > most ? fabs((double)want[i]) : most;
+    }
+    qlora_model_close(model);
+    return good ? worst / most : -1.0;
+}
+
+static bool gguf_same_bytes(qlora__env* env, const char* a, const char* b) {
+    qlora__map x;
+    qlora__map y;
+    if (qlora__map_open(env, a, &x) != QLORA_OK) {
+        return false;
+    }
+    bool good = qlora__map_open(env, b, &y) == QLORA_OK;
+    bool same = good && x.size == y.size && memcmp(x.data, y.data, (size_t)x.size) == 0;
+    if (good) {
+        qlora__map_close(env, &y);
+    }
+    qlora__map_close(env, &x);
+    return same;
+}
+
+// A file becomes a folder with the logits of the model with its adapter. Where the file holds the
+// weights of a folder, the merged weights are those of the merged folder, bit for bit.
+TEST gguf_models_become_folders(void) {
+    static const struct {
+        const char* file;
+        const char* folder; // with the same weights; NULL: none
+    } rows[] = {{"models/llama-q8_0", NULL},
+                {"models/stories260K-bf16", "stories260K"},
+                {"models/qwen2-f16", NULL},
+                {"models/qwen3-bf16-00001-of-00002", "qwen3"},
+                {"models/llama3-rope-bf16", "llama3-rope"},
+                {"models/phi3-longrope-bf16", "phi3-longrope"},
+                {"models/gemma-bf16", "gemma"},
+                {"models/smollm3-bf16", "smollm3"},
+                {"models/olmo2-bf16", "olmo2"},
+                {"models/seed_oss-bf16", "seed_oss"},
+                {"extra/gemma2-bf16", "gemma2"},
+                {"extra/gemma3-bf16", "gemma3"},
+                {"extra/llama-hd128-mixed", NULL}};
+    static char dir[512];
+    static char other[512];
+    static float want[16 * 1024];
+    static float got[16 * 1024];
+    qlora_ctx_desc machine;
+    qlora_ctx* ctx = NULL;
+    snprintf(dir, sizeof dir, "%s", test_path("unpacked"));
+    snprintf(other, sizeof other, "%s", test_path("unpacked_too"));
+    memset(&machine, 0, sizeof machine);
+    machine.require_backend = QLORA_BACKEND_CPU;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&machine, &ctx));
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char name[200];
+        char path[512];
+        bool exists = false;
+        snprintf(name, sizeof name, "gguf/%s.gguf", rows[i].file);
+        shared_path(path, sizeof path, name);
+        ASSERT_EQ(QLORA_OK, qlora__file_exists(&ctx->env, path, &exists));
+        if (!exists) {
+            qlora_ctx_destroy(ctx);
+            SKIPm("the shared folder was not found");
+        }
+        gguf_folder_drop(dir);
+        ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, gguf_unpack(ctx, path, dir, want));
+        double error = gguf_folder_error(ctx, dir, want, got);
+        if (!(error >= 0.0 && error <= 1e-5)) {
+            printf("\n%s: error %g\n", rows[i].file, error);
+        }
+        ASSERTm(rows[i].file, error >= 0.0 && error <= 1e-5);
+        for (size_t k = 0; k < sizeof gguf_folder_files / sizeof gguf_folder_files[0]; k++) {
+            const char* file = gguf_in_folder(dir, gguf_folder_files[k]);
+            ASSERT_EQ(QLORA_OK, qlora__file_exists(&ctx->env, file, &exists));
+            ASSERTm(file, exists);
+        }
+        ASSERT(gguf_unpack(ctx, path, dir, NULL) == QLORA_ERR_ARGUMENT);
+        if (rows[i].folder) {
+            snprintf(name, sizeof name, "fixtures/%s/model", rows[i].folder);
+            gguf_folder_drop(other);
+            ASSERT_EQm(qlora_last_error(ctx), QLORA_OK,
+                       gguf_unpack(ctx, shared_path(path, sizeof path, name), other, NULL));
+            snprintf(path, sizeof path, "%s", gguf_in_folder(dir, "model.safetensors"));
+            ASSERTm(rows[i].file,
+                    gguf_same_bytes(&ctx->env, path, gguf_in_folder(other, "model.safetensors")));
+        }
+    }
+    gguf_folder_drop(dir);
+    gguf_folder_drop(other);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
 // A folder becomes a file that gives the same logits, or is refused because GGUF cannot express it.
+// The file becomes a folder with these logits again.
 TEST gguf_files_from_folders(void) {
     static const struct {
         const char* folder;
@@ -926,6 +1076,18 @@ TEST gguf_files_from_folders(void) {
                 printf("\n%s: error %g\n", rows[i].folder, error);
             }
             ASSERTm(rows[i].folder, error >= 0.0 && error <= 1e-5);
+            qlora_model* file = NULL;
+            snprintf(path, sizeof path, "%s", test_path("repacked"));
+            gguf_eval_desc(&desc, out);
+            ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, qlora_model_open(ctx, &desc, &file));
+            merge.dir = path;
+            gguf_folder_drop(path);
+            ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, qlora_merge_save(file, &merge));
+            ASSERT_EQ(QLORA_OK, qlora_model_close(file));
+            error = gguf_logits_error(ctx, path, qlora__st_find(&golden, "input_ids"), want,
+                                      want->shape[0]);
+            ASSERTm(rows[i].folder, error >= 0.0 && error <= 1e-5);
+            gguf_folder_drop(path);
         }
         ASSERT_EQ(QLORA_OK, qlora_model_close(model));
         qlora__st_close(&w.env, &golden);
@@ -1091,6 +1253,561 @@ TEST gguf_files_keep_the_config(const gguf_change* row) {
     PASS();
 }
 
+// ---- config.json of a folder from a file ----
+
+static void family_set(qlora_model* m, qlora_family family) {
+    m->plan.config.family = family;
+    m->arch = qlora__arch_of(family);
+}
+
+static void rope_set(qlora_model* m, qlora_rope_type type, double theta) {
+    qlora_rope_desc* rope = &m->plan.config.rope;
+    memset(rope, 0, sizeof *rope);
+    rope->type = type;
+    rope->theta = theta;
+    rope->factor = 4.0;
+    rope->original_max_position = 64.0;
+    rope->beta_fast = 32.0;
+    rope->beta_slow = 1.0;
+    m->plan.config.rope_sliding = *rope;
+}
+
+static void to_qwen2_vl(qlora_model* m) {
+    family_set(m, QLORA_FAMILY_QWEN2_5_VL);
+}
+
+static void to_qwen3_vl(qlora_model* m) {
+    family_set(m, QLORA_FAMILY_QWEN3_VL);
+}
+
+static void to_mistral3(qlora_model* m) {
+    family_set(m, QLORA_FAMILY_MINISTRAL3);
+}
+
+static void to_ministral3(qlora_model* m) {
+    family_set(m, QLORA_FAMILY_MINISTRAL3);
+    m->plan.config.query_beta = (double)0.1f;
+    m->plan.config.query_period = 64.0;
+}
+
+// Its layers with a window have a base of their own, which the older keys cannot say.
+static void to_olmo3(qlora_model* m) {
+    qlora_model_config* c = &m->plan.config;
+    family_set(m, QLORA_FAMILY_OLMO3);
+    rope_set(m, QLORA_ROPE_YARN, 2e5);
+    memset(&c->rope_sliding, 0, sizeof c->rope_sliding);
+    c->rope_sliding.factor = 1.0;
+    c->rope_sliding.theta = 2e5;
+    c->window = 11;
+    memset(c->sliding, 1, (size_t)c->layers);
+    c->sliding[1] = 0;
+}
+
+static void to_exaone4(qlora_model* m) {
+    qlora_model_config* c = &m->plan.config;
+    family_set(m, QLORA_FAMILY_EXAONE4);
+    c->window = 13;
+    c->sliding[0] = 1;
+    memset(c->no_rope + 1, 1, (size_t)c->layers - 1);
+}
+
+static void to_exaone4_without(qlora_model* m) {
+    family_set(m, QLORA_FAMILY_EXAONE4);
+}
+
+static void to_no_window(qlora_model* m) {
+    m->plan.config.window = 0;
+    memset(m->plan.config.sliding, 0, (size_t)m->plan.config.layers);
+}
+
+static void to_linear(qlora_model* m) {
+    rope_set(m, QLORA_ROPE_LINEAR, 10000.0);
+}
+
+static void to_yarn(qlora_model* m) {
+    rope_set(m, QLORA_ROPE_YARN, 10000.0);
+    m->plan.config.rope.mscale = 1.0;
+    m->plan.config.rope.mscale_all_dim = (double)0.7f;
+}
+
+static void to_louder(qlora_model* m) {
+    m->plan.config.rope.attention_factor = 2.5;
+}
+
+static void to_stops(qlora_model* m) {
+    change_stops(&m->plan.config);
+    m->plan.config.rms_eps = (double)1e-6f;
+}
+
+static void to_no_stops(qlora_model* m) {
+    m->plan.config.stop_count = 0;
+    m->plan.config.bos_id = -1;
+    m->plan.config.tied = true;
+}
+
+static void to_other_divisors(qlora_model* m) {
+    m->plan.config.rope.short_factor[9] *= 1.01f;
+    m->plan.config.rope.long_factor[9] *= 1.01f;
+}
+
+static void to_no_bias(qlora_model* m) {
+    m->plan.config.qkv_bias = false;
+}
+
+static void to_out_bias(qlora_model* m) {
+    m->plan.config.o_bias = true;
+}
+
+static void to_mlp_bias(qlora_model* m) {
+    m->plan.config.mlp_bias = true;
+}
+
+static void to_no_rotation(qlora_model* m) {
+    m->plan.config.no_rope[1] = 1;
+}
+
+static void to_window(qlora_model* m) {
+    m->plan.config.window = 7;
+    m->plan.config.sliding[0] = 1;
+}
+
+static void to_cap(qlora_model* m) {
+    m->plan.config.attention_cap = 50.0;
+}
+
+static void to_embedding_scale(qlora_model* m) {
+    m->plan.config.embedding_scale = 2.0;
+}
+
+static void to_later_switch(qlora_model* m) {
+    m->plan.config.rope.original_max_position += 0.5;
+}
+
+#define SAME_SECTIONS                                                                              \
+    "\"layer_types\": [\n    \"full_attention\",\n    \"full_attention\",\n    "                   \
+    "\"full_attention\"\n  ]"
+
+typedef struct gguf_made {
+    const char* name;
+    const char* file;
+    void (*change)(qlora_model*); // NULL: none
+    const char* has[3];           // in config.json
+    const char* refusal;          // NULL: none
+    const char* warning;          // NULL: none
+} gguf_made;
+
+static const gguf_made gguf_mades[] = {
+    {"llama3",
+     "models/llama3-rope-bf16",
+     NULL,
+     {"\"rope_type\": \"llama3\"", "\"factor\": 32.0",
+      "\"original_max_position_embeddings\": 32\n"},
+     NULL,
+     NULL},
+    {"longrope",
+     "models/phi3-longrope-bf16",
+     NULL,
+     {"\"type\": \"longrope\"", "1.0103,", "\"partial_rotary_factor\": 0.75"},
+     NULL,
+     NULL},
+    {"louder",
+     "models/phi3-longrope-bf16",
+     to_louder,
+     {"\"attention_factor\": 2.5", "", ""},
+     NULL,
+     NULL},
+    {"caps",
+     "extra/gemma2-bf16",
+     NULL,
+     {"\"attn_logit_softcapping\": 50.0", "\"final_logit_softcapping\": 30.0",
+      "\"query_pre_attn_scalar\": 128"},
+     NULL,
+     NULL},
+    {"gemma3",
+     "extra/gemma3-bf16",
+     NULL,
+     {"\"model_type\": \"gemma3_text\"", "\"rope_local_base_freq\": 10000.0",
+      "\"rope_type\": \"linear\""},
+     NULL,
+     NULL},
+    {"no_window",
+     "extra/gemma3-bf16",
+     to_no_window,
+     {"\"sliding_window\": 4096", SAME_SECTIONS, "\"final_logit_softcapping\": null"},
+     NULL,
+     NULL},
+    {"nope",
+     "models/smollm3-bf16",
+     NULL,
+     {"\"no_rope_layers\": [\n    1,\n    1,\n    1,\n    0,\n    1\n  ]",
+      "\"use_sliding_window\": false", "\"mlp_bias\": false"},
+     NULL,
+     NULL},
+    {"biases",
+     "models/seed_oss-bf16",
+     NULL,
+     {"\"attention_bias\": true", "\"attention_out_bias\": false", "\"head_dim\": 128"},
+     NULL,
+     NULL},
+    {"qwen2_vl",
+     "models/qwen2-f16",
+     to_qwen2_vl,
+     {"\"model_type\": \"qwen2\"", "\"Qwen2ForCausalLM\"", "\"sliding_window\": null"},
+     NULL,
+     "only the language part of a model: the folder is a qwen2"},
+    {"qwen3_vl",
+     "models/qwen3-bf16-00001-of-00002",
+     to_qwen3_vl,
+     {"\"model_type\": \"qwen3\"", "\"Qwen3ForCausalLM\"", ""},
+     NULL,
+     "the folder is a qwen3"},
+    {"mistral3",
+     "models/llama-q8_0",
+     to_mistral3,
+     {"\"MistralForCausalLM\"", "", ""},
+     NULL,
+     "the folder is a mistral"},
+    {"ministral3",
+     "models/llama-q8_0",
+     to_ministral3,
+     {"\"Ministral3ForCausalLM\"", "\"llama_4_scaling_beta\": 0.1,", "\"rope_parameters\""},
+     NULL,
+     NULL},
+    {"olmo3",
+     "models/olmo2-bf16",
+     to_olmo3,
+     {"\"sliding_attention\": {\n      \"rope_type\": \"default\",\n      \"rope_theta\": 200000.0",
+      "\"rope_type\": \"yarn\"", "\"sliding_window\": 11"},
+     NULL,
+     NULL},
+    {"exaone4",
+     "models/qwen3-bf16-00001-of-00002",
+     to_exaone4,
+     {"\"sliding_window\": 13", "\"sliding_attention\",\n    \"full_attention\"", ""},
+     NULL,
+     NULL},
+    {"exaone4_without",
+     "models/qwen3-bf16-00001-of-00002",
+     to_exaone4_without,
+     {"\"sliding_window\": null", "\"full_attention\"", ""},
+     NULL,
+     NULL},
+    {"linear",
+     "models/llama-q8_0",
+     to_linear,
+     {"\"rope_type\": \"linear\"", "\"factor\": 4.0", "\"rope_theta\": 10000.0"},
+     NULL,
+     NULL},
+    {"yarn",
+     "models/llama-q8_0",
+     to_yarn,
+     {"\"beta_fast\": 32.0", "\"mscale_all_dim\": 0.7\n",
+      "\"original_max_position_embeddings\": 64,"},
+     NULL,
+     NULL},
+    {"stops",
+     "models/llama-q8_0",
+     to_stops,
+     {"\"eos_token_id\": [\n    6,\n    9\n  ]", "\"bos_token_id\": 5", "\"rms_norm_eps\": 1e-06,"},
+     NULL,
+     NULL},
+    {"no_stops",
+     "models/llama-q8_0",
+     to_no_stops,
+     {"\"eos_token_id\": null", "\"bos_token_id\": null", "\"tie_word_embeddings\": true"},
+     NULL,
+     NULL},
+    {"divisors",
+     "models/llama3-rope-bf16",
+     to_other_divisors,
+     {"", "", ""},
+     "rope_freqs.weight is not what rope_type llama3 gives",
+     NULL},
+    {"no_bias",
+     "models/qwen2-f16",
+     to_no_bias,
+     {"", "", ""},
+     "config.json of model_type qwen2 cannot express this model (biases of q, k and v)",
+     NULL},
+    {"out_bias",
+     "models/llama-q8_0",
+     to_out_bias,
+     {"", "", ""},
+     "(biases of attention's output)",
+     NULL},
+    {"mlp_bias", "models/qwen2-f16", to_mlp_bias, {"", "", ""}, "(biases of the MLP)", NULL},
+    {"rotation",
+     "models/olmo2-bf16",
+     to_no_rotation,
+     {"", "", ""},
+     "(layers without rotation)",
+     NULL},
+    {"window", "models/gemma-bf16", to_window, {"", "", ""}, "(the window)", NULL},
+    {"cap", "models/llama-q8_0", to_cap, {"", "", ""}, "(the cap of scores)", NULL},
+    {"scale",
+     "models/llama-q8_0",
+     to_embedding_scale,
+     {"", "", ""},
+     "(the scale of embeddings)",
+     NULL},
+    {"switch",
+     "models/phi3-longrope-bf16",
+     to_later_switch,
+     {"", "", ""},
+     "(the rotation of long texts)",
+     NULL}};
+
+// config.json says what the file does, by the keys of its family; what it cannot say is refused
+// before anything is written.
+TEST gguf_configs_are_made(const gguf_made* row) {
+    static gguf_log log;
+    char name[200];
+    char path[512];
+    char dir[512];
+    bool exists = false;
+    qlora_ctx_desc machine;
+    qlora_model_desc desc;
+    qlora_ctx* ctx = NULL;
+    qlora_model* model = NULL;
+    qlora_merge_desc merge;
+    qlora__map map;
+    memset(&machine, 0, sizeof machine);
+    machine.require_backend = QLORA_BACKEND_CPU;
+    machine.log = gguf_log_add;
+    machine.log_user = &log;
+    memset(&log, 0, sizeof log);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&machine, &ctx));
+    snprintf(name, sizeof name, "gguf/%s.gguf", row->file);
+    shared_path(path, sizeof path, name);
+    ASSERT_EQ(QLORA_OK, qlora__file_exists(&ctx->env, path, &exists));
+    if (!exists) {
+        qlora_ctx_destroy(ctx);
+        SKIPm("the shared folder was not found");
+    }
+    gguf_eval_desc(&desc, path);
+    ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, qlora_model_open(ctx, &desc, &model));
+    memset(&log, 0, sizeof log);
+    if (row->change) {
+        row->change(model);
+    }
+    snprintf(dir, sizeof dir, "%s", test_path("made"));
+    gguf_folder_drop(dir);
+    memset(&merge, 0, sizeof merge);
+    merge.dir = dir;
+    qlora_result r = qlora_merge_save(model, &merge);
+    ASSERT_EQm(qlora_last_error(ctx), row->refusal ? QLORA_ERR_UNSUPPORTED : QLORA_OK, r);
+    if (row->refusal) {
+        ASSERTm(qlora_last_error(ctx), strstr(qlora_last_error(ctx), row->refusal));
+        FILE* left = fopen(dir, "rb"); // not even the folder
+        ASSERT(left == NULL);
+    } else {
+        ASSERT_EQ(QLORA_OK, qlora__map_open(&ctx->env, gguf_in_folder(dir, "config.json"), &map));
+        ASSERT(map.size < sizeof log.text);
+        char* text = (char*)malloc((size_t)map.size + 1);
+        memcpy(text, map.data, (size_t)map.size);
+        text[map.size] = '\0';
+        qlora__map_close(&ctx->env, &map);
+        for (int i = 0; i < 3; i++) {
+            if (strstr(text, row->has[i]) == NULL) {
+                printf("\n%s\n%s\n", row->has[i], text);
+            }
+            ASSERTm(row->has[i], strstr(text, row->has[i]) != NULL);
+        }
+        free(text);
+    }
+    ASSERTm(log.text, strstr(log.text, row->warning ? row->warning : "") != NULL);
+    ASSERTm(log.text, row->warning || strstr(log.text, "language part") == NULL);
+    gguf_folder_drop(dir);
+    ASSERT_EQ(QLORA_OK, qlora_model_close(model));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
+// ---- tokenizer.json of a folder from a file ----
+
+static void gguf_put_string(gguf_bytes* b, const char* key, const char* text) {
+    gguf_put_text(b, key);
+    gguf_put_number(b, QLORA__GGUF_STRING, 4);
+    gguf_put_text(b, text);
+}
+
+static void gguf_put_strings(gguf_bytes* b, const char* key, const char* const* texts, int count) {
+    gguf_put_text(b, key);
+    gguf_put_number(b, QLORA__GGUF_ARRAY, 4);
+    gguf_put_number(b, QLORA__GGUF_STRING, 4);
+    gguf_put_number(b, (uint64_t)count, 8);
+    for (int i = 0; i < count; i++) {
+        gguf_put_text(b, texts[i]);
+    }
+}
+
+static void gguf_put_words(gguf_bytes* b, const char* key, uint32_t kind, const uint32_t* words,
+                           int count) {
+    gguf_put_text(b, key);
+    gguf_put_number(b, QLORA__GGUF_ARRAY, 4);
+    gguf_put_number(b, kind, 4);
+    gguf_put_number(b, (uint64_t)count, 8);
+    for (int i = 0; i < count; i++) {
+        gguf_put_number(b, words[i], 4);
+    }
+}
+
+#define GGUF_WORDS 9
+
+// Nine tokens, of either kind; what `fault` names is wrong.
+static void gguf_vocabulary(gguf_bytes* b, bool pieces, const char* fault) {
+    const char* tokens[GGUF_WORDS] = {"<unk>", "<s>", "a", "b", "ab", "abb", "bb", "<user>", ""};
+    static const uint32_t types[GGUF_WORDS] = {2, 3, 1, 1, 1, 1, 1, 4, 5};
+    const char* merges[] = {"a b", "b b", "ab b"};
+    const float numbers[GGUF_WORDS] = {0, 0, -9, -8, -1, -2, -3, 0, 0};
+    uint32_t scores[GGUF_WORDS];
+    for (int i = 0; i < GGUF_WORDS; i++) {
+        scores[i] = qlora__bits(numbers[i]);
+    }
+    tokens[6] = strcmp(fault, "twice") == 0 ? "ab" : tokens[6];
+    tokens[6] = strcmp(fault, "utf8") == 0 ? "\xFF" : tokens[6];
+    merges[1] = strcmp(fault, "merge") == 0 ? "b c" : merges[1];
+    merges[1] = strcmp(fault, "blank") == 0 ? "bb" : merges[1];
+    merges[1] = strcmp(fault, "joined") == 0 ? "b a" : merges[1];
+    uint64_t bos = strcmp(fault, "empty") == 0 ? 8 : 1;
+    bool prefix = pieces ? strcmp(fault, "bare") != 0 : strcmp(fault, "prefix") == 0;
+    gguf_put_head(b, 0, 10);
+    gguf_put_string(b, "tokenizer.ggml.model",
+                    strcmp(fault, "model") == 0 ? "t5"
+                    : pieces                    ? "llama"
+                                                : "gpt2");
+    gguf_put_string(b, "tokenizer.ggml.pre", strcmp(fault, "pre") == 0 ? "none" : "smollm");
+    gguf_put_strings(b, "tokenizer.ggml.tokens", tokens, GGUF_WORDS);
+    gguf_put_words(b, "tokenizer.ggml.token_type", QLORA__GGUF_I32, types, GGUF_WORDS);
+    gguf_put_words(b, "tokenizer.ggml.scores", QLORA__GGUF_F32, scores, GGUF_WORDS);
+    gguf_put_strings(b, "tokenizer.ggml.merges", merges, 3);
+    gguf_put_value(b, "tokenizer.ggml.bos_token_id", QLORA__GGUF_U32, bos, 4);
+    gguf_put_value(b, "tokenizer.ggml.add_bos_token", QLORA__GGUF_BOOL, 1, 1);
+    gguf_put_value(b, "tokenizer.ggml.add_space_prefix", QLORA__GGUF_BOOL, prefix, 1);
+    gguf_put_string(b, "general.name", strcmp(fault, "phi3") == 0 ? "My Phi-3" : "My model");
+}
+
+typedef struct gguf_vocab_case {
+    const char* name;
+    bool pieces;
+    const char* has[3];  // in tokenizer.json without its blanks and line breaks
+    const char* refusal; // NULL: none
+} gguf_vocab_case;
+
+static const gguf_vocab_case gguf_vocab_cases[] = {
+    {"bytes",
+     false,
+     {"\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":"
+      "{"
+      "\"Regex\":\"\\\\p{N}\"},\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"Split\"",
+      "\"vocab\":{\"<unk>\":0,\"<s>\":1,\"a\":2,\"b\":3,\"ab\":4,\"abb\":5,\"bb\":6,\"<user>\":7},"
+      "\"merges\":[\"ab\",\"bb\",\"abb\"]",
+      "\"single\":[{\"SpecialToken\":{\"id\":\"<s>\",\"type_id\":0}},{\"Sequence\":{\"id\":\"A\","
+      "\"type_"
+      "id\":0}}]"},
+     NULL},
+    {"pieces",
+     true,
+     {"\"normalizers\":[{\"type\":\"Prepend\"", "\"merges\":[\"ab\",\"abb\",\"abb\",\"bb\"]",
+      "{\"id\":7,\"content\":\"<user>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
+      "\"normalized\":false,\"special\":false}"},
+     NULL},
+    {"bare",
+     true,
+     {"\"normalizers\":[{\"type\":\"Replace\"", "{\"type\":\"Fuse\"}]}", "\"unk_token\":\"<unk>\""},
+     NULL},
+    {"phi3",
+     true,
+     {"\"content\":\"<user>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":true",
+      "\"content\":\"<s>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false", ""},
+     NULL},
+    {"model", false, {"", "", ""}, "tokenizer.ggml.model \"t5\" is not supported"},
+    {"pre", false, {"", "", ""}, "tokenizer.ggml.pre \"none\" is not known"},
+    {"twice", false, {"", "", ""}, "the tokens 4 and 6 have the same text"},
+    {"utf8", true, {"", "", ""}, "tokenizer.ggml.tokens[6] is not UTF-8"},
+    {"merge", false, {"", "", ""}, "tokenizer.ggml.merges[1] must be two tokens"},
+    {"blank", false, {"", "", ""}, "tokenizer.ggml.merges[1] must be two tokens"},
+    {"joined", false, {"", "", ""}, "tokenizer.ggml.merges[1] must be two tokens"},
+    {"empty", false, {"", "", ""}, "the special token 8 has no text"},
+    {"prefix", false, {"", "", ""}, "tokenizer.ggml.add_space_prefix is true"}};
+
+// tokenizer.json says what the vocabulary of the file does, or it is refused by name.
+TEST gguf_tokenizers_are_made(const gguf_vocab_case* row) {
+    static gguf_bytes b;
+    qlora_ctx_desc machine;
+    qlora_ctx* ctx = NULL;
+    qlora__gguf g;
+    qlora__string text;
+    memset(&machine, 0, sizeof machine);
+    machine.require_backend = QLORA_BACKEND_CPU;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&machine, &ctx));
+    gguf_vocabulary(&b, row->pieces, row->name);
+    ASSERT_EQ(QLORA_OK, qlora__gguf_parse(&ctx->env, "f", b.data, b.size, &g));
+    qlora__string_begin(&ctx->env, &text);
+    qlora_result r = qlora__merge_make_tokens(ctx, &g, &text);
+    ASSERT_EQm(qlora_last_error(ctx), row->refusal == NULL, r == QLORA_OK);
+    if (row->refusal) {
+        ASSERTm(qlora_last_error(ctx), strstr(qlora_last_error(ctx), row->refusal));
+    } else {
+        size_t n = 0;
+        for (size_t i = 0; i < text.size; i++) {
+            bool blank = text.data[i] == ' ' || text.data[i] == '\n';
+            text.data[n] = text.data[i];
+            n += blank ? 0 : 1;
+        }
+        ASSERT(n < text.size);
+        text.data[n] = '\0';
+        for (int i = 0; i < 3; i++) {
+            ASSERTm(text.data, strstr(text.data, row->has[i]) != NULL);
+        }
+    }
+    qlora__string_free(&text);
+    qlora__gguf_free(&ctx->env, &g);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
+// The chat template, and those with a name, are files of their own; a name that is no file's is left
+// out.
+TEST gguf_chats_are_made(void) {
+    static const char* const files[] = {"chat_template.jinja",
+                                        "additional_chat_templates/tool_use.jinja"};
+    static gguf_bytes b;
+    char dir[512];
+    qlora_ctx_desc machine;
+    qlora_ctx* ctx = NULL;
+    qlora__gguf g;
+    qlora__merge merge;
+    memset(&machine, 0, sizeof machine);
+    machine.require_backend = QLORA_BACKEND_CPU;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&machine, &ctx));
+    gguf_put_head(&b, 0, 4);
+    gguf_put_string(&b, "tokenizer.chat_template.tool_use", "tools");
+    gguf_put_string(&b, "tokenizer.chat_template", "plain");
+    gguf_put_string(&b, "tokenizer.chat_template.../x", "outside");
+    gguf_put_string(&b, "tokenizer.chat_templates", "list");
+    ASSERT_EQ(QLORA_OK, qlora__gguf_parse(&ctx->env, "f", b.data, b.size, &g));
+    snprintf(dir, sizeof dir, "%s", test_path("chats"));
+    memset(&merge, 0, sizeof merge);
+    merge.ctx = ctx;
+    merge.dir = dir;
+    ASSERT_EQ(QLORA_OK, qlora__dir_make(&ctx->env, dir));
+    ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, qlora__merge_put_chats(&merge, &g));
+    for (int i = 0; i < 2; i++) {
+        qlora__map map;
+        ASSERT_EQ(QLORA_OK, qlora__map_open(&ctx->env, gguf_in_folder(dir, files[i]), &map));
+        ASSERT_EQ(5, (int)map.size);
+        ASSERT(memcmp(map.data, i == 0 ? "plain" : "tools", 5) == 0);
+        qlora__map_close(&ctx->env, &map);
+        remove(gguf_in_folder(dir, files[i]));
+    }
+    remove(gguf_in_folder(dir, "additional_chat_templates"));
+    ASSERT_EQ(0, remove(dir)); // nothing else is in it
+    qlora__gguf_free(&ctx->env, &g);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
 // Everything that opening a model reads.
 static qlora_result gguf_open_all(qlora_ctx* ctx, const char* path) {
     qlora_model_desc desc;
@@ -1167,6 +1884,16 @@ SUITE(gguf_suite) {
     RUN_TEST(gguf_blocks_equal_the_reference);
     RUN_TEST(gguf_models_give_the_golden_logits);
     RUN_TEST(gguf_models_are_merged);
+    RUN_TEST(gguf_models_become_folders);
+    for (size_t i = 0; i < sizeof gguf_mades / sizeof gguf_mades[0]; i++) {
+        greatest_set_test_suffix(gguf_mades[i].name);
+        RUN_TESTp(gguf_configs_are_made, &gguf_mades[i]);
+    }
+    for (size_t i = 0; i < sizeof gguf_vocab_cases / sizeof gguf_vocab_cases[0]; i++) {
+        greatest_set_test_suffix(gguf_vocab_cases[i].name);
+        RUN_TESTp(gguf_tokenizers_are_made, &gguf_vocab_cases[i]);
+    }
+    RUN_TEST(gguf_chats_are_made);
     RUN_TEST(gguf_files_from_folders);
     for (size_t i = 0; i < sizeof gguf_changes / sizeof gguf_changes[0]; i++) {
         greatest_set_test_suffix(gguf_changes[i].name);
