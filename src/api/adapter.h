@@ -72,6 +72,10 @@ typedef struct qlora_merge_desc {
 // that an interrupted export is not mistaken for a model; a folder that already contains one is
 // rejected. The model must have been opened from files.
 //
+// For a model in a GGUF file, config.json, tokenizer.json, tokenizer_config.json and the chat
+// templates are made from its metadata. What they cannot express is refused before anything is
+// written. Where llama.cpp and transformers differ, the folder does what llama.cpp does.
+//
 // If dir ends in .gguf, one GGUF file is written: metadata, tokenizer and names are those of the
 // model's own GGUF file, or made from config.json and tokenizer.json of its folder. Vectors are
 // F32, and with Q4_0 the embedding and the head are Q8_0. What llama.cpp would compute differently

@@ -341,15 +341,20 @@ texts() {
         --out small.gguf --dtype q8_0
     refuses "small.gguf already exists" merge --model whole.gguf --adapter "$fixture/adapter20" \
         --out small.gguf
-    rm -rf unpacked unpacked.gguf zero
-    cp -r "$fixture/adapter0" zero
-    chmod -R u+w zero
-    says "^wrote unpacked$" merge --model whole.gguf --adapter zero --out unpacked --dtype f32
+    rm -rf unpacked mute.gguf kept
+    says "^wrote unpacked$" merge --model whole.gguf --adapter "$fixture/adapter20" \
+        --out unpacked --dtype f32
     grep -q "^note: whole.gguf has no tokenizer: the folder has none$" err
     note $? "merge says that its folder has no tokenizer"
     [[ -e unpacked/config.json && ! -e unpacked/.merge-unfinished ]] &&
         [[ ! -e unpacked/tokenizer.json && ! -e unpacked/tokenizer_config.json ]]
     note $? "merge of a GGUF file into a folder: its files"
+    says "Once" generate --model whole.gguf --adapter "$fixture/adapter20" --base 32bit \
+        "${greedy[@]}"
+    cp out twice
+    says "Once" generate --model unpacked --base 32bit "${greedy[@]}"
+    cmp -s out twice
+    note $? "the folder of a merged GGUF file generates the same text"
     refuses "--dtype q4_0 needs --out FILE.gguf" merge --model "$fixture/model" \
         --adapter "$fixture/adapter20" --out o --dtype q4_0
     says "[GM]iB" plan --model whole.gguf --memory 8G
