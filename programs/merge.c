@@ -223,8 +223,8 @@ static bool out_check(const options* o) {
            (f.ok && fail("cannot create %s: %s", o->out, strerror(code)));
 }
 
-// Prepares --out: creates it (*made), removes what an interrupted merge left, and copies the model's
-// other files; from a GGUF file, the library makes them. It writes the weights and, last,
+// Prepares --out: creates it (*made), removes what an interrupted merge left, and copies the
+// model's other files; from a GGUF file, the library makes them. It writes the weights and, last,
 // config.json.
 static bool out_begin(const options* o, bool* made) {
     char path[FOLDER_PATH];

@@ -1767,8 +1767,8 @@ TEST gguf_tokenizers_are_made(const gguf_vocab_case* row) {
     PASS();
 }
 
-// The chat template, and those with a name, are files of their own; a name that is no file's is left
-// out.
+// The chat template, and those with a name, are files of their own; a name that no file can have is
+// left out.
 TEST gguf_chats_are_made(void) {
     static const char* const files[] = {"chat_template.jinja",
                                         "additional_chat_templates/tool_use.jinja"};
