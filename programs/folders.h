@@ -193,4 +193,11 @@ static inline bool folder_adapter(const char* given, char out[FOLDER_PATH]) {
     return !file_missing(out, "adapter_config.json");
 }
 
+// What to do about a folder without an adapter, which is added to the message that it has none.
+static inline const char* adapter_advice(const char* given, char out[HUB_ADVICE]) {
+    return file_missing(given, "settings.txt")
+               ? hub_advice(given, "--adapter", out)
+               : "; the run there has not ended, and the same finetune command goes on with it";
+}
+
 #endif

@@ -993,7 +993,7 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     }
     if (o->adapter != NULL && !folder_adapter(o->adapter, adapter)) {
         return fail("--adapter %s: adapter_config.json not found%s", o->adapter,
-                    hub_advice(o->adapter, "--adapter", why));
+                    adapter_advice(o->adapter, why));
     }
     o->adapter = o->adapter != NULL ? adapter : NULL;
     return true;

@@ -167,7 +167,7 @@ static bool adapter_check(options* o, char adapter[FOLDER_PATH], char error[1024
     if (!folder_adapter(o->adapter, adapter)) {
         char why[HUB_ADVICE];
         return error_set(error, "--adapter %s: adapter_config.json not found%s", o->adapter,
-                         hub_advice(o->adapter, "--adapter", why));
+                         adapter_advice(o->adapter, why));
     }
     o->adapter = adapter;
     // Norms that were trained with the adapter belong to it.

@@ -198,6 +198,9 @@ wrong_use() {
     refuses "out is a file" "plain is not a folder" --model model --data sums.jsonl --out plain
     refuses "adapter missing" "--adapter nowhere: adapter_config.json not found" \
         "${all[@]}" --adapter nowhere
+    mkdir -p begun && touch begun/settings.txt
+    refuses "adapter of a run that goes on" "the run there has not ended" \
+        "${all[@]}" --adapter begun
     refuses "memory too small" "not enough memory: " "${all[@]}" --memory 1M
     vast_model
     refuses "nothing to resume" "no checkpoint found" "${all[@]}" --resume must
