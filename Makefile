@@ -30,7 +30,7 @@ endif
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wundef -Wcast-align \
 	-Wvla -Wstrict-prototypes -Wmissing-prototypes
 OPTIMIZE = -O2
-OWN_CFLAGS = -std=c99 $(OPTIMIZE) -g $(WARNINGS)
+OWN_CFLAGS = -std=c99 $(OPTIMIZE) $(if $(DEV),-g,-g1) $(WARNINGS)
 OWN_LDLIBS := -lm
 ifneq ($(OS),Windows_NT)
 OWN_LDLIBS += -lpthread $(if $(filter Linux,$(shell uname -s)),-ldl)
@@ -39,7 +39,7 @@ TEST_INCLUDES := -Itests/windows -include tests/windows/posix.h
 TEST_LDLIBS := -Wl,-Bstatic -lpthread
 endif
 # DEV=1 compiles the parts in src/ directly, so that errors and debuggers show the original file and
-# line; without it, the assembled headers are compiled, as users do.
+# line, and all variables; without it, the assembled headers are compiled, as users do.
 INCLUDES := $(if $(DEV),-Isrc) -I. -Itests
 define COMPILE
 @mkdir -p $(@D)
