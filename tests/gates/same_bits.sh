@@ -303,9 +303,13 @@ bits16() {
 tier() { # tier NAME TIER MODEL
     export QLORA_CPU_TIER=$2
     local name=$1 model=$3
+    if [[ $model == llama-wide ]]; then
+        library "$name" "$model" parts && library "$name-bf16" "$model" parts bf16
+        return
+    fi
     run "$name" "$model" --sample-prompt "3 plus" --sample-tokens 6 &&
         run "$name-bf16" "$model" --mode bf16 --base 16bit && texts "$name" "$model" \
-        --mode bf16 && library "$name-32bit" "$model" graph
+        --mode bf16 && library "$name-calls" "$model" graph
 }
 
 capability() { # capability NAME CC: the kernels of another device
@@ -492,8 +496,8 @@ add_tiers() {
     for tier in $tiers; do
         if QLORA_CPU_TIER=$tier tool finetune --model models/llama --plan --backend cpu \
             >plan 2>&1; then
-            for model in llama gemma2 qwen3; do
-                add tier "tier-$tier-$model" "$tier" $model
+            for model in llama gemma2 qwen3 llama-wide; do
+                [[ ! -d models/$model ]] || add tier "tier-$tier-$model" "$tier" $model
             done
         elif ! grep -q "QLORA_CPU_TIER" plan; then
             cat plan >&2

@@ -322,6 +322,7 @@ int main(int argc, char** argv) {
     static maker m;
     static const sizes tiny = {32, 64, 2, 2, 1};
     static const sizes small = {96, 160, 3, 3, 1};
+    static const sizes wide = {256, 448, 2, 4, 2}; // several tiles of every product
     qlora_ctx_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.require_backend = QLORA_BACKEND_CPU;
@@ -329,13 +330,18 @@ int main(int argc, char** argv) {
         fprintf(stderr, "usage: same_models tiny|small DIR\n");
         return 2;
     }
-    m.size = strcmp(argv[1], "tiny") == 0 ? tiny : small;
+    bool has_wide = strcmp(argv[1], "small") == 0;
+    m.size = has_wide ? small : tiny;
     bool ok = qlora_ctx_create(&desc, &m.ctx) == QLORA_OK;
     for (int i = 0; i < QLORA__ARCH_COUNT && ok; i++) {
         ok = make(&m, &qlora__archs[i], argv[2], qlora__archs[i].model_type, "");
     }
     for (size_t i = 0; i < sizeof variants / sizeof variants[0] && ok; i++) {
         ok = make(&m, &qlora__archs[0], argv[2], variants[i].name, variants[i].more);
+    }
+    if (has_wide && ok) {
+        m.size = wide;
+        ok = make(&m, &qlora__archs[0], argv[2], "llama-wide", "");
     }
     qlora_ctx_destroy(m.ctx);
     return ok ? 0 : 1;
