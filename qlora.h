@@ -1,4 +1,4 @@
-/* qlora.h - v0.2.0 - QLoRA fine-tuning of language models from C - SPDX: MIT-0 OR Unlicense
+/* qlora.h - v0.3.0-dev - QLoRA fine-tuning of language models from C - SPDX: MIT-0 OR Unlicense
 
    Do this in ONE C or C++ file:
 
@@ -292,12 +292,12 @@
 // qlora.h and qlora_text.h each carry this part; whichever comes second compares.
 #ifndef QLORA_VERSION_MAJOR
 #define QLORA_VERSION_MAJOR 0
-#define QLORA_VERSION_MINOR 2
+#define QLORA_VERSION_MINOR 3
 #define QLORA_VERSION_PATCH 0
 #define QLORA_VERSION                                                                              \
     (QLORA_VERSION_MAJOR * 10000 + QLORA_VERSION_MINOR * 100 + QLORA_VERSION_PATCH)
-#define QLORA_VERSION_STRING "0.2.0"
-#elif QLORA_VERSION_MAJOR != 0 || QLORA_VERSION_MINOR != 2 || QLORA_VERSION_PATCH != 0
+#define QLORA_VERSION_STRING "0.3.0-dev"
+#elif QLORA_VERSION_MAJOR != 0 || QLORA_VERSION_MINOR != 3 || QLORA_VERSION_PATCH != 0
 #error "qlora.h and qlora_text.h are of different versions; take both from one release"
 #endif
 
@@ -55589,4 +55589,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 197ea8c42a42e21c
+//@@ end 2c57c377f001344c

@@ -1,4 +1,4 @@
-/* qlora_text.h - v0.2.0 - tokenizers, chat templates and training data - SPDX: MIT-0 OR Unlicense
+/* qlora_text.h - v0.3.0-dev - tokenizers, chat templates, training data - SPDX: MIT-0 OR Unlicense
 
    Do this in ONE C or C++ file:
 
@@ -281,12 +281,12 @@
 // qlora.h and qlora_text.h each carry this part; whichever comes second compares.
 #ifndef QLORA_VERSION_MAJOR
 #define QLORA_VERSION_MAJOR 0
-#define QLORA_VERSION_MINOR 2
+#define QLORA_VERSION_MINOR 3
 #define QLORA_VERSION_PATCH 0
 #define QLORA_VERSION                                                                              \
     (QLORA_VERSION_MAJOR * 10000 + QLORA_VERSION_MINOR * 100 + QLORA_VERSION_PATCH)
-#define QLORA_VERSION_STRING "0.2.0"
-#elif QLORA_VERSION_MAJOR != 0 || QLORA_VERSION_MINOR != 2 || QLORA_VERSION_PATCH != 0
+#define QLORA_VERSION_STRING "0.3.0-dev"
+#elif QLORA_VERSION_MAJOR != 0 || QLORA_VERSION_MINOR != 3 || QLORA_VERSION_PATCH != 0
 #error "qlora.h and qlora_text.h are of different versions; take both from one release"
 #endif
 
@@ -33949,4 +33949,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 1bb16e6ba9ed132e
+//@@ end 31fefe25cbdbc665

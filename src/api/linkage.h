@@ -19,12 +19,12 @@
 // qlora.h and qlora_text.h each carry this part; whichever comes second compares.
 #ifndef QLORA_VERSION_MAJOR
 #define QLORA_VERSION_MAJOR 0
-#define QLORA_VERSION_MINOR 2
+#define QLORA_VERSION_MINOR 3
 #define QLORA_VERSION_PATCH 0
 #define QLORA_VERSION                                                                              \
     (QLORA_VERSION_MAJOR * 10000 + QLORA_VERSION_MINOR * 100 + QLORA_VERSION_PATCH)
-#define QLORA_VERSION_STRING "0.2.0"
-#elif QLORA_VERSION_MAJOR != 0 || QLORA_VERSION_MINOR != 2 || QLORA_VERSION_PATCH != 0
+#define QLORA_VERSION_STRING "0.3.0-dev"
+#elif QLORA_VERSION_MAJOR != 0 || QLORA_VERSION_MINOR != 3 || QLORA_VERSION_PATCH != 0
 #error "qlora.h and qlora_text.h are of different versions; take both from one release"
 #endif
 

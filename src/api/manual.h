@@ -1,4 +1,4 @@
-/* qlora.h - v0.2.0 - QLoRA fine-tuning of language models from C - SPDX: MIT-0 OR Unlicense
+/* qlora.h - v0.3.0-dev - QLoRA fine-tuning of language models from C - SPDX: MIT-0 OR Unlicense
 
    Do this in ONE C or C++ file:
 

@@ -1,4 +1,4 @@
-/* qlora_text.h - v0.2.0 - tokenizers, chat templates and training data - SPDX: MIT-0 OR Unlicense
+/* qlora_text.h - v0.3.0-dev - tokenizers, chat templates, training data - SPDX: MIT-0 OR Unlicense
 
    Do this in ONE C or C++ file:
 
