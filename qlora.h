@@ -12853,7 +12853,9 @@ static QLORA__UNUSED qlora_result qlora__json_parse_tokens(qlora__json_parser* p
     qlora__json* json = p->json;
     bool done = false;
     uint32_t need = qlora__json_estimate(json);
-    QLORA__TRY(need > json->capacity ? qlora__json_room(p, need) : QLORA_OK);
+    if (need > json->capacity) {
+        QLORA__TRY(qlora__json_room(p, need));
+    }
     qlora__json_space(p);
     while (!done) {
         // A value is expected here, and in an object its key comes first.
@@ -16156,9 +16158,13 @@ static qlora_result qlora__config_ropes_per_kind(const qlora__config_reader* r,
     if ((arch->reads & QLORA__READS_LOCAL_THETA) != 0) {
         QLORA__TRY(qlora__config_positive(r, "rope_local_base_freq", sliding, &sliding));
     }
-    QLORA__TRY(full != 0 ? qlora__config_need_object(r, "rope_scaling", full) : QLORA_OK);
+    if (full != 0) {
+        QLORA__TRY(qlora__config_need_object(r, "rope_scaling", full));
+    }
     full = full != 0 && r->json->tokens[full].count == 0 ? 0 : full;
-    QLORA__TRY(both != 0 ? qlora__config_need_object(r, "rope_parameters", both) : QLORA_OK);
+    if (both != 0) {
+        QLORA__TRY(qlora__config_need_object(r, "rope_parameters", both));
+    }
     QLORA__TRY(qlora__config_check_kinds(r, full, both));
     if (both != 0) {
         full = qlora__json_find(r->json, both, "full_attention");
@@ -16170,8 +16176,12 @@ static qlora_result qlora__config_ropes_per_kind(const qlora__config_reader* r,
                                    r->json->label);
         }
     }
-    QLORA__TRY(full != 0 ? qlora__config_need_object(r, "full_attention", full) : QLORA_OK);
-    QLORA__TRY(slide != 0 ? qlora__config_need_object(r, "sliding_attention", slide) : QLORA_OK);
+    if (full != 0) {
+        QLORA__TRY(qlora__config_need_object(r, "full_attention", full));
+    }
+    if (slide != 0) {
+        QLORA__TRY(qlora__config_need_object(r, "sliding_attention", slide));
+    }
     QLORA__TRY(qlora__config_partial(r, arch, full, c));
     QLORA__TRY(qlora__config_rope(r, arch, full, theta, c, &c->rope));
     return qlora__config_rope(r, arch, slide, sliding, c, &c->rope_sliding);
@@ -16208,7 +16218,9 @@ static qlora_result qlora__config_ropes(const qlora__config_reader* r, const qlo
         dict = qlora__config_find(r, key);
     }
     double theta = arch->defaults.theta;
-    QLORA__TRY(dict != 0 ? qlora__config_check_flat(r, key, dict) : QLORA_OK);
+    if (dict != 0) {
+        QLORA__TRY(qlora__config_check_flat(r, key, dict));
+    }
     QLORA__TRY(qlora__config_positive(r, "rope_theta", theta, &theta));
     QLORA__TRY(qlora__config_partial(r, arch, dict, c));
     if ((arch->reads & QLORA__READS_QUERY_BETA) != 0) {
@@ -24565,7 +24577,9 @@ static qlora_result qlora__workspace_swap(qlora_ctx* ctx, void* memory, size_t b
     qlora__gpu* gpu = ctx->gpu;
     qlora__buffer* own = NULL;
     qlora__buffer* second = NULL;
-    QLORA__TRY(memory == NULL ? qlora__buffer_create(ctx, bytes, &own) : QLORA_OK);
+    if (memory == NULL) {
+        QLORA__TRY(qlora__buffer_create(ctx, bytes, &own));
+    }
     qlora_result r = qlora__buffer_create(ctx, bytes, &second);
     r = r == QLORA_OK ? qlora__sync(ctx) : r; // queued work may still use the old memory
     if (r != QLORA_OK) {
@@ -24903,7 +24917,9 @@ static qlora_result qlora__gemm_warpgroups(qlora_ctx* ctx, const qlora__gemm* g)
     int64_t tiles = qlora__ceil_div(g->M, 128) * qlora__ceil_div(g->N, width) * splits;
     QLORA__TRY(qlora__launch(ctx, kernel, qlora__min(tiles, ctx->gpu->sm_count), 1, 1,
                              QLORA__WARPGROUP_THREADS, qlora__kernel_rows[kernel].shared, args));
-    QLORA__TRY(split ? qlora__warpgroup_sum(ctx, g, parts, splits) : QLORA_OK);
+    if (split) {
+        QLORA__TRY(qlora__warpgroup_sum(ctx, g, parts, splits));
+    }
     qlora__scratch_release(ctx, scratch_before);
     return QLORA_OK;
 }
@@ -25183,7 +25199,9 @@ static qlora_result qlora__gemm_mixed(qlora_ctx* ctx, qlora__gemm* g, qlora_path
                            "cast one of them");
     }
     qlora__mixed x = qlora__mixed_of(g);
-    QLORA__TRY(x.type == QLORA_F16 ? qlora__mixed_scale(ctx, g, &x) : QLORA_OK);
+    if (x.type == QLORA_F16) {
+        QLORA__TRY(qlora__mixed_scale(ctx, g, &x));
+    }
     // Rows of the copy start at multiples of 16 bytes, and so do slices of its columns.
     size_t depth = x.lines_are_rows ? qlora__align_up((size_t)g->K, 8) : (size_t)g->K;
     int64_t lines = x.lines_are_rows ? x.lines : (int64_t)qlora__align_up((size_t)x.lines, 8);
@@ -26766,7 +26784,9 @@ static QLORA__UNUSED qlora_result qlora__fp8_product(qlora_ctx* ctx, const qlora
         return QLORA_OK;
     }
     if (!qlora__on_cpu(ctx)) {
-        QLORA__TRY(coded ? QLORA_OK : qlora__fp8_quantise_gpu(ctx, f, x));
+        if (!coded) {
+            QLORA__TRY(qlora__fp8_quantise_gpu(ctx, f, x));
+        }
         return qlora__fp8_product_gpu(ctx, f, weights, y, adds);
     }
     qlora__fp8_job job;
@@ -31400,7 +31420,9 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     bool has_z = (there & QLORA__THERE_Z) != 0;
     bool coded = (there & QLORA__THERE_CODES) != 0;
     QLORA_ASSERT(!coded || l->fp8 != NULL);
-    QLORA__TRY(has_z ? QLORA_OK : qlora__linear_z(ctx, math, l, x, &inner));
+    if (!has_z) {
+        QLORA__TRY(qlora__linear_z(ctx, math, l, x, &inner));
+    }
     return l->operand != NULL || l->fp8 != NULL
                ? qlora__linear_forward_joined(ctx, math, l, x, y, coded)
                : qlora__linear_forward_plain(ctx, math, l, x, &inner, y);
@@ -31846,8 +31868,9 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
                                  : (int64_t)(qlora__scratch_free(ctx) / sizeof(float));
     if (has && room > 0 && room <= most) {
         void* memory = parts != NULL ? parts->data : NULL;
-        QLORA__TRY(memory == NULL ? qlora__scratch(ctx, (size_t)room * sizeof(float), &memory)
-                                  : QLORA_OK);
+        if (memory == NULL) {
+            QLORA__TRY(qlora__scratch(ctx, (size_t)room * sizeof(float), &memory));
+        }
         return qlora__skinny_launch(ctx, &k, memory);
     }
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
@@ -33798,7 +33821,9 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
     QLORA__TRY(qlora__attention_operands_make(ctx, a, &x));
     size_t bytes = (size_t)(a->heads * a->tokens) * 2 * sizeof(float);
     x.stats = a->stats;
-    QLORA__TRY(a->stats == NULL ? qlora__scratch(ctx, bytes, &x.stats) : QLORA_OK);
+    if (a->stats == NULL) {
+        QLORA__TRY(qlora__scratch(ctx, bytes, &x.stats));
+    }
     qlora__attention_shares shares;
     QLORA__TRY(qlora__attention_share(ctx, x.path, a, &shares));
     x.parts = shares.parts;
@@ -37084,7 +37109,9 @@ static qlora_result qlora__peft_copy_check(qlora_ctx* ctx, const qlora_model* m,
     if (in_base) {
         equals = m->plan.config.tied ? "model.embed_tokens.weight" : equals;
         other = base != NULL ? qlora__folder_find(base, equals) : NULL;
-        QLORA__TRY(other != NULL ? qlora__folder_make(&ctx->env, base, &other) : QLORA_OK);
+        if (other != NULL) {
+            QLORA__TRY(qlora__folder_make(&ctx->env, base, &other));
+        }
     } else {
         other = qlora__peft_tensor(peft, equals);
     }
@@ -37114,7 +37141,9 @@ static qlora_result qlora__peft_copies_check(qlora_ctx* ctx, const qlora_model* 
     if (!any) {
         return QLORA_OK;
     }
-    QLORA__TRY(dir != NULL ? qlora__source_exists(ctx, dir, &exists) : QLORA_OK);
+    if (dir != NULL) {
+        QLORA__TRY(qlora__source_exists(ctx, dir, &exists));
+    }
     if (exists) {
         QLORA__TRY(qlora__folder_open(&ctx->env, dir, &folder));
     }
@@ -37662,7 +37691,9 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__saved_tokens(ctx, m, desc));
     QLORA__TRY(qlora__saved_norms(ctx, m, desc));
     QLORA__TRY(qlora__saved_check(ctx, m));
-    QLORA__TRY(peft != NULL ? qlora__peft_copies_check(ctx, m, desc->dir, peft) : QLORA_OK);
+    if (peft != NULL) {
+        QLORA__TRY(qlora__peft_copies_check(ctx, m, desc->dir, peft));
+    }
     return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }
 
@@ -38295,7 +38326,9 @@ static qlora_result qlora__skeleton_config(qlora_ctx* ctx, const qlora_model_des
         }
     }
     if (desc->rope_scale != NULL) {
-        QLORA__TRY(planned ? QLORA_OK : qlora__config_scale(&ctx->env, desc->rope_scale, c));
+        if (!planned) {
+            QLORA__TRY(qlora__config_scale(&ctx->env, desc->rope_scale, c));
+        }
         snprintf(m->rope_scale, sizeof m->rope_scale, "%s", desc->rope_scale);
     }
     m->desc.rope_scale = NULL; // the caller's
@@ -39988,7 +40021,9 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
             }
         }
         for (int i = 0; i < QLORA__NORMS; i++) {
-            QLORA__TRY(qlora__has_norm(m, i) ? qlora_fill(ctx, 1.0f, &layer->norms[i]) : QLORA_OK);
+            if (qlora__has_norm(m, i)) {
+                QLORA__TRY(qlora_fill(ctx, 1.0f, &layer->norms[i]));
+            }
         }
         if (c->qkv_bias && !c->qk_norm) {
             QLORA__TRY(qlora__tensor_zero(ctx, &layer->qkv_bias));
@@ -40080,10 +40115,10 @@ static bool qlora__trains_embedding(const qlora_model* m) {
 // before a pass reads it.
 static qlora_result qlora__tokens_place(qlora_ctx* ctx, qlora_model* m) {
     const qlora_tensor* head = m->head_rows ? &m->own_head_tokens : &m->own_tokens;
-    QLORA__TRY(m->tokens_twice || m->head_rows
-                   ? qlora__put_rows(ctx, m->use_adapters ? head : &m->head_tokens, &m->token_rows,
-                                     &m->head)
-                   : QLORA_OK);
+    if (m->tokens_twice || m->head_rows) {
+        QLORA__TRY(qlora__put_rows(ctx, m->use_adapters ? head : &m->head_tokens, &m->token_rows,
+                                   &m->head));
+    }
     return m->token_count > 0
                ? qlora__put_rows(ctx, m->use_adapters ? &m->own_tokens : &m->base_tokens,
                                  &m->token_rows, &m->embed)
@@ -40455,7 +40490,9 @@ static qlora_adamw_desc qlora__adamw_desc_of(const qlora_model* m) {
 // Brings the shadow and the operands of cached layers up to date with the parameters.
 static qlora_result qlora__parameters_changed(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
-    QLORA__TRY(m->range_count > 0 ? qlora_adamw_shadow(ctx, &args) : QLORA_OK);
+    if (m->range_count > 0) {
+        QLORA__TRY(qlora_adamw_shadow(ctx, &args));
+    }
     return qlora__dora_refresh(ctx, m, false);
 }
 
@@ -40490,9 +40527,9 @@ static qlora_result qlora__token_start(qlora_ctx* ctx, const qlora_model* m, int
     int64_t at = i * m->plan.config.hidden;
     QLORA__TRY(qlora__token_keep(ctx, &m->embed, id, &m->base_tokens, i, values));
     QLORA__TRY(qlora__saved_row(ctx, m, &m->embed, id, m->tokens_at + at, values));
-    QLORA__TRY(m->tokens_twice || m->head_rows
-                   ? qlora__token_keep(ctx, &m->head, id, &m->head_tokens, i, values)
-                   : QLORA_OK);
+    if (m->tokens_twice || m->head_rows) {
+        QLORA__TRY(qlora__token_keep(ctx, &m->head, id, &m->head_tokens, i, values));
+    }
     return m->head_rows ? qlora__saved_row(ctx, m, &m->head, id, m->head_tokens_at + at, values)
                         : QLORA_OK;
 }
@@ -41436,7 +41473,9 @@ static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* 
                                          const qlora_tensor* x, const qlora_tensor* y) {
     qlora__pass run;
     for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        QLORA__TRY(run.rows > 0 ? qlora__stack_forward_run(&run, layer, group, x, y) : QLORA_OK);
+        if (run.rows > 0) {
+            QLORA__TRY(qlora__stack_forward_run(&run, layer, group, x, y));
+        }
     }
     return QLORA_OK;
 }
@@ -41726,7 +41765,9 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
     qlora_tensor o = qlora__slice(pass, &layer->kept.o, 0, layer->kept.o.cols);
     qlora_tensor h = qlora__slice(pass, &layer->kept.h, 0, m->plan.config.hidden);
     qlora_tensor h2 = qlora__layer_h2(pass, layer);
-    QLORA__TRY(pass->gathered ? qlora__layer_gather(pass, layer, &o, &h) : QLORA_OK);
+    if (pass->gathered) {
+        QLORA__TRY(qlora__layer_gather(pass, layer, &o, &h));
+    }
     QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &o, qlora__layer_out(m, layer, 0)));
     QLORA__TRY(qlora__turn_away(pass, layer, QLORA__TURN_O));
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
@@ -41995,9 +42036,9 @@ static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* la
         }
         QLORA__TRY(qlora__layer_qkv(&tile, layer));
         // Those that are recomputed later share the memory of z.
-        QLORA__TRY(again || !layer->recompute || layer->keeps_heads
-                       ? qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->x)
-                       : QLORA_OK);
+        if (again || !layer->recompute || layer->keeps_heads) {
+            QLORA__TRY(qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->x));
+        }
     }
     return QLORA_OK;
 }
@@ -42209,7 +42250,9 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.rows = C;
         QLORA__TRY(qlora__head_product(pass, true, &m->logits, &dx));
-        QLORA__TRY(qlora__trains_head(m) ? qlora__head_gradients(pass) : QLORA_OK);
+        if (qlora__trains_head(m)) {
+            QLORA__TRY(qlora__head_gradients(pass));
+        }
     }
     return QLORA_OK;
 }
@@ -42311,8 +42354,12 @@ static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer
 static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pass* after,
                                        qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-    QLORA__TRY(layer->keeps_heads ? QLORA_OK : qlora__layer_heads(pass, layer, true));
-    QLORA__TRY(layer->keeps_attention ? QLORA_OK : qlora__layer_attention(pass, layer));
+    if (!layer->keeps_heads) {
+        QLORA__TRY(qlora__layer_heads(pass, layer, true));
+    }
+    if (!layer->keeps_attention) {
+        QLORA__TRY(qlora__layer_attention(pass, layer));
+    }
     return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(after, layer);
 }
 
@@ -42450,8 +42497,9 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
         qlora_tensor b = qlora__window(&raw, pass->rows, at, p->out);
         qlora_tensor inverse;
         qlora__arena_window(&layer->inverses[group], at, 1, p->out, &inverse);
-        QLORA__TRY(qlora__is_dora(m, p) ? qlora__dot_columns(ctx, &a, &b, &inverse, &p->dm)
-                                        : QLORA_OK);
+        if (qlora__is_dora(m, p)) {
+            QLORA__TRY(qlora__dot_columns(ctx, &a, &b, &inverse, &p->dm));
+        }
         at += p->out;
     }
     return qlora__scale_columns(ctx, &layer->gains[group], &inner);
@@ -42612,7 +42660,9 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
 static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora__pass run;
     for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        QLORA__TRY(run.rows > 0 ? qlora__down_backward_run(&run, layer) : QLORA_OK);
+        if (run.rows > 0) {
+            QLORA__TRY(qlora__down_backward_run(&run, layer));
+        }
     }
     return QLORA_OK;
 }
@@ -42727,9 +42777,9 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     bool dora = qlora__stack_is_dora(m, layer, group);
     qlora__skinny k;
     bool skinny = false;
-    QLORA__TRY(wants_dx ? qlora__input_skinny(pass, layer, group, &stack, &in, &up, norm, &k,
-                                              &skinny)
-                        : QLORA_OK);
+    if (wants_dx) {
+        QLORA__TRY(qlora__input_skinny(pass, layer, group, &stack, &in, &up, norm, &k, &skinny));
+    }
     if (skinny) {
         return qlora__input_backward_skinny(pass, layer, group, above, &stack, &up, &in, number,
                                             &k);
@@ -42738,8 +42788,9 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
         // Unlike below, x is written on the main stream, and the stack before may still read it.
         QLORA__TRY(qlora__beside_wait(ctx, ~0u));
         QLORA__TRY(qlora__stack_input(pass, &stack, group, &in, norm, &x));
-        QLORA__TRY(dora ? qlora__stack_gains_backward(pass, layer, group, &stack, &x, &up)
-                        : QLORA_OK);
+        if (dora) {
+            QLORA__TRY(qlora__stack_gains_backward(pass, layer, group, &stack, &x, &up));
+        }
     } else if (stack.pad > 0 && !qlora__x_is_there(m, layer, group)) {
         QLORA__TRY(qlora__beside_begin(ctx));
         QLORA__TRY(qlora__beside_end(ctx, group,
@@ -42772,9 +42823,10 @@ static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__
                                                 const qlora_tensor* h, int number, bool wants_dx) {
     qlora__pass run;
     for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        QLORA__TRY(run.rows > 0 ? qlora__input_backward_run(&run, layer, group, above, dy, h,
-                                                            number, wants_dx)
-                                : QLORA_OK);
+        if (run.rows > 0) {
+            QLORA__TRY(
+                qlora__input_backward_run(&run, layer, group, above, dy, h, number, wants_dx));
+        }
     }
     return QLORA_OK;
 }
@@ -42837,7 +42889,9 @@ static qlora_result qlora__layer_o_backward(const qlora__pass* pass, qlora__laye
     qlora__pass run;
     QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
     for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        QLORA__TRY(run.rows > 0 ? qlora__o_backward_run(&run, layer) : QLORA_OK);
+        if (run.rows > 0) {
+            QLORA__TRY(qlora__o_backward_run(&run, layer));
+        }
     }
     return QLORA_OK;
 }
@@ -42965,7 +43019,9 @@ static qlora_result qlora__backward_begin(const qlora__pass* pass) {
         qlora_tensor dx = qlora__window(&m->delta, tile.rows, 0, width);
         qlora_tensor h = qlora__slice(&tile, &m->last_h, 0, width);
         qlora_tensor dh = qlora__slice(&tile, &m->dh, 0, width);
-        QLORA__TRY(m->plan.tile > 0 ? qlora__head_spread(&tile) : QLORA_OK);
+        if (m->plan.tile > 0) {
+            QLORA__TRY(qlora__head_spread(&tile));
+        }
         QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm,
                                           (float)m->plan.config.rms_eps, NULL, &dh,
                                           m->desc.train_norms ? &m->d_final_norm : NULL));
@@ -43049,7 +43105,9 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
     qlora__pass after = qlora__pass_after(pass, index);
-    QLORA__TRY(qlora__group_begins(m, index) ? qlora__group_again(pass, index) : QLORA_OK);
+    if (qlora__group_begins(m, index)) {
+        QLORA__TRY(qlora__group_again(pass, index));
+    }
     QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
         QLORA__TRY(qlora__turn_wait(pass, layer));
@@ -43067,7 +43125,9 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
         QLORA__TRY(qlora__layer_down_backward(&tile, layer));
         QLORA__TRY(qlora__layer_input_backward(&tile, layer, QLORA__GATE_UP, QLORA__DOWN,
                                                &layer->kept.gu, &h2, QLORA__NORM_MLP, true));
-        QLORA__TRY(tiled ? qlora__layer_o_backward(&tile, layer) : QLORA_OK);
+        if (tiled) {
+            QLORA__TRY(qlora__layer_o_backward(&tile, layer));
+        }
     }
     return QLORA_OK;
 }
@@ -43078,9 +43138,11 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     bool tiled = m->plan.tile > 0;
     bool gathered = qlora__pass_after(pass, index).gathered;
     QLORA__TRY(qlora__attention_back(pass, layer));
-    QLORA__TRY(gathered ? qlora__backward_labelled(pass, index)
-               : tiled  ? QLORA_OK
-                        : qlora__layer_o_backward(pass, layer));
+    if (gathered) {
+        QLORA__TRY(qlora__backward_labelled(pass, index));
+    } else if (!tiled) {
+        QLORA__TRY(qlora__layer_o_backward(pass, layer));
+    }
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
     // Below layer 0, at most its norm and the embedding are trained.
     bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);
@@ -43089,7 +43151,9 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
         qlora__pass tile = qlora__tile_at(pass, at);
         qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
         qlora_tensor dy = qlora__slice(&tile, &m->dqkv, 0, m->dqkv.cols);
-        QLORA__TRY(tiled ? qlora__beside_wait(pass->ctx, ~0u) : QLORA_OK);
+        if (tiled) {
+            QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+        }
         QLORA__TRY(qlora__layer_heads_backward(&tile, layer));
         QLORA__TRY(qlora__layer_input_backward(&tile, layer, QLORA__QKV, QLORA__O, &dy, &h,
                                                QLORA__NORM_ATTENTION, below));
@@ -44390,10 +44454,14 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     }
     d->credit = 2 * QLORA__AHEAD_COST; // long texts are likely
     d->results = (qlora__decode_result*)qlora__mapped_alloc(ctx, qlora__decode_results_bytes(d));
-    QLORA__TRY(d->results != NULL ? QLORA_OK : QLORA_ERR_MEMORY);
+    if (d->results == NULL) {
+        QLORA__TRY(QLORA_ERR_MEMORY);
+    }
     if (d->texts == 1) {
         d->sent = (uint8_t*)qlora__alloc_zero(ctx, (size_t)d->params.cols);
-        QLORA__TRY(d->sent != NULL ? QLORA_OK : QLORA_ERR_MEMORY);
+        if (d->sent == NULL) {
+            QLORA__TRY(QLORA_ERR_MEMORY);
+        }
     }
     for (int64_t n = 0; n < d->texts && m->paging.size == 0; n++) {
         int32_t pages[QLORA__MOST_PAGES];
@@ -45144,9 +45212,12 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     // Evaluation has other products: without dropout, the adapters are part of the large product,
     // and without adapters, that product is smaller.
     pass.training = false;
-    QLORA__TRY(m->desc.dropout > 0.0f ? qlora__forward(&pass) : QLORA_OK);
-    QLORA__TRY(m->desc.dropout > 0.0f || !qlora__trains(m) ? qlora__dry_run_labelled(&pass)
-                                                           : QLORA_OK);
+    if (m->desc.dropout > 0.0f) {
+        QLORA__TRY(qlora__forward(&pass));
+    }
+    if (m->desc.dropout > 0.0f || !qlora__trains(m)) {
+        QLORA__TRY(qlora__dry_run_labelled(&pass));
+    }
     m->use_adapters = false;
     qlora_result r = m->range_count > 0 ? qlora__forward(&pass) : QLORA_OK;
     r = r == QLORA_OK && m->range_count > 0 ? qlora__dry_run_labelled(&pass) : r;
@@ -45157,7 +45228,9 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         one.decoding = true;
         QLORA__TRY(qlora__forward(&one));
         QLORA__TRY(qlora__head_logits(&one, 0, 1));
-        QLORA__TRY(m->decode.planned ? qlora__decode_enqueue(ctx, m) : QLORA_OK);
+        if (m->decode.planned) {
+            QLORA__TRY(qlora__decode_enqueue(ctx, m));
+        }
     }
     return qlora__sync(ctx);
 }
@@ -45171,9 +45244,12 @@ static qlora_result qlora__model_place(qlora_ctx* ctx, const qlora_model* m,
     const qlora_linear_desc* linear = &all;
     if (linear->fp8 != NULL) {
         QLORA__TRY(qlora__fp8_measure(ctx, linear));
-        QLORA__TRY(layer->cached ? qlora__fp8_place(ctx, linear, false) : QLORA_OK);
-        QLORA__TRY(layer->cached && qlora__trains(m) ? qlora__fp8_place(ctx, linear, true)
-                                                     : QLORA_OK);
+        if (layer->cached) {
+            QLORA__TRY(qlora__fp8_place(ctx, linear, false));
+        }
+        if (layer->cached && qlora__trains(m)) {
+            QLORA__TRY(qlora__fp8_place(ctx, linear, true));
+        }
         return layer->cached ? qlora__linear_place_fp8(ctx, linear) : QLORA_OK;
     }
     if (!layer->cached || linear->operand == NULL) {
@@ -45198,7 +45274,9 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     if (m->paging.size > 0) {
         size_t bytes = (size_t)(m->paging.pages + 1) * sizeof *m->paging.users;
         m->paging.users = (int32_t*)qlora__alloc_zero(ctx, bytes);
-        QLORA__TRY(m->paging.users != NULL ? QLORA_OK : QLORA_ERR_MEMORY);
+        if (m->paging.users == NULL) {
+            QLORA__TRY(QLORA_ERR_MEMORY);
+        }
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int g = 0; g < QLORA__GROUPS; g++) {
@@ -45236,7 +45314,9 @@ static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
         QLORA__TRY(qlora__ranges_upload(ctx, m, 1.0, NULL));
         QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
     }
-    QLORA__TRY(qlora__computes(m) ? qlora__model_fill_base(ctx, m) : QLORA_OK);
+    if (qlora__computes(m)) {
+        QLORA__TRY(qlora__model_fill_base(ctx, m));
+    }
     QLORA__TRY(qlora__model_fill_adapters(ctx, m, desc));
     return qlora__sync(ctx);
 }
@@ -45248,7 +45328,9 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.purpose is QLORA_PURPOSE_ADAPTER, but desc.adapter is NULL");
     }
-    QLORA__TRY(qlora__computes(m) && m->dir != NULL ? qlora__load_check(ctx, m) : QLORA_OK);
+    if (qlora__computes(m) && m->dir != NULL) {
+        QLORA__TRY(qlora__load_check(ctx, m));
+    }
     QLORA__TRY(qlora__model_warm_kernels(ctx, m));
     QLORA__TRY(qlora__model_open_fp8(ctx, m));
     QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
@@ -45262,7 +45344,9 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     if (qlora__computes(m)) {
         QLORA__TRY(qlora__model_wrap(ctx, m));
         QLORA__TRY(qlora__model_rope(ctx, m));
-        QLORA__TRY(qlora__is_fp8(m) ? qlora_fill(ctx, 1.0f, &m->fp8_ones) : QLORA_OK);
+        if (qlora__is_fp8(m)) {
+            QLORA__TRY(qlora_fill(ctx, 1.0f, &m->fp8_ones));
+        }
     }
     QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
                                   m->batch.all.bytes + sizeof(qlora__adamw_numbers), &m->ring));
@@ -46097,7 +46181,9 @@ static qlora_result qlora__adapter_publish(qlora_ctx* ctx, const char* dir,
         QLORA__TRY(qlora__adapter_has(ctx, dir, QLORA__NORMS_FILE, &norms));
     }
     bool alone = stays && !norms && !f->ready[1];
-    QLORA__TRY(alone ? QLORA_OK : qlora__adapter_retire(ctx, dir, "adapter_config.json"));
+    if (!alone) {
+        QLORA__TRY(qlora__adapter_retire(ctx, dir, "adapter_config.json"));
+    }
     for (int i = 1; i >= 0; i--) {
         if (f->ready[i]) {
             f->ready[i] = false;
@@ -46985,7 +47071,9 @@ static qlora_result qlora__merge_find_foreign(const qlora__merge* g,
         return QLORA_OK;
     }
     QLORA__TRY(qlora__folder_linear(&g->ctx->env, &g->folder, entry->name, -1, -1, &item->source));
-    QLORA__TRY(fp8 ? qlora__fp8_values(&g->ctx->env, &g->folder, &item->source) : QLORA_OK);
+    if (fp8) {
+        QLORA__TRY(qlora__fp8_values(&g->ctx->env, &g->folder, &item->source));
+    }
     item->foreign = true;
     item->shape[0] = item->source.rows;
     item->shape[1] = item->source.cols;
@@ -47004,7 +47092,9 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     bool is_float = qlora__st_is_float(t);
     bool loaded = p != NULL && qlora__computes(g->m);
     item->coded = loaded && qlora__is_coded(p) && (g->trained || !is_float);
-    QLORA__TRY(!loaded && !is_float ? qlora__merge_find_foreign(g, entry, item) : QLORA_OK);
+    if (!loaded && !is_float) {
+        QLORA__TRY(qlora__merge_find_foreign(g, entry, item));
+    }
     item->raw = !item->coded && !item->foreign && !is_float;
     bool moved =
         item->foreign && p != NULL && (item->shape[0] != p->out || item->shape[1] != p->in);
@@ -47977,7 +48067,9 @@ static qlora_result qlora__merge_put_ids(qlora__merge_file* f, const qlora__merg
     int32_t pad = c->pad_id;
     int32_t eos = -1;
     int count = 0;
-    QLORA__TRY(v != NULL ? qlora__merge_adapter_ids(v, &bos, &eos, &pad) : QLORA_OK);
+    if (v != NULL) {
+        QLORA__TRY(qlora__merge_adapter_ids(v, &bos, &eos, &pad));
+    }
     if (bos >= 0) {
         qlora__merge_put_u32(f, "tokenizer.ggml.bos_token_id", bos);
     }
@@ -49430,7 +49522,9 @@ static qlora_result qlora__merge_texts_tokenizer(const qlora__merge* g, qlora__m
         QLORA__LOG(g->ctx, WARN, MODEL, "%s has no tokenizer: the folder has none", g->m->dir);
         return QLORA_OK;
     }
-    QLORA__TRY(given ? QLORA_OK : qlora__merge_make_tokens(g->ctx, t->g, &t->tokens));
+    if (!given) {
+        QLORA__TRY(qlora__merge_make_tokens(g->ctx, t->g, &t->tokens));
+    }
     QLORA__TRY(qlora__merge_given(g, "tokenizer_config.json", &given));
     return given ? QLORA_OK
                  : qlora__merge_make_settings(t->g, g->m->plan.config.max_positions, &t->settings);
@@ -49486,7 +49580,9 @@ static qlora_result qlora__merge_put_chats(const qlora__merge* g, const qlora__g
             continue;
         }
         QLORA__TRY(qlora__path_join(&g->ctx->env, g->dir, "additional_chat_templates", path));
-        QLORA__TRY(folder ? QLORA_OK : qlora__dir_make(&g->ctx->env, path));
+        if (!folder) {
+            QLORA__TRY(qlora__dir_make(&g->ctx->env, path));
+        }
         folder = true;
         snprintf(name, sizeof name, "additional_chat_templates/%.*s.jinja", (int)rest - 1,
                  tail + 1);
@@ -49605,8 +49701,9 @@ static qlora_result qlora__merge_need_rows(qlora_ctx* ctx, const qlora_model* m,
     if (highest < m->plan.config.vocab) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__gguf_path(m->dir) ? QLORA_OK
-                                        : qlora__merge_highest(&ctx->env, m->dir, &usual));
+    if (!qlora__gguf_path(m->dir)) {
+        QLORA__TRY(qlora__merge_highest(&ctx->env, m->dir, &usual));
+    }
     return highest <= usual
                ? QLORA_OK
                : qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -50304,7 +50401,9 @@ static qlora_result qlora__comm_wait_event(qlora_ctx* ctx, const qlora_comm* com
     bool done = comm->alive == NULL || !comm->device || event == NULL;
     while (!done) {
         QLORA__TRY(qlora__event_poll(ctx, event, &done));
-        QLORA__TRY(!done && marks != NULL ? qlora__comm_spare(ctx, comm, marks) : QLORA_OK);
+        if (!done && marks != NULL) {
+            QLORA__TRY(qlora__comm_spare(ctx, comm, marks));
+        }
         if (!done && !comm->alive(why, sizeof why, comm->user)) {
             return qlora__comm_fail(ctx, comm, why);
         }
@@ -52313,7 +52412,9 @@ static qlora_result qlora__piece_kind_run(const qlora_trainer* t, const qlora__p
     case QLORA__PIECE_LOGPS:
         return qlora__piece_logps(pass, piece->reference);
     case QLORA__PIECE_TURN:
-        QLORA__TRY(t->micro.preference ? qlora__piece_preference(pass) : QLORA_OK);
+        if (t->micro.preference) {
+            QLORA__TRY(qlora__piece_preference(pass));
+        }
         QLORA__TRY(qlora__head_end(pass));
         return qlora__backward_begin(pass);
     case QLORA__PIECE_BACKWARD_MLP:
@@ -52470,7 +52571,9 @@ static qlora_result qlora__micro_send_off(qlora_trainer* t) {
 // Queues a micro-batch that has been checked.
 static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batch) {
     t->failed = true;
-    QLORA__TRY(qlora__batch_is_leaf(t, batch) ? qlora__leaf_begin(t) : QLORA_OK);
+    if (qlora__batch_is_leaf(t, batch)) {
+        QLORA__TRY(qlora__leaf_begin(t));
+    }
     QLORA__TRY(qlora__micro_send(t, batch));
     QLORA__TRY(qlora__micro_send_off(t));
     t->failed = false;
@@ -52746,11 +52849,15 @@ static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* ba
         int64_t tokens = 0;
         QLORA__TRY(qlora__batch_check(ctx, t->m, &batches[i], &tokens));
         QLORA__TRY(qlora__batch_owned(t, &batches[i]));
-        QLORA__TRY(sft ? QLORA_OK : qlora__preference_check(t, &batches[i], &counts));
+        if (!sft) {
+            QLORA__TRY(qlora__preference_check(t, &batches[i], &counts));
+        }
         counts.labels += qlora_batch_labels(&batches[i]);
         leaves += qlora__batch_is_leaf(t, &batches[i]) ? 1 : 0;
     }
-    QLORA__TRY(sft ? QLORA_OK : qlora__preference_check_step(t, &counts));
+    if (!sft) {
+        QLORA__TRY(qlora__preference_check_step(t, &counts));
+    }
     QLORA__TRY(qlora__labels_check(ctx, counts.labels));
     t->counts = counts;
     t->leaves = leaves;
@@ -52863,10 +52970,12 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
         memset(&ignored, 0, sizeof ignored);
         QLORA__TRY(qlora__batch_check(t->ctx, t->m, &s->batches[s->at], &tokens));
         QLORA__TRY(qlora__batch_owned(t, &s->batches[s->at]));
-        QLORA__TRY(t->desc.method == QLORA_METHOD_SFT
-                       ? QLORA_OK
-                       : qlora__preference_check(t, &s->batches[s->at], &ignored));
-        QLORA__TRY(qlora__batch_is_leaf(t, &s->batches[s->at]) ? qlora__leaf_begin(t) : QLORA_OK);
+        if (t->desc.method != QLORA_METHOD_SFT) {
+            QLORA__TRY(qlora__preference_check(t, &s->batches[s->at], &ignored));
+        }
+        if (qlora__batch_is_leaf(t, &s->batches[s->at])) {
+            QLORA__TRY(qlora__leaf_begin(t));
+        }
         QLORA__TRY(qlora__micro_send(t, &s->batches[s->at]));
     }
     qlora__piece_of piece;
@@ -53115,7 +53224,9 @@ static qlora_result qlora__each_batches(qlora__each* each, int64_t trainers, int
     }
     int64_t all = 0;
     for (int k = 0; k < QLORA__MOST_ADAPTERS; k++) {
-        QLORA__TRY(each->tokens[k] > 0 ? qlora__labels_check(ctx, each->labels[k]) : QLORA_OK);
+        if (each->tokens[k] > 0) {
+            QLORA__TRY(qlora__labels_check(ctx, each->labels[k]));
+        }
         all += each->tokens[k];
     }
     return all > 0 ? QLORA_OK
@@ -54619,7 +54730,9 @@ static qlora_result qlora__ahead_launch(qlora_generation* const* list, int64_t c
     qlora_model* m = list[0]->m;
     qlora__decode* d = &m->decode;
     bool whole = true; // the device goes on with the pending texts and no others
-    QLORA__TRY(there ? QLORA_OK : qlora__ahead_step(list, count, 0));
+    if (!there) {
+        QLORA__TRY(qlora__ahead_step(list, count, 0));
+    }
     if (there) {
         qlora__ahead_forget(m, true);
     }
@@ -55176,7 +55289,9 @@ static void qlora__generate_take(qlora_generation* g, int32_t chosen, int32_t* t
 // One token of a text by the operators of a pass, chosen on the host. The token that was returned
 // last is run only when its logits are needed, so the last token of a text is never run.
 static qlora_result qlora__generate_alone(qlora_generation* g, int32_t* token, bool* stopped) {
-    QLORA__TRY(g->waiting >= 0 ? qlora__generate_append(g, NULL, 0) : QLORA_OK);
+    if (g->waiting >= 0) {
+        QLORA__TRY(qlora__generate_append(g, NULL, 0));
+    }
     g->chose = false;
     qlora__generate_take(g, qlora__sample(g, g->m->plan.config.vocab, g->length - 1), token,
                          stopped);
@@ -55218,11 +55333,15 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
             qlora__generate_worn(g, adapter);
             g->text[g->length] = g->waiting;
             g->seen[g->waiting] = 1;
-            QLORA__TRY(g->on_device ? QLORA_OK : qlora__generate_upload(g));
+            if (!g->on_device) {
+                QLORA__TRY(qlora__generate_upload(g));
+            }
             QLORA__TRY(qlora__pages_ensure(g));
         }
     }
-    QLORA__TRY(there ? QLORA_OK : qlora__generate_enlist(ctx, m));
+    if (!there) {
+        QLORA__TRY(qlora__generate_enlist(ctx, m));
+    }
     bool before = qlora__generate_wear(m, adapter);
     qlora_result launched = qlora__ahead_launch(list, count, there);
     QLORA__TRY(qlora__generate_bare(m, before, launched));
@@ -55589,4 +55708,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 2c57c377f001344c
+//@@ end 180b1c929fe000ff

@@ -3022,7 +3022,9 @@ static QLORA__UNUSED qlora_result qlora__json_parse_tokens(qlora__json_parser* p
     qlora__json* json = p->json;
     bool done = false;
     uint32_t need = qlora__json_estimate(json);
-    QLORA__TRY(need > json->capacity ? qlora__json_room(p, need) : QLORA_OK);
+    if (need > json->capacity) {
+        QLORA__TRY(qlora__json_room(p, need));
+    }
     qlora__json_space(p);
     while (!done) {
         // A value is expected here, and in an object its key comes first.
@@ -15465,8 +15467,9 @@ static qlora_result qlora__text_gguf_byte_steps(const qlora__text_gguf* t,
 static qlora_result qlora__text_gguf_ends(const qlora__text_gguf* t, const qlora__gguf_pre* pre) {
     int64_t ends[2];
     QLORA__TRY(qlora__gguf_vocab_ends(t->env, &t->v, pre, ends));
-    QLORA__TRY(ends[0] < 0 ? QLORA_OK
-                           : qlora__text_ids_add(t->env, &t->tok->prefix, (int32_t)ends[0]));
+    if (ends[0] >= 0) {
+        QLORA__TRY(qlora__text_ids_add(t->env, &t->tok->prefix, (int32_t)ends[0]));
+    }
     return ends[1] < 0 ? QLORA_OK : qlora__text_ids_add(t->env, &t->tok->suffix, (int32_t)ends[1]);
 }
 
@@ -16010,8 +16013,9 @@ static qlora_result qlora__text_new_read(qlora__env* env, const char* folder,
                                          qlora_text_bytes* file) {
     bool found = false;
     bool gguf = qlora__gguf_path(folder);
-    QLORA__TRY(gguf ? QLORA_OK
-                    : qlora__text_folder_read(env, folder, "tokenizer.json", file, &found));
+    if (!gguf) {
+        QLORA__TRY(qlora__text_folder_read(env, folder, "tokenizer.json", file, &found));
+    }
     return found ? QLORA_OK
                  : qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                    "%s: new tokens need a folder with tokenizer.json", folder);
@@ -16166,7 +16170,9 @@ static qlora_result qlora__text_tok_save(qlora__env* env, const qlora__text_carr
     for (size_t i = 0; i < (c->template_ == NULL ? QLORA__TEXT_COUNT(copies) : 1); i++) {
         QLORA__TRY(qlora__text_file_carry(env, c, copies[i], NULL));
     }
-    QLORA__TRY(c->template_ == NULL ? qlora__text_tools_carry(env, c) : QLORA_OK);
+    if (c->template_ == NULL) {
+        QLORA__TRY(qlora__text_tools_carry(env, c));
+    }
     // tokenizer.json last: it is what the others belong to
     for (size_t i = QLORA__TEXT_COUNT(qlora__text_token_files); i-- > 0;) {
         const qlora__text_token_file* kind = &qlora__text_token_files[i];
@@ -19996,7 +20002,9 @@ static qlora_result qlora__jin_repr_items(qlora__jin_machine* m, const char* ope
                                           const char* close, qlora__jin_buffer* out) {
     QLORA__TRY(qlora__jin_puts(m, out, open));
     for (size_t i = 0; i < count; i++) {
-        QLORA__TRY(i > 0 ? qlora__jin_puts(m, out, ", ") : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_puts(m, out, ", "));
+        }
         QLORA__TRY(m->hooks->repr(m, items[i], out));
     }
     return qlora__jin_puts(m, out, close);
@@ -20005,12 +20013,18 @@ static qlora_result qlora__jin_repr_items(qlora__jin_machine* m, const char* ope
 static qlora_result qlora__jin_repr_dict(qlora__jin_machine* m, const qlora__jin_dict* dict,
                                          const char* between, bool pairs, qlora__jin_buffer* out) {
     for (size_t i = 0; i < dict->count; i++) {
-        QLORA__TRY(i > 0 ? qlora__jin_puts(m, out, ", ") : QLORA_OK);
-        QLORA__TRY(pairs ? qlora__jin_puts(m, out, "(") : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_puts(m, out, ", "));
+        }
+        if (pairs) {
+            QLORA__TRY(qlora__jin_puts(m, out, "("));
+        }
         QLORA__TRY(m->hooks->repr(m, dict->keys[i], out));
         QLORA__TRY(qlora__jin_puts(m, out, between));
         QLORA__TRY(m->hooks->repr(m, dict->values[i], out));
-        QLORA__TRY(pairs ? qlora__jin_puts(m, out, ")") : QLORA_OK);
+        if (pairs) {
+            QLORA__TRY(qlora__jin_puts(m, out, ")"));
+        }
     }
     return QLORA_OK;
 }
@@ -21587,11 +21601,15 @@ static qlora_result qlora__jin_dump_list(qlora__jin_machine* m, const qlora__jin
                                          const qlora__jin_list* list, size_t level) {
     QLORA__TRY(qlora__jin_put(m, d->out, "[", 1));
     for (size_t i = 0; i < list->count; i++) {
-        QLORA__TRY(i > 0 ? qlora__jin_print(m, d->item_separator, d->out) : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_print(m, d->item_separator, d->out));
+        }
         QLORA__TRY(qlora__jin_dump_newline(m, d, level + 1));
         QLORA__TRY(d->value(m, d, list->items[i], level + 1));
     }
-    QLORA__TRY(list->count > 0 ? qlora__jin_dump_newline(m, d, level) : QLORA_OK);
+    if (list->count > 0) {
+        QLORA__TRY(qlora__jin_dump_newline(m, d, level));
+    }
     return qlora__jin_put(m, d->out, "]", 1);
 }
 
@@ -21626,7 +21644,9 @@ static qlora_result qlora__jin_dump_dict(qlora__jin_machine* m, const qlora__jin
     QLORA__TRY(qlora__jin_put(m, d->out, "{", 1));
     for (size_t i = 0; i < dict->count; i++) {
         qlora__jin_value key = dict->keys[order[i]];
-        QLORA__TRY(i > 0 ? qlora__jin_print(m, d->item_separator, d->out) : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_print(m, d->item_separator, d->out));
+        }
         QLORA__TRY(qlora__jin_dump_newline(m, d, level + 1));
         if (key.kind == QLORA__JIN_STRING) {
             QLORA__TRY(qlora__jin_dump_string(m, key.as.string, d->ascii, d->out));
@@ -21640,7 +21660,9 @@ static qlora_result qlora__jin_dump_dict(qlora__jin_machine* m, const qlora__jin
         QLORA__TRY(qlora__jin_print(m, d->key_separator, d->out));
         QLORA__TRY(d->value(m, d, dict->values[order[i]], level + 1));
     }
-    QLORA__TRY(dict->count > 0 ? qlora__jin_dump_newline(m, d, level) : QLORA_OK);
+    if (dict->count > 0) {
+        QLORA__TRY(qlora__jin_dump_newline(m, d, level));
+    }
     return qlora__jin_put(m, d->out, "}", 1);
 }
 
@@ -22015,7 +22037,9 @@ static qlora_result qlora__jin_percent_one(qlora__jin_machine* m, qlora__jin_val
         if (!one && !qlora__jin_is_integer(v)) {
             return qlora__jin_fail(m, "%%c needs one character or its number");
         }
-        QLORA__TRY(one ? QLORA_OK : qlora__jin_character(m, qlora__jin_integer_of(v), &text));
+        if (!one) {
+            QLORA__TRY(qlora__jin_character(m, qlora__jin_integer_of(v), &text));
+        }
         spec->precision = -1;
         return qlora__jin_format_string(m, text, spec, out);
     }
@@ -22035,7 +22059,9 @@ static qlora_result qlora__jin_percent_one(qlora__jin_machine* m, qlora__jin_val
     }
     if (strchr("diu", spec->type) != NULL) {
         spec->type = 'd';
-        QLORA__TRY(real ? qlora__jin_truncate_double(m, v.as.real, &v) : QLORA_OK);
+        if (real) {
+            QLORA__TRY(qlora__jin_truncate_double(m, v.as.real, &v));
+        }
     }
     if (spec->zero && left == '\0') {
         spec->align = '=';
@@ -23279,7 +23305,9 @@ static qlora_result qlora__jin_str_replace(qlora__jin_machine* m, qlora__jin_val
                                            qlora__jin_value* out) {
     int64_t limit = -1;
     QLORA__TRY(qlora__jin_need_string(m, "replace", in[1]));
-    QLORA__TRY(in[0].flag != 0 ? QLORA_OK : qlora__jin_need_string(m, "replace", in[2]));
+    if (in[0].flag == 0) {
+        QLORA__TRY(qlora__jin_need_string(m, "replace", in[2]));
+    }
     QLORA__TRY(qlora__jin_need_integer(m, "replace", in[3], &limit));
     qlora__jin_value to = in[2];
     if (in[0].flag != 0) {
@@ -23312,7 +23340,9 @@ static qlora_result qlora__jin_str_join(qlora__jin_machine* m, qlora__jin_value*
             return qlora__jin_fail(m, "join: element %llu is a %s, not a string",
                                    (unsigned long long)i, qlora__jin_type(item));
         }
-        QLORA__TRY(i > 0 ? qlora__jin_print(m, in[0], &buffer) : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_print(m, in[0], &buffer));
+        }
         QLORA__TRY(in[0].flag != 0 ? qlora__jin_escape_html(m, item, &buffer)
                                    : qlora__jin_print(m, item, &buffer));
     }
@@ -24366,8 +24396,12 @@ QLORA__JIN_FILTER(indent) {
     for (size_t i = 0; i < lines.as.list->count; i++) {
         qlora__jin_value line = lines.as.list->items[i];
         bool indented = i == 0 ? qlora__jin_truth(in[2]) : blank || line.as.string->bytes > 0;
-        QLORA__TRY(i > 0 ? qlora__jin_put(m, &buffer, "\n", 1) : QLORA_OK);
-        QLORA__TRY(indented ? qlora__jin_print(m, by, &buffer) : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_put(m, &buffer, "\n", 1));
+        }
+        if (indented) {
+            QLORA__TRY(qlora__jin_print(m, by, &buffer));
+        }
         QLORA__TRY(qlora__jin_print(m, line, &buffer));
     }
     QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
@@ -24805,13 +24839,17 @@ QLORA__JIN_FILTER(groupby) {
             QLORA__TRY(qlora__jin_follow(m, list->items[i], in[1], in[2], &keys[i]));
             QLORA__TRY(qlora__jin_sort_key(m, keys[i], qlora__jin_none(), cased, &keys[i]));
         }
-        QLORA__TRY(pass == 0 ? qlora__jin_sort(m, list, keys, false) : QLORA_OK);
+        if (pass == 0) {
+            QLORA__TRY(qlora__jin_sort(m, list, keys, false));
+        }
     }
     QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, out));
     qlora__jin_value group = qlora__jin_of(QLORA__JIN_MISSING);
     for (size_t i = 0; i < list->count; i++) {
         bool same = false;
-        QLORA__TRY(i > 0 ? qlora__jin_equal(m, keys[i - 1], keys[i], &same) : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_equal(m, keys[i - 1], keys[i], &same));
+        }
         if (!same) {
             qlora__jin_value pair;
             qlora__jin_value shown;
@@ -25333,7 +25371,9 @@ static qlora_result qlora__jin_wrap_line(qlora__jin_machine* m, qlora__jin_wrap*
         size_t end = at > begin && qlora__jin_is_blank(&w->line, last, at) ? last : at;
         if (end > begin) {
             size_t first = w->line.starts[begin];
-            QLORA__TRY(w->started ? qlora__jin_print(m, w->between, &w->out) : QLORA_OK);
+            if (w->started) {
+                QLORA__TRY(qlora__jin_print(m, w->between, &w->out));
+            }
             QLORA__TRY(
                 qlora__jin_put(m, &w->out, w->text->data + first, w->line.starts[end] - first));
             w->started = true;
@@ -25373,7 +25413,9 @@ QLORA__JIN_FILTER(wordwrap) {
         }
         w.width = (size_t)(width < INT32_MAX ? width : INT32_MAX);
         w.text = lines.as.list->items[i].as.string;
-        QLORA__TRY(i > 0 ? qlora__jin_print(m, w.between, &w.out) : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_print(m, w.between, &w.out));
+        }
         w.started = false;
         QLORA__TRY(qlora__jin_line_make(m, w.text, &w.line));
         QLORA__TRY(qlora__jin_wrap_line(m, &w));
@@ -25504,9 +25546,13 @@ static qlora_result qlora__jin_pretty_string(qlora__jin_machine* m, qlora__jin_v
     if (chunks.as.list->count == 1) {
         return qlora__jin_print(m, shown, out);
     }
-    QLORA__TRY(alone ? qlora__jin_puts(m, out, "(") : QLORA_OK);
+    if (alone) {
+        QLORA__TRY(qlora__jin_puts(m, out, "("));
+    }
     for (size_t i = 0; i < chunks.as.list->count; i++) {
-        QLORA__TRY(i > 0 ? qlora__jin_new_line(m, indent, out) : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_new_line(m, indent, out));
+        }
         QLORA__TRY(qlora__jin_print(m, chunks.as.list->items[i], out));
     }
     return alone ? qlora__jin_puts(m, out, ")") : QLORA_OK;
@@ -25536,8 +25582,12 @@ static qlora_result qlora__jin_pretty(qlora__jin_machine* m, qlora__jin_value v,
     for (size_t i = 0; i < count; i++) {
         int64_t inner = indent + 1;
         int64_t behind = i + 1 < count ? 1 : allowance + (one ? 2 : 1);
-        QLORA__TRY(i > 0 ? qlora__jin_puts(m, out, ",") : QLORA_OK);
-        QLORA__TRY(i > 0 ? qlora__jin_new_line(m, inner, out) : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_puts(m, out, ","));
+        }
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_new_line(m, inner, out));
+        }
         if (dict) {
             QLORA__TRY(qlora__jin_convert(m, v.as.dict->keys[i], 'r', &shown));
             QLORA__TRY(qlora__jin_print(m, shown, out));
@@ -25744,7 +25794,9 @@ QLORA__JIN_FILTER(striptags) {
     QLORA__TRY(qlora__jin_buffer_string(m, &plain, &text));
     QLORA__TRY(qlora__jin_split(m, text, qlora__jin_none(), -1, &words));
     for (size_t i = 0; i < words.as.list->count; i++) {
-        QLORA__TRY(i > 0 ? qlora__jin_puts(m, &joined, " ") : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_puts(m, &joined, " "));
+        }
         QLORA__TRY(qlora__jin_print(m, words.as.list->items[i], &joined));
     }
     QLORA__TRY(qlora__jin_buffer_string(m, &joined, &text));
@@ -25778,7 +25830,9 @@ QLORA__JIN_FILTER(xmlattr) {
                                        (int)(name->bytes < 60 ? name->bytes : 60), name->data);
             }
         }
-        QLORA__TRY(space || buffer.count > 0 ? qlora__jin_puts(m, &buffer, " ") : QLORA_OK);
+        if (space || buffer.count > 0) {
+            QLORA__TRY(qlora__jin_puts(m, &buffer, " "));
+        }
         QLORA__TRY(qlora__jin_escape_html(m, key, &buffer));
         QLORA__TRY(qlora__jin_puts(m, &buffer, "=\""));
         QLORA__TRY(qlora__jin_escape_html(m, value, &buffer));
@@ -25967,7 +26021,9 @@ static qlora_result qlora__jin_put_link(qlora__jin_machine* m, const qlora__jin_
     QLORA__TRY(qlora__jin_puts(m, links->out, before));
     QLORA__TRY(qlora__jin_print(m, text, links->out));
     QLORA__TRY(qlora__jin_puts(m, links->out, "\""));
-    QLORA__TRY(attributes ? qlora__jin_print(m, links->attributes, links->out) : QLORA_OK);
+    if (attributes) {
+        QLORA__TRY(qlora__jin_print(m, links->attributes, links->out));
+    }
     QLORA__TRY(qlora__jin_puts(m, links->out, ">"));
     QLORA__TRY(qlora__jin_print(m, shown, links->out));
     return qlora__jin_puts(m, links->out, "</a>");
@@ -26086,7 +26142,9 @@ static qlora_result qlora__jin_link_attributes(qlora__jin_machine* m, const qlor
                                                 word.as.string) == 0) {
             continue;
         }
-        QLORA__TRY(i > 0 ? qlora__jin_puts(m, &buffer, " ") : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_puts(m, &buffer, " "));
+        }
         word.flag = 0;
         QLORA__TRY(qlora__jin_escape_html(m, word, &buffer));
     }
@@ -27519,7 +27577,9 @@ QLORA__JIN_RUN(output) {
         if (n->folds) {
             QLORA__TRY(qlora__jin_fold(m, n, true, &value, &done));
         }
-        QLORA__TRY(done ? QLORA_OK : m->hooks->eval(m, n, &value));
+        if (!done) {
+            QLORA__TRY(m->hooks->eval(m, n, &value));
+        }
         QLORA__TRY(qlora__jin_print(m, value, m->out));
         if (m->addresses && qlora__jin_has_address(m->out, from)) {
             return qlora__jin_fail(m, "a generator cannot be printed; make a list of it");
@@ -28787,7 +28847,9 @@ static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_
     size_t from = o->ids->count;
     QLORA__TRY(qlora__text_output_ids(env, o, chat, text, size));
     bool first = from == o->start;
-    QLORA__TRY(first ? qlora__text_bos_first(env, chat->bos, o->ids, from) : QLORA_OK);
+    if (first) {
+        QLORA__TRY(qlora__text_bos_first(env, chat->bos, o->ids, from));
+    }
     if (first && trained && o->ids->count > from && o->ids->data[from] == chat->bos &&
         o->labels != NULL) {
         QLORA__TRY(qlora__text_ids_add(env, o->labels, -100)); // BOS is never generated
@@ -29613,7 +29675,9 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
         }
         bool same = qlora__text_starts(&talk->whole, &talk->after, end);
         talk->stable = talk->stable && same;
-        QLORA__TRY(same ? qlora__jin_spans_add(env, &talk->spans, begin, end) : QLORA_OK);
+        if (same) {
+            QLORA__TRY(qlora__jin_spans_add(env, &talk->spans, begin, end));
+        }
     }
     return QLORA_OK;
 }
@@ -33949,4 +34013,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 31fefe25cbdbc665
+//@@ end 0a647c7ba68484b2

@@ -454,7 +454,9 @@ static qlora_result qlora__workspace_swap(qlora_ctx* ctx, void* memory, size_t b
     qlora__gpu* gpu = ctx->gpu;
     qlora__buffer* own = NULL;
     qlora__buffer* second = NULL;
-    QLORA__TRY(memory == NULL ? qlora__buffer_create(ctx, bytes, &own) : QLORA_OK);
+    if (memory == NULL) {
+        QLORA__TRY(qlora__buffer_create(ctx, bytes, &own));
+    }
     qlora_result r = qlora__buffer_create(ctx, bytes, &second);
     r = r == QLORA_OK ? qlora__sync(ctx) : r; // queued work may still use the old memory
     if (r != QLORA_OK) {

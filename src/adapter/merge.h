@@ -398,7 +398,9 @@ static qlora_result qlora__merge_find_foreign(const qlora__merge* g,
         return QLORA_OK;
     }
     QLORA__TRY(qlora__folder_linear(&g->ctx->env, &g->folder, entry->name, -1, -1, &item->source));
-    QLORA__TRY(fp8 ? qlora__fp8_values(&g->ctx->env, &g->folder, &item->source) : QLORA_OK);
+    if (fp8) {
+        QLORA__TRY(qlora__fp8_values(&g->ctx->env, &g->folder, &item->source));
+    }
     item->foreign = true;
     item->shape[0] = item->source.rows;
     item->shape[1] = item->source.cols;
@@ -417,7 +419,9 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     bool is_float = qlora__st_is_float(t);
     bool loaded = p != NULL && qlora__computes(g->m);
     item->coded = loaded && qlora__is_coded(p) && (g->trained || !is_float);
-    QLORA__TRY(!loaded && !is_float ? qlora__merge_find_foreign(g, entry, item) : QLORA_OK);
+    if (!loaded && !is_float) {
+        QLORA__TRY(qlora__merge_find_foreign(g, entry, item));
+    }
     item->raw = !item->coded && !item->foreign && !is_float;
     bool moved =
         item->foreign && p != NULL && (item->shape[0] != p->out || item->shape[1] != p->in);

@@ -31,7 +31,9 @@ static qlora_result qlora__merge_texts_tokenizer(const qlora__merge* g, qlora__m
         QLORA__LOG(g->ctx, WARN, MODEL, "%s has no tokenizer: the folder has none", g->m->dir);
         return QLORA_OK;
     }
-    QLORA__TRY(given ? QLORA_OK : qlora__merge_make_tokens(g->ctx, t->g, &t->tokens));
+    if (!given) {
+        QLORA__TRY(qlora__merge_make_tokens(g->ctx, t->g, &t->tokens));
+    }
     QLORA__TRY(qlora__merge_given(g, "tokenizer_config.json", &given));
     return given ? QLORA_OK
                  : qlora__merge_make_settings(t->g, g->m->plan.config.max_positions, &t->settings);
@@ -87,7 +89,9 @@ static qlora_result qlora__merge_put_chats(const qlora__merge* g, const qlora__g
             continue;
         }
         QLORA__TRY(qlora__path_join(&g->ctx->env, g->dir, "additional_chat_templates", path));
-        QLORA__TRY(folder ? QLORA_OK : qlora__dir_make(&g->ctx->env, path));
+        if (!folder) {
+            QLORA__TRY(qlora__dir_make(&g->ctx->env, path));
+        }
         folder = true;
         snprintf(name, sizeof name, "additional_chat_templates/%.*s.jinja", (int)rest - 1,
                  tail + 1);
@@ -206,8 +210,9 @@ static qlora_result qlora__merge_need_rows(qlora_ctx* ctx, const qlora_model* m,
     if (highest < m->plan.config.vocab) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__gguf_path(m->dir) ? QLORA_OK
-                                        : qlora__merge_highest(&ctx->env, m->dir, &usual));
+    if (!qlora__gguf_path(m->dir)) {
+        QLORA__TRY(qlora__merge_highest(&ctx->env, m->dir, &usual));
+    }
     return highest <= usual
                ? QLORA_OK
                : qlora__fail(ctx, QLORA_ERR_ARGUMENT,

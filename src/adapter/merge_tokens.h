@@ -329,7 +329,9 @@ static qlora_result qlora__merge_put_ids(qlora__merge_file* f, const qlora__merg
     int32_t pad = c->pad_id;
     int32_t eos = -1;
     int count = 0;
-    QLORA__TRY(v != NULL ? qlora__merge_adapter_ids(v, &bos, &eos, &pad) : QLORA_OK);
+    if (v != NULL) {
+        QLORA__TRY(qlora__merge_adapter_ids(v, &bos, &eos, &pad));
+    }
     if (bos >= 0) {
         qlora__merge_put_u32(f, "tokenizer.ggml.bos_token_id", bos);
     }

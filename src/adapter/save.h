@@ -463,7 +463,9 @@ static qlora_result qlora__adapter_publish(qlora_ctx* ctx, const char* dir,
         QLORA__TRY(qlora__adapter_has(ctx, dir, QLORA__NORMS_FILE, &norms));
     }
     bool alone = stays && !norms && !f->ready[1];
-    QLORA__TRY(alone ? QLORA_OK : qlora__adapter_retire(ctx, dir, "adapter_config.json"));
+    if (!alone) {
+        QLORA__TRY(qlora__adapter_retire(ctx, dir, "adapter_config.json"));
+    }
     for (int i = 1; i >= 0; i--) {
         if (f->ready[i]) {
             f->ready[i] = false;

@@ -120,7 +120,9 @@ static qlora_result qlora__comm_wait_event(qlora_ctx* ctx, const qlora_comm* com
     bool done = comm->alive == NULL || !comm->device || event == NULL;
     while (!done) {
         QLORA__TRY(qlora__event_poll(ctx, event, &done));
-        QLORA__TRY(!done && marks != NULL ? qlora__comm_spare(ctx, comm, marks) : QLORA_OK);
+        if (!done && marks != NULL) {
+            QLORA__TRY(qlora__comm_spare(ctx, comm, marks));
+        }
         if (!done && !comm->alive(why, sizeof why, comm->user)) {
             return qlora__comm_fail(ctx, comm, why);
         }

@@ -248,9 +248,13 @@ static qlora_result qlora__config_ropes_per_kind(const qlora__config_reader* r,
     if ((arch->reads & QLORA__READS_LOCAL_THETA) != 0) {
         QLORA__TRY(qlora__config_positive(r, "rope_local_base_freq", sliding, &sliding));
     }
-    QLORA__TRY(full != 0 ? qlora__config_need_object(r, "rope_scaling", full) : QLORA_OK);
+    if (full != 0) {
+        QLORA__TRY(qlora__config_need_object(r, "rope_scaling", full));
+    }
     full = full != 0 && r->json->tokens[full].count == 0 ? 0 : full;
-    QLORA__TRY(both != 0 ? qlora__config_need_object(r, "rope_parameters", both) : QLORA_OK);
+    if (both != 0) {
+        QLORA__TRY(qlora__config_need_object(r, "rope_parameters", both));
+    }
     QLORA__TRY(qlora__config_check_kinds(r, full, both));
     if (both != 0) {
         full = qlora__json_find(r->json, both, "full_attention");
@@ -262,8 +266,12 @@ static qlora_result qlora__config_ropes_per_kind(const qlora__config_reader* r,
                                    r->json->label);
         }
     }
-    QLORA__TRY(full != 0 ? qlora__config_need_object(r, "full_attention", full) : QLORA_OK);
-    QLORA__TRY(slide != 0 ? qlora__config_need_object(r, "sliding_attention", slide) : QLORA_OK);
+    if (full != 0) {
+        QLORA__TRY(qlora__config_need_object(r, "full_attention", full));
+    }
+    if (slide != 0) {
+        QLORA__TRY(qlora__config_need_object(r, "sliding_attention", slide));
+    }
     QLORA__TRY(qlora__config_partial(r, arch, full, c));
     QLORA__TRY(qlora__config_rope(r, arch, full, theta, c, &c->rope));
     return qlora__config_rope(r, arch, slide, sliding, c, &c->rope_sliding);
@@ -300,7 +308,9 @@ static qlora_result qlora__config_ropes(const qlora__config_reader* r, const qlo
         dict = qlora__config_find(r, key);
     }
     double theta = arch->defaults.theta;
-    QLORA__TRY(dict != 0 ? qlora__config_check_flat(r, key, dict) : QLORA_OK);
+    if (dict != 0) {
+        QLORA__TRY(qlora__config_check_flat(r, key, dict));
+    }
     QLORA__TRY(qlora__config_positive(r, "rope_theta", theta, &theta));
     QLORA__TRY(qlora__config_partial(r, arch, dict, c));
     if ((arch->reads & QLORA__READS_QUERY_BETA) != 0) {

@@ -440,7 +440,9 @@ static QLORA__UNUSED qlora_result qlora__json_parse_tokens(qlora__json_parser* p
     qlora__json* json = p->json;
     bool done = false;
     uint32_t need = qlora__json_estimate(json);
-    QLORA__TRY(need > json->capacity ? qlora__json_room(p, need) : QLORA_OK);
+    if (need > json->capacity) {
+        QLORA__TRY(qlora__json_room(p, need));
+    }
     qlora__json_space(p);
     while (!done) {
         // A value is expected here, and in an object its key comes first.

@@ -269,7 +269,9 @@ static qlora_result qlora__gemm_mixed(qlora_ctx* ctx, qlora__gemm* g, qlora_path
                            "cast one of them");
     }
     qlora__mixed x = qlora__mixed_of(g);
-    QLORA__TRY(x.type == QLORA_F16 ? qlora__mixed_scale(ctx, g, &x) : QLORA_OK);
+    if (x.type == QLORA_F16) {
+        QLORA__TRY(qlora__mixed_scale(ctx, g, &x));
+    }
     // Rows of the copy start at multiples of 16 bytes, and so do slices of its columns.
     size_t depth = x.lines_are_rows ? qlora__align_up((size_t)g->K, 8) : (size_t)g->K;
     int64_t lines = x.lines_are_rows ? x.lines : (int64_t)qlora__align_up((size_t)x.lines, 8);

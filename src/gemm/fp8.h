@@ -351,7 +351,9 @@ static QLORA__UNUSED qlora_result qlora__fp8_product(qlora_ctx* ctx, const qlora
         return QLORA_OK;
     }
     if (!qlora__on_cpu(ctx)) {
-        QLORA__TRY(coded ? QLORA_OK : qlora__fp8_quantise_gpu(ctx, f, x));
+        if (!coded) {
+            QLORA__TRY(qlora__fp8_quantise_gpu(ctx, f, x));
+        }
         return qlora__fp8_product_gpu(ctx, f, weights, y, adds);
     }
     qlora__fp8_job job;

@@ -170,7 +170,9 @@ static qlora_result qlora__gemm_warpgroups(qlora_ctx* ctx, const qlora__gemm* g)
     int64_t tiles = qlora__ceil_div(g->M, 128) * qlora__ceil_div(g->N, width) * splits;
     QLORA__TRY(qlora__launch(ctx, kernel, qlora__min(tiles, ctx->gpu->sm_count), 1, 1,
                              QLORA__WARPGROUP_THREADS, qlora__kernel_rows[kernel].shared, args));
-    QLORA__TRY(split ? qlora__warpgroup_sum(ctx, g, parts, splits) : QLORA_OK);
+    if (split) {
+        QLORA__TRY(qlora__warpgroup_sum(ctx, g, parts, splits));
+    }
     qlora__scratch_release(ctx, scratch_before);
     return QLORA_OK;
 }

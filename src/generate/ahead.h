@@ -135,7 +135,9 @@ static qlora_result qlora__ahead_launch(qlora_generation* const* list, int64_t c
     qlora_model* m = list[0]->m;
     qlora__decode* d = &m->decode;
     bool whole = true; // the device goes on with the pending texts and no others
-    QLORA__TRY(there ? QLORA_OK : qlora__ahead_step(list, count, 0));
+    if (!there) {
+        QLORA__TRY(qlora__ahead_step(list, count, 0));
+    }
     if (there) {
         qlora__ahead_forget(m, true);
     }

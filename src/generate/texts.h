@@ -533,7 +533,9 @@ static void qlora__generate_take(qlora_generation* g, int32_t chosen, int32_t* t
 // One token of a text by the operators of a pass, chosen on the host. The token that was returned
 // last is run only when its logits are needed, so the last token of a text is never run.
 static qlora_result qlora__generate_alone(qlora_generation* g, int32_t* token, bool* stopped) {
-    QLORA__TRY(g->waiting >= 0 ? qlora__generate_append(g, NULL, 0) : QLORA_OK);
+    if (g->waiting >= 0) {
+        QLORA__TRY(qlora__generate_append(g, NULL, 0));
+    }
     g->chose = false;
     qlora__generate_take(g, qlora__sample(g, g->m->plan.config.vocab, g->length - 1), token,
                          stopped);
@@ -575,11 +577,15 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
             qlora__generate_worn(g, adapter);
             g->text[g->length] = g->waiting;
             g->seen[g->waiting] = 1;
-            QLORA__TRY(g->on_device ? QLORA_OK : qlora__generate_upload(g));
+            if (!g->on_device) {
+                QLORA__TRY(qlora__generate_upload(g));
+            }
             QLORA__TRY(qlora__pages_ensure(g));
         }
     }
-    QLORA__TRY(there ? QLORA_OK : qlora__generate_enlist(ctx, m));
+    if (!there) {
+        QLORA__TRY(qlora__generate_enlist(ctx, m));
+    }
     bool before = qlora__generate_wear(m, adapter);
     qlora_result launched = qlora__ahead_launch(list, count, there);
     QLORA__TRY(qlora__generate_bare(m, before, launched));

@@ -43,8 +43,12 @@ static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer
 static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pass* after,
                                        qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-    QLORA__TRY(layer->keeps_heads ? QLORA_OK : qlora__layer_heads(pass, layer, true));
-    QLORA__TRY(layer->keeps_attention ? QLORA_OK : qlora__layer_attention(pass, layer));
+    if (!layer->keeps_heads) {
+        QLORA__TRY(qlora__layer_heads(pass, layer, true));
+    }
+    if (!layer->keeps_attention) {
+        QLORA__TRY(qlora__layer_attention(pass, layer));
+    }
     return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(after, layer);
 }
 
@@ -182,8 +186,9 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
         qlora_tensor b = qlora__window(&raw, pass->rows, at, p->out);
         qlora_tensor inverse;
         qlora__arena_window(&layer->inverses[group], at, 1, p->out, &inverse);
-        QLORA__TRY(qlora__is_dora(m, p) ? qlora__dot_columns(ctx, &a, &b, &inverse, &p->dm)
-                                        : QLORA_OK);
+        if (qlora__is_dora(m, p)) {
+            QLORA__TRY(qlora__dot_columns(ctx, &a, &b, &inverse, &p->dm));
+        }
         at += p->out;
     }
     return qlora__scale_columns(ctx, &layer->gains[group], &inner);
@@ -344,7 +349,9 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
 static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora__pass run;
     for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        QLORA__TRY(run.rows > 0 ? qlora__down_backward_run(&run, layer) : QLORA_OK);
+        if (run.rows > 0) {
+            QLORA__TRY(qlora__down_backward_run(&run, layer));
+        }
     }
     return QLORA_OK;
 }
@@ -459,9 +466,9 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     bool dora = qlora__stack_is_dora(m, layer, group);
     qlora__skinny k;
     bool skinny = false;
-    QLORA__TRY(wants_dx ? qlora__input_skinny(pass, layer, group, &stack, &in, &up, norm, &k,
-                                              &skinny)
-                        : QLORA_OK);
+    if (wants_dx) {
+        QLORA__TRY(qlora__input_skinny(pass, layer, group, &stack, &in, &up, norm, &k, &skinny));
+    }
     if (skinny) {
         return qlora__input_backward_skinny(pass, layer, group, above, &stack, &up, &in, number,
                                             &k);
@@ -470,8 +477,9 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
         // Unlike below, x is written on the main stream, and the stack before may still read it.
         QLORA__TRY(qlora__beside_wait(ctx, ~0u));
         QLORA__TRY(qlora__stack_input(pass, &stack, group, &in, norm, &x));
-        QLORA__TRY(dora ? qlora__stack_gains_backward(pass, layer, group, &stack, &x, &up)
-                        : QLORA_OK);
+        if (dora) {
+            QLORA__TRY(qlora__stack_gains_backward(pass, layer, group, &stack, &x, &up));
+        }
     } else if (stack.pad > 0 && !qlora__x_is_there(m, layer, group)) {
         QLORA__TRY(qlora__beside_begin(ctx));
         QLORA__TRY(qlora__beside_end(ctx, group,
@@ -504,9 +512,10 @@ static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__
                                                 const qlora_tensor* h, int number, bool wants_dx) {
     qlora__pass run;
     for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        QLORA__TRY(run.rows > 0 ? qlora__input_backward_run(&run, layer, group, above, dy, h,
-                                                            number, wants_dx)
-                                : QLORA_OK);
+        if (run.rows > 0) {
+            QLORA__TRY(
+                qlora__input_backward_run(&run, layer, group, above, dy, h, number, wants_dx));
+        }
     }
     return QLORA_OK;
 }
@@ -569,7 +578,9 @@ static qlora_result qlora__layer_o_backward(const qlora__pass* pass, qlora__laye
     qlora__pass run;
     QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
     for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        QLORA__TRY(run.rows > 0 ? qlora__o_backward_run(&run, layer) : QLORA_OK);
+        if (run.rows > 0) {
+            QLORA__TRY(qlora__o_backward_run(&run, layer));
+        }
     }
     return QLORA_OK;
 }
@@ -697,7 +708,9 @@ static qlora_result qlora__backward_begin(const qlora__pass* pass) {
         qlora_tensor dx = qlora__window(&m->delta, tile.rows, 0, width);
         qlora_tensor h = qlora__slice(&tile, &m->last_h, 0, width);
         qlora_tensor dh = qlora__slice(&tile, &m->dh, 0, width);
-        QLORA__TRY(m->plan.tile > 0 ? qlora__head_spread(&tile) : QLORA_OK);
+        if (m->plan.tile > 0) {
+            QLORA__TRY(qlora__head_spread(&tile));
+        }
         QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm,
                                           (float)m->plan.config.rms_eps, NULL, &dh,
                                           m->desc.train_norms ? &m->d_final_norm : NULL));
@@ -781,7 +794,9 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
     qlora__pass after = qlora__pass_after(pass, index);
-    QLORA__TRY(qlora__group_begins(m, index) ? qlora__group_again(pass, index) : QLORA_OK);
+    if (qlora__group_begins(m, index)) {
+        QLORA__TRY(qlora__group_again(pass, index));
+    }
     QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
         QLORA__TRY(qlora__turn_wait(pass, layer));
@@ -799,7 +814,9 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
         QLORA__TRY(qlora__layer_down_backward(&tile, layer));
         QLORA__TRY(qlora__layer_input_backward(&tile, layer, QLORA__GATE_UP, QLORA__DOWN,
                                                &layer->kept.gu, &h2, QLORA__NORM_MLP, true));
-        QLORA__TRY(tiled ? qlora__layer_o_backward(&tile, layer) : QLORA_OK);
+        if (tiled) {
+            QLORA__TRY(qlora__layer_o_backward(&tile, layer));
+        }
     }
     return QLORA_OK;
 }
@@ -810,9 +827,11 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     bool tiled = m->plan.tile > 0;
     bool gathered = qlora__pass_after(pass, index).gathered;
     QLORA__TRY(qlora__attention_back(pass, layer));
-    QLORA__TRY(gathered ? qlora__backward_labelled(pass, index)
-               : tiled  ? QLORA_OK
-                        : qlora__layer_o_backward(pass, layer));
+    if (gathered) {
+        QLORA__TRY(qlora__backward_labelled(pass, index));
+    } else if (!tiled) {
+        QLORA__TRY(qlora__layer_o_backward(pass, layer));
+    }
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
     // Below layer 0, at most its norm and the embedding are trained.
     bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);
@@ -821,7 +840,9 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
         qlora__pass tile = qlora__tile_at(pass, at);
         qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
         qlora_tensor dy = qlora__slice(&tile, &m->dqkv, 0, m->dqkv.cols);
-        QLORA__TRY(tiled ? qlora__beside_wait(pass->ctx, ~0u) : QLORA_OK);
+        if (tiled) {
+            QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+        }
         QLORA__TRY(qlora__layer_heads_backward(&tile, layer));
         QLORA__TRY(qlora__layer_input_backward(&tile, layer, QLORA__QKV, QLORA__O, &dy, &h,
                                                QLORA__NORM_ATTENTION, below));

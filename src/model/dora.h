@@ -74,10 +74,10 @@ static bool qlora__trains_embedding(const qlora_model* m) {
 // before a pass reads it.
 static qlora_result qlora__tokens_place(qlora_ctx* ctx, qlora_model* m) {
     const qlora_tensor* head = m->head_rows ? &m->own_head_tokens : &m->own_tokens;
-    QLORA__TRY(m->tokens_twice || m->head_rows
-                   ? qlora__put_rows(ctx, m->use_adapters ? head : &m->head_tokens, &m->token_rows,
-                                     &m->head)
-                   : QLORA_OK);
+    if (m->tokens_twice || m->head_rows) {
+        QLORA__TRY(qlora__put_rows(ctx, m->use_adapters ? head : &m->head_tokens, &m->token_rows,
+                                   &m->head));
+    }
     return m->token_count > 0
                ? qlora__put_rows(ctx, m->use_adapters ? &m->own_tokens : &m->base_tokens,
                                  &m->token_rows, &m->embed)

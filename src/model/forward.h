@@ -71,9 +71,9 @@ static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* la
         }
         QLORA__TRY(qlora__layer_qkv(&tile, layer));
         // Those that are recomputed later share the memory of z.
-        QLORA__TRY(again || !layer->recompute || layer->keeps_heads
-                       ? qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->x)
-                       : QLORA_OK);
+        if (again || !layer->recompute || layer->keeps_heads) {
+            QLORA__TRY(qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->x));
+        }
     }
     return QLORA_OK;
 }

@@ -143,7 +143,9 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.rows = C;
         QLORA__TRY(qlora__head_product(pass, true, &m->logits, &dx));
-        QLORA__TRY(qlora__trains_head(m) ? qlora__head_gradients(pass) : QLORA_OK);
+        if (qlora__trains_head(m)) {
+            QLORA__TRY(qlora__head_gradients(pass));
+        }
     }
     return QLORA_OK;
 }

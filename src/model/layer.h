@@ -331,7 +331,9 @@ static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* 
                                          const qlora_tensor* x, const qlora_tensor* y) {
     qlora__pass run;
     for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        QLORA__TRY(run.rows > 0 ? qlora__stack_forward_run(&run, layer, group, x, y) : QLORA_OK);
+        if (run.rows > 0) {
+            QLORA__TRY(qlora__stack_forward_run(&run, layer, group, x, y));
+        }
     }
     return QLORA_OK;
 }
@@ -621,7 +623,9 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
     qlora_tensor o = qlora__slice(pass, &layer->kept.o, 0, layer->kept.o.cols);
     qlora_tensor h = qlora__slice(pass, &layer->kept.h, 0, m->plan.config.hidden);
     qlora_tensor h2 = qlora__layer_h2(pass, layer);
-    QLORA__TRY(pass->gathered ? qlora__layer_gather(pass, layer, &o, &h) : QLORA_OK);
+    if (pass->gathered) {
+        QLORA__TRY(qlora__layer_gather(pass, layer, &o, &h));
+    }
     QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &o, qlora__layer_out(m, layer, 0)));
     QLORA__TRY(qlora__turn_away(pass, layer, QLORA__TURN_O));
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x

@@ -472,7 +472,9 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
             }
         }
         for (int i = 0; i < QLORA__NORMS; i++) {
-            QLORA__TRY(qlora__has_norm(m, i) ? qlora_fill(ctx, 1.0f, &layer->norms[i]) : QLORA_OK);
+            if (qlora__has_norm(m, i)) {
+                QLORA__TRY(qlora_fill(ctx, 1.0f, &layer->norms[i]));
+            }
         }
         if (c->qkv_bias && !c->qk_norm) {
             QLORA__TRY(qlora__tensor_zero(ctx, &layer->qkv_bias));

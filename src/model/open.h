@@ -113,9 +113,12 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     // Evaluation has other products: without dropout, the adapters are part of the large product,
     // and without adapters, that product is smaller.
     pass.training = false;
-    QLORA__TRY(m->desc.dropout > 0.0f ? qlora__forward(&pass) : QLORA_OK);
-    QLORA__TRY(m->desc.dropout > 0.0f || !qlora__trains(m) ? qlora__dry_run_labelled(&pass)
-                                                           : QLORA_OK);
+    if (m->desc.dropout > 0.0f) {
+        QLORA__TRY(qlora__forward(&pass));
+    }
+    if (m->desc.dropout > 0.0f || !qlora__trains(m)) {
+        QLORA__TRY(qlora__dry_run_labelled(&pass));
+    }
     m->use_adapters = false;
     qlora_result r = m->range_count > 0 ? qlora__forward(&pass) : QLORA_OK;
     r = r == QLORA_OK && m->range_count > 0 ? qlora__dry_run_labelled(&pass) : r;
@@ -126,7 +129,9 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         one.decoding = true;
         QLORA__TRY(qlora__forward(&one));
         QLORA__TRY(qlora__head_logits(&one, 0, 1));
-        QLORA__TRY(m->decode.planned ? qlora__decode_enqueue(ctx, m) : QLORA_OK);
+        if (m->decode.planned) {
+            QLORA__TRY(qlora__decode_enqueue(ctx, m));
+        }
     }
     return qlora__sync(ctx);
 }
@@ -140,9 +145,12 @@ static qlora_result qlora__model_place(qlora_ctx* ctx, const qlora_model* m,
     const qlora_linear_desc* linear = &all;
     if (linear->fp8 != NULL) {
         QLORA__TRY(qlora__fp8_measure(ctx, linear));
-        QLORA__TRY(layer->cached ? qlora__fp8_place(ctx, linear, false) : QLORA_OK);
-        QLORA__TRY(layer->cached && qlora__trains(m) ? qlora__fp8_place(ctx, linear, true)
-                                                     : QLORA_OK);
+        if (layer->cached) {
+            QLORA__TRY(qlora__fp8_place(ctx, linear, false));
+        }
+        if (layer->cached && qlora__trains(m)) {
+            QLORA__TRY(qlora__fp8_place(ctx, linear, true));
+        }
         return layer->cached ? qlora__linear_place_fp8(ctx, linear) : QLORA_OK;
     }
     if (!layer->cached || linear->operand == NULL) {
@@ -167,7 +175,9 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     if (m->paging.size > 0) {
         size_t bytes = (size_t)(m->paging.pages + 1) * sizeof *m->paging.users;
         m->paging.users = (int32_t*)qlora__alloc_zero(ctx, bytes);
-        QLORA__TRY(m->paging.users != NULL ? QLORA_OK : QLORA_ERR_MEMORY);
+        if (m->paging.users == NULL) {
+            QLORA__TRY(QLORA_ERR_MEMORY);
+        }
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int g = 0; g < QLORA__GROUPS; g++) {
@@ -205,7 +215,9 @@ static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
         QLORA__TRY(qlora__ranges_upload(ctx, m, 1.0, NULL));
         QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
     }
-    QLORA__TRY(qlora__computes(m) ? qlora__model_fill_base(ctx, m) : QLORA_OK);
+    if (qlora__computes(m)) {
+        QLORA__TRY(qlora__model_fill_base(ctx, m));
+    }
     QLORA__TRY(qlora__model_fill_adapters(ctx, m, desc));
     return qlora__sync(ctx);
 }
@@ -217,7 +229,9 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.purpose is QLORA_PURPOSE_ADAPTER, but desc.adapter is NULL");
     }
-    QLORA__TRY(qlora__computes(m) && m->dir != NULL ? qlora__load_check(ctx, m) : QLORA_OK);
+    if (qlora__computes(m) && m->dir != NULL) {
+        QLORA__TRY(qlora__load_check(ctx, m));
+    }
     QLORA__TRY(qlora__model_warm_kernels(ctx, m));
     QLORA__TRY(qlora__model_open_fp8(ctx, m));
     QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
@@ -231,7 +245,9 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     if (qlora__computes(m)) {
         QLORA__TRY(qlora__model_wrap(ctx, m));
         QLORA__TRY(qlora__model_rope(ctx, m));
-        QLORA__TRY(qlora__is_fp8(m) ? qlora_fill(ctx, 1.0f, &m->fp8_ones) : QLORA_OK);
+        if (qlora__is_fp8(m)) {
+            QLORA__TRY(qlora_fill(ctx, 1.0f, &m->fp8_ones));
+        }
     }
     QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
                                   m->batch.all.bytes + sizeof(qlora__adamw_numbers), &m->ring));

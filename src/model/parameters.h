@@ -220,7 +220,9 @@ static qlora_adamw_desc qlora__adamw_desc_of(const qlora_model* m) {
 // Brings the shadow and the operands of cached layers up to date with the parameters.
 static qlora_result qlora__parameters_changed(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
-    QLORA__TRY(m->range_count > 0 ? qlora_adamw_shadow(ctx, &args) : QLORA_OK);
+    if (m->range_count > 0) {
+        QLORA__TRY(qlora_adamw_shadow(ctx, &args));
+    }
     return qlora__dora_refresh(ctx, m, false);
 }
 
@@ -255,9 +257,9 @@ static qlora_result qlora__token_start(qlora_ctx* ctx, const qlora_model* m, int
     int64_t at = i * m->plan.config.hidden;
     QLORA__TRY(qlora__token_keep(ctx, &m->embed, id, &m->base_tokens, i, values));
     QLORA__TRY(qlora__saved_row(ctx, m, &m->embed, id, m->tokens_at + at, values));
-    QLORA__TRY(m->tokens_twice || m->head_rows
-                   ? qlora__token_keep(ctx, &m->head, id, &m->head_tokens, i, values)
-                   : QLORA_OK);
+    if (m->tokens_twice || m->head_rows) {
+        QLORA__TRY(qlora__token_keep(ctx, &m->head, id, &m->head_tokens, i, values));
+    }
     return m->head_rows ? qlora__saved_row(ctx, m, &m->head, id, m->head_tokens_at + at, values)
                         : QLORA_OK;
 }

@@ -73,7 +73,9 @@ static qlora_result qlora__peft_copy_check(qlora_ctx* ctx, const qlora_model* m,
     if (in_base) {
         equals = m->plan.config.tied ? "model.embed_tokens.weight" : equals;
         other = base != NULL ? qlora__folder_find(base, equals) : NULL;
-        QLORA__TRY(other != NULL ? qlora__folder_make(&ctx->env, base, &other) : QLORA_OK);
+        if (other != NULL) {
+            QLORA__TRY(qlora__folder_make(&ctx->env, base, &other));
+        }
     } else {
         other = qlora__peft_tensor(peft, equals);
     }
@@ -103,7 +105,9 @@ static qlora_result qlora__peft_copies_check(qlora_ctx* ctx, const qlora_model* 
     if (!any) {
         return QLORA_OK;
     }
-    QLORA__TRY(dir != NULL ? qlora__source_exists(ctx, dir, &exists) : QLORA_OK);
+    if (dir != NULL) {
+        QLORA__TRY(qlora__source_exists(ctx, dir, &exists));
+    }
     if (exists) {
         QLORA__TRY(qlora__folder_open(&ctx->env, dir, &folder));
     }

@@ -619,7 +619,9 @@ static qlora_result qlora__skeleton_config(qlora_ctx* ctx, const qlora_model_des
         }
     }
     if (desc->rope_scale != NULL) {
-        QLORA__TRY(planned ? QLORA_OK : qlora__config_scale(&ctx->env, desc->rope_scale, c));
+        if (!planned) {
+            QLORA__TRY(qlora__config_scale(&ctx->env, desc->rope_scale, c));
+        }
         snprintf(m->rope_scale, sizeof m->rope_scale, "%s", desc->rope_scale);
     }
     m->desc.rope_scale = NULL; // the caller's

@@ -208,10 +208,14 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     }
     d->credit = 2 * QLORA__AHEAD_COST; // long texts are likely
     d->results = (qlora__decode_result*)qlora__mapped_alloc(ctx, qlora__decode_results_bytes(d));
-    QLORA__TRY(d->results != NULL ? QLORA_OK : QLORA_ERR_MEMORY);
+    if (d->results == NULL) {
+        QLORA__TRY(QLORA_ERR_MEMORY);
+    }
     if (d->texts == 1) {
         d->sent = (uint8_t*)qlora__alloc_zero(ctx, (size_t)d->params.cols);
-        QLORA__TRY(d->sent != NULL ? QLORA_OK : QLORA_ERR_MEMORY);
+        if (d->sent == NULL) {
+            QLORA__TRY(QLORA_ERR_MEMORY);
+        }
     }
     for (int64_t n = 0; n < d->texts && m->paging.size == 0; n++) {
         int32_t pages[QLORA__MOST_PAGES];

@@ -530,7 +530,9 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__saved_tokens(ctx, m, desc));
     QLORA__TRY(qlora__saved_norms(ctx, m, desc));
     QLORA__TRY(qlora__saved_check(ctx, m));
-    QLORA__TRY(peft != NULL ? qlora__peft_copies_check(ctx, m, desc->dir, peft) : QLORA_OK);
+    if (peft != NULL) {
+        QLORA__TRY(qlora__peft_copies_check(ctx, m, desc->dir, peft));
+    }
     return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }
 

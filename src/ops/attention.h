@@ -433,7 +433,9 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
     QLORA__TRY(qlora__attention_operands_make(ctx, a, &x));
     size_t bytes = (size_t)(a->heads * a->tokens) * 2 * sizeof(float);
     x.stats = a->stats;
-    QLORA__TRY(a->stats == NULL ? qlora__scratch(ctx, bytes, &x.stats) : QLORA_OK);
+    if (a->stats == NULL) {
+        QLORA__TRY(qlora__scratch(ctx, bytes, &x.stats));
+    }
     qlora__attention_shares shares;
     QLORA__TRY(qlora__attention_share(ctx, x.path, a, &shares));
     x.parts = shares.parts;

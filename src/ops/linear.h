@@ -674,7 +674,9 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     bool has_z = (there & QLORA__THERE_Z) != 0;
     bool coded = (there & QLORA__THERE_CODES) != 0;
     QLORA_ASSERT(!coded || l->fp8 != NULL);
-    QLORA__TRY(has_z ? QLORA_OK : qlora__linear_z(ctx, math, l, x, &inner));
+    if (!has_z) {
+        QLORA__TRY(qlora__linear_z(ctx, math, l, x, &inner));
+    }
     return l->operand != NULL || l->fp8 != NULL
                ? qlora__linear_forward_joined(ctx, math, l, x, y, coded)
                : qlora__linear_forward_plain(ctx, math, l, x, &inner, y);

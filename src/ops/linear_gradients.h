@@ -154,8 +154,9 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
                                  : (int64_t)(qlora__scratch_free(ctx) / sizeof(float));
     if (has && room > 0 && room <= most) {
         void* memory = parts != NULL ? parts->data : NULL;
-        QLORA__TRY(memory == NULL ? qlora__scratch(ctx, (size_t)room * sizeof(float), &memory)
-                                  : QLORA_OK);
+        if (memory == NULL) {
+            QLORA__TRY(qlora__scratch(ctx, (size_t)room * sizeof(float), &memory));
+        }
         return qlora__skinny_launch(ctx, &k, memory);
     }
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));

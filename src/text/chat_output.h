@@ -79,7 +79,9 @@ static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_
     size_t from = o->ids->count;
     QLORA__TRY(qlora__text_output_ids(env, o, chat, text, size));
     bool first = from == o->start;
-    QLORA__TRY(first ? qlora__text_bos_first(env, chat->bos, o->ids, from) : QLORA_OK);
+    if (first) {
+        QLORA__TRY(qlora__text_bos_first(env, chat->bos, o->ids, from));
+    }
     if (first && trained && o->ids->count > from && o->ids->data[from] == chat->bos &&
         o->labels != NULL) {
         QLORA__TRY(qlora__text_ids_add(env, o->labels, -100)); // BOS is never generated

@@ -221,7 +221,9 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
         }
         bool same = qlora__text_starts(&talk->whole, &talk->after, end);
         talk->stable = talk->stable && same;
-        QLORA__TRY(same ? qlora__jin_spans_add(env, &talk->spans, begin, end) : QLORA_OK);
+        if (same) {
+            QLORA__TRY(qlora__jin_spans_add(env, &talk->spans, begin, end));
+        }
     }
     return QLORA_OK;
 }

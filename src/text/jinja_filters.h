@@ -112,8 +112,12 @@ QLORA__JIN_FILTER(indent) {
     for (size_t i = 0; i < lines.as.list->count; i++) {
         qlora__jin_value line = lines.as.list->items[i];
         bool indented = i == 0 ? qlora__jin_truth(in[2]) : blank || line.as.string->bytes > 0;
-        QLORA__TRY(i > 0 ? qlora__jin_put(m, &buffer, "\n", 1) : QLORA_OK);
-        QLORA__TRY(indented ? qlora__jin_print(m, by, &buffer) : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_put(m, &buffer, "\n", 1));
+        }
+        if (indented) {
+            QLORA__TRY(qlora__jin_print(m, by, &buffer));
+        }
         QLORA__TRY(qlora__jin_print(m, line, &buffer));
     }
     QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
@@ -551,13 +555,17 @@ QLORA__JIN_FILTER(groupby) {
             QLORA__TRY(qlora__jin_follow(m, list->items[i], in[1], in[2], &keys[i]));
             QLORA__TRY(qlora__jin_sort_key(m, keys[i], qlora__jin_none(), cased, &keys[i]));
         }
-        QLORA__TRY(pass == 0 ? qlora__jin_sort(m, list, keys, false) : QLORA_OK);
+        if (pass == 0) {
+            QLORA__TRY(qlora__jin_sort(m, list, keys, false));
+        }
     }
     QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, out));
     qlora__jin_value group = qlora__jin_of(QLORA__JIN_MISSING);
     for (size_t i = 0; i < list->count; i++) {
         bool same = false;
-        QLORA__TRY(i > 0 ? qlora__jin_equal(m, keys[i - 1], keys[i], &same) : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_equal(m, keys[i - 1], keys[i], &same));
+        }
         if (!same) {
             qlora__jin_value pair;
             qlora__jin_value shown;

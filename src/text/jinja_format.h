@@ -300,7 +300,9 @@ static qlora_result qlora__jin_percent_one(qlora__jin_machine* m, qlora__jin_val
         if (!one && !qlora__jin_is_integer(v)) {
             return qlora__jin_fail(m, "%%c needs one character or its number");
         }
-        QLORA__TRY(one ? QLORA_OK : qlora__jin_character(m, qlora__jin_integer_of(v), &text));
+        if (!one) {
+            QLORA__TRY(qlora__jin_character(m, qlora__jin_integer_of(v), &text));
+        }
         spec->precision = -1;
         return qlora__jin_format_string(m, text, spec, out);
     }
@@ -320,7 +322,9 @@ static qlora_result qlora__jin_percent_one(qlora__jin_machine* m, qlora__jin_val
     }
     if (strchr("diu", spec->type) != NULL) {
         spec->type = 'd';
-        QLORA__TRY(real ? qlora__jin_truncate_double(m, v.as.real, &v) : QLORA_OK);
+        if (real) {
+            QLORA__TRY(qlora__jin_truncate_double(m, v.as.real, &v));
+        }
     }
     if (spec->zero && left == '\0') {
         spec->align = '=';

@@ -180,7 +180,9 @@ QLORA__JIN_FILTER(striptags) {
     QLORA__TRY(qlora__jin_buffer_string(m, &plain, &text));
     QLORA__TRY(qlora__jin_split(m, text, qlora__jin_none(), -1, &words));
     for (size_t i = 0; i < words.as.list->count; i++) {
-        QLORA__TRY(i > 0 ? qlora__jin_puts(m, &joined, " ") : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_puts(m, &joined, " "));
+        }
         QLORA__TRY(qlora__jin_print(m, words.as.list->items[i], &joined));
     }
     QLORA__TRY(qlora__jin_buffer_string(m, &joined, &text));
@@ -214,7 +216,9 @@ QLORA__JIN_FILTER(xmlattr) {
                                        (int)(name->bytes < 60 ? name->bytes : 60), name->data);
             }
         }
-        QLORA__TRY(space || buffer.count > 0 ? qlora__jin_puts(m, &buffer, " ") : QLORA_OK);
+        if (space || buffer.count > 0) {
+            QLORA__TRY(qlora__jin_puts(m, &buffer, " "));
+        }
         QLORA__TRY(qlora__jin_escape_html(m, key, &buffer));
         QLORA__TRY(qlora__jin_puts(m, &buffer, "=\""));
         QLORA__TRY(qlora__jin_escape_html(m, value, &buffer));
@@ -403,7 +407,9 @@ static qlora_result qlora__jin_put_link(qlora__jin_machine* m, const qlora__jin_
     QLORA__TRY(qlora__jin_puts(m, links->out, before));
     QLORA__TRY(qlora__jin_print(m, text, links->out));
     QLORA__TRY(qlora__jin_puts(m, links->out, "\""));
-    QLORA__TRY(attributes ? qlora__jin_print(m, links->attributes, links->out) : QLORA_OK);
+    if (attributes) {
+        QLORA__TRY(qlora__jin_print(m, links->attributes, links->out));
+    }
     QLORA__TRY(qlora__jin_puts(m, links->out, ">"));
     QLORA__TRY(qlora__jin_print(m, shown, links->out));
     return qlora__jin_puts(m, links->out, "</a>");
@@ -522,7 +528,9 @@ static qlora_result qlora__jin_link_attributes(qlora__jin_machine* m, const qlor
                                                 word.as.string) == 0) {
             continue;
         }
-        QLORA__TRY(i > 0 ? qlora__jin_puts(m, &buffer, " ") : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_puts(m, &buffer, " "));
+        }
         word.flag = 0;
         QLORA__TRY(qlora__jin_escape_html(m, word, &buffer));
     }

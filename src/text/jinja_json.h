@@ -175,11 +175,15 @@ static qlora_result qlora__jin_dump_list(qlora__jin_machine* m, const qlora__jin
                                          const qlora__jin_list* list, size_t level) {
     QLORA__TRY(qlora__jin_put(m, d->out, "[", 1));
     for (size_t i = 0; i < list->count; i++) {
-        QLORA__TRY(i > 0 ? qlora__jin_print(m, d->item_separator, d->out) : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_print(m, d->item_separator, d->out));
+        }
         QLORA__TRY(qlora__jin_dump_newline(m, d, level + 1));
         QLORA__TRY(d->value(m, d, list->items[i], level + 1));
     }
-    QLORA__TRY(list->count > 0 ? qlora__jin_dump_newline(m, d, level) : QLORA_OK);
+    if (list->count > 0) {
+        QLORA__TRY(qlora__jin_dump_newline(m, d, level));
+    }
     return qlora__jin_put(m, d->out, "]", 1);
 }
 
@@ -214,7 +218,9 @@ static qlora_result qlora__jin_dump_dict(qlora__jin_machine* m, const qlora__jin
     QLORA__TRY(qlora__jin_put(m, d->out, "{", 1));
     for (size_t i = 0; i < dict->count; i++) {
         qlora__jin_value key = dict->keys[order[i]];
-        QLORA__TRY(i > 0 ? qlora__jin_print(m, d->item_separator, d->out) : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_print(m, d->item_separator, d->out));
+        }
         QLORA__TRY(qlora__jin_dump_newline(m, d, level + 1));
         if (key.kind == QLORA__JIN_STRING) {
             QLORA__TRY(qlora__jin_dump_string(m, key.as.string, d->ascii, d->out));
@@ -228,7 +234,9 @@ static qlora_result qlora__jin_dump_dict(qlora__jin_machine* m, const qlora__jin
         QLORA__TRY(qlora__jin_print(m, d->key_separator, d->out));
         QLORA__TRY(d->value(m, d, dict->values[order[i]], level + 1));
     }
-    QLORA__TRY(dict->count > 0 ? qlora__jin_dump_newline(m, d, level) : QLORA_OK);
+    if (dict->count > 0) {
+        QLORA__TRY(qlora__jin_dump_newline(m, d, level));
+    }
     return qlora__jin_put(m, d->out, "}", 1);
 }
 

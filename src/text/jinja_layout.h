@@ -162,7 +162,9 @@ static qlora_result qlora__jin_wrap_line(qlora__jin_machine* m, qlora__jin_wrap*
         size_t end = at > begin && qlora__jin_is_blank(&w->line, last, at) ? last : at;
         if (end > begin) {
             size_t first = w->line.starts[begin];
-            QLORA__TRY(w->started ? qlora__jin_print(m, w->between, &w->out) : QLORA_OK);
+            if (w->started) {
+                QLORA__TRY(qlora__jin_print(m, w->between, &w->out));
+            }
             QLORA__TRY(
                 qlora__jin_put(m, &w->out, w->text->data + first, w->line.starts[end] - first));
             w->started = true;
@@ -202,7 +204,9 @@ QLORA__JIN_FILTER(wordwrap) {
         }
         w.width = (size_t)(width < INT32_MAX ? width : INT32_MAX);
         w.text = lines.as.list->items[i].as.string;
-        QLORA__TRY(i > 0 ? qlora__jin_print(m, w.between, &w.out) : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_print(m, w.between, &w.out));
+        }
         w.started = false;
         QLORA__TRY(qlora__jin_line_make(m, w.text, &w.line));
         QLORA__TRY(qlora__jin_wrap_line(m, &w));
@@ -333,9 +337,13 @@ static qlora_result qlora__jin_pretty_string(qlora__jin_machine* m, qlora__jin_v
     if (chunks.as.list->count == 1) {
         return qlora__jin_print(m, shown, out);
     }
-    QLORA__TRY(alone ? qlora__jin_puts(m, out, "(") : QLORA_OK);
+    if (alone) {
+        QLORA__TRY(qlora__jin_puts(m, out, "("));
+    }
     for (size_t i = 0; i < chunks.as.list->count; i++) {
-        QLORA__TRY(i > 0 ? qlora__jin_new_line(m, indent, out) : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_new_line(m, indent, out));
+        }
         QLORA__TRY(qlora__jin_print(m, chunks.as.list->items[i], out));
     }
     return alone ? qlora__jin_puts(m, out, ")") : QLORA_OK;
@@ -365,8 +373,12 @@ static qlora_result qlora__jin_pretty(qlora__jin_machine* m, qlora__jin_value v,
     for (size_t i = 0; i < count; i++) {
         int64_t inner = indent + 1;
         int64_t behind = i + 1 < count ? 1 : allowance + (one ? 2 : 1);
-        QLORA__TRY(i > 0 ? qlora__jin_puts(m, out, ",") : QLORA_OK);
-        QLORA__TRY(i > 0 ? qlora__jin_new_line(m, inner, out) : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_puts(m, out, ","));
+        }
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_new_line(m, inner, out));
+        }
         if (dict) {
             QLORA__TRY(qlora__jin_convert(m, v.as.dict->keys[i], 'r', &shown));
             QLORA__TRY(qlora__jin_print(m, shown, out));

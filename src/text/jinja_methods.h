@@ -17,7 +17,9 @@ static qlora_result qlora__jin_str_join(qlora__jin_machine* m, qlora__jin_value*
             return qlora__jin_fail(m, "join: element %llu is a %s, not a string",
                                    (unsigned long long)i, qlora__jin_type(item));
         }
-        QLORA__TRY(i > 0 ? qlora__jin_print(m, in[0], &buffer) : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_print(m, in[0], &buffer));
+        }
         QLORA__TRY(in[0].flag != 0 ? qlora__jin_escape_html(m, item, &buffer)
                                    : qlora__jin_print(m, item, &buffer));
     }

@@ -227,7 +227,9 @@ QLORA__JIN_RUN(output) {
         if (n->folds) {
             QLORA__TRY(qlora__jin_fold(m, n, true, &value, &done));
         }
-        QLORA__TRY(done ? QLORA_OK : m->hooks->eval(m, n, &value));
+        if (!done) {
+            QLORA__TRY(m->hooks->eval(m, n, &value));
+        }
         QLORA__TRY(qlora__jin_print(m, value, m->out));
         if (m->addresses && qlora__jin_has_address(m->out, from)) {
             return qlora__jin_fail(m, "a generator cannot be printed; make a list of it");

@@ -667,7 +667,9 @@ static qlora_result qlora__jin_str_replace(qlora__jin_machine* m, qlora__jin_val
                                            qlora__jin_value* out) {
     int64_t limit = -1;
     QLORA__TRY(qlora__jin_need_string(m, "replace", in[1]));
-    QLORA__TRY(in[0].flag != 0 ? QLORA_OK : qlora__jin_need_string(m, "replace", in[2]));
+    if (in[0].flag == 0) {
+        QLORA__TRY(qlora__jin_need_string(m, "replace", in[2]));
+    }
     QLORA__TRY(qlora__jin_need_integer(m, "replace", in[3], &limit));
     qlora__jin_value to = in[2];
     if (in[0].flag != 0) {

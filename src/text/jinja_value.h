@@ -122,7 +122,9 @@ static qlora_result qlora__jin_repr_items(qlora__jin_machine* m, const char* ope
                                           const char* close, qlora__jin_buffer* out) {
     QLORA__TRY(qlora__jin_puts(m, out, open));
     for (size_t i = 0; i < count; i++) {
-        QLORA__TRY(i > 0 ? qlora__jin_puts(m, out, ", ") : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_puts(m, out, ", "));
+        }
         QLORA__TRY(m->hooks->repr(m, items[i], out));
     }
     return qlora__jin_puts(m, out, close);
@@ -131,12 +133,18 @@ static qlora_result qlora__jin_repr_items(qlora__jin_machine* m, const char* ope
 static qlora_result qlora__jin_repr_dict(qlora__jin_machine* m, const qlora__jin_dict* dict,
                                          const char* between, bool pairs, qlora__jin_buffer* out) {
     for (size_t i = 0; i < dict->count; i++) {
-        QLORA__TRY(i > 0 ? qlora__jin_puts(m, out, ", ") : QLORA_OK);
-        QLORA__TRY(pairs ? qlora__jin_puts(m, out, "(") : QLORA_OK);
+        if (i > 0) {
+            QLORA__TRY(qlora__jin_puts(m, out, ", "));
+        }
+        if (pairs) {
+            QLORA__TRY(qlora__jin_puts(m, out, "("));
+        }
         QLORA__TRY(m->hooks->repr(m, dict->keys[i], out));
         QLORA__TRY(qlora__jin_puts(m, out, between));
         QLORA__TRY(m->hooks->repr(m, dict->values[i], out));
-        QLORA__TRY(pairs ? qlora__jin_puts(m, out, ")") : QLORA_OK);
+        if (pairs) {
+            QLORA__TRY(qlora__jin_puts(m, out, ")"));
+        }
     }
     return QLORA_OK;
 }

@@ -158,8 +158,9 @@ static qlora_result qlora__text_gguf_byte_steps(const qlora__text_gguf* t,
 static qlora_result qlora__text_gguf_ends(const qlora__text_gguf* t, const qlora__gguf_pre* pre) {
     int64_t ends[2];
     QLORA__TRY(qlora__gguf_vocab_ends(t->env, &t->v, pre, ends));
-    QLORA__TRY(ends[0] < 0 ? QLORA_OK
-                           : qlora__text_ids_add(t->env, &t->tok->prefix, (int32_t)ends[0]));
+    if (ends[0] >= 0) {
+        QLORA__TRY(qlora__text_ids_add(t->env, &t->tok->prefix, (int32_t)ends[0]));
+    }
     return ends[1] < 0 ? QLORA_OK : qlora__text_ids_add(t->env, &t->tok->suffix, (int32_t)ends[1]);
 }
 

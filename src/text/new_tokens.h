@@ -221,8 +221,9 @@ static qlora_result qlora__text_new_read(qlora__env* env, const char* folder,
                                          qlora_text_bytes* file) {
     bool found = false;
     bool gguf = qlora__gguf_path(folder);
-    QLORA__TRY(gguf ? QLORA_OK
-                    : qlora__text_folder_read(env, folder, "tokenizer.json", file, &found));
+    if (!gguf) {
+        QLORA__TRY(qlora__text_folder_read(env, folder, "tokenizer.json", file, &found));
+    }
     return found ? QLORA_OK
                  : qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                    "%s: new tokens need a folder with tokenizer.json", folder);
@@ -377,7 +378,9 @@ static qlora_result qlora__text_tok_save(qlora__env* env, const qlora__text_carr
     for (size_t i = 0; i < (c->template_ == NULL ? QLORA__TEXT_COUNT(copies) : 1); i++) {
         QLORA__TRY(qlora__text_file_carry(env, c, copies[i], NULL));
     }
-    QLORA__TRY(c->template_ == NULL ? qlora__text_tools_carry(env, c) : QLORA_OK);
+    if (c->template_ == NULL) {
+        QLORA__TRY(qlora__text_tools_carry(env, c));
+    }
     // tokenizer.json last: it is what the others belong to
     for (size_t i = QLORA__TEXT_COUNT(qlora__text_token_files); i-- > 0;) {
         const qlora__text_token_file* kind = &qlora__text_token_files[i];

@@ -103,7 +103,9 @@ static qlora_result qlora__each_batches(qlora__each* each, int64_t trainers, int
     }
     int64_t all = 0;
     for (int k = 0; k < QLORA__MOST_ADAPTERS; k++) {
-        QLORA__TRY(each->tokens[k] > 0 ? qlora__labels_check(ctx, each->labels[k]) : QLORA_OK);
+        if (each->tokens[k] > 0) {
+            QLORA__TRY(qlora__labels_check(ctx, each->labels[k]));
+        }
         all += each->tokens[k];
     }
     return all > 0 ? QLORA_OK

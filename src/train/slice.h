@@ -71,10 +71,12 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
         memset(&ignored, 0, sizeof ignored);
         QLORA__TRY(qlora__batch_check(t->ctx, t->m, &s->batches[s->at], &tokens));
         QLORA__TRY(qlora__batch_owned(t, &s->batches[s->at]));
-        QLORA__TRY(t->desc.method == QLORA_METHOD_SFT
-                       ? QLORA_OK
-                       : qlora__preference_check(t, &s->batches[s->at], &ignored));
-        QLORA__TRY(qlora__batch_is_leaf(t, &s->batches[s->at]) ? qlora__leaf_begin(t) : QLORA_OK);
+        if (t->desc.method != QLORA_METHOD_SFT) {
+            QLORA__TRY(qlora__preference_check(t, &s->batches[s->at], &ignored));
+        }
+        if (qlora__batch_is_leaf(t, &s->batches[s->at])) {
+            QLORA__TRY(qlora__leaf_begin(t));
+        }
         QLORA__TRY(qlora__micro_send(t, &s->batches[s->at]));
     }
     qlora__piece_of piece;

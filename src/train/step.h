@@ -81,7 +81,9 @@ static qlora_result qlora__piece_kind_run(const qlora_trainer* t, const qlora__p
     case QLORA__PIECE_LOGPS:
         return qlora__piece_logps(pass, piece->reference);
     case QLORA__PIECE_TURN:
-        QLORA__TRY(t->micro.preference ? qlora__piece_preference(pass) : QLORA_OK);
+        if (t->micro.preference) {
+            QLORA__TRY(qlora__piece_preference(pass));
+        }
         QLORA__TRY(qlora__head_end(pass));
         return qlora__backward_begin(pass);
     case QLORA__PIECE_BACKWARD_MLP:
@@ -238,7 +240,9 @@ static qlora_result qlora__micro_send_off(qlora_trainer* t) {
 // Queues a micro-batch that has been checked.
 static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batch) {
     t->failed = true;
-    QLORA__TRY(qlora__batch_is_leaf(t, batch) ? qlora__leaf_begin(t) : QLORA_OK);
+    if (qlora__batch_is_leaf(t, batch)) {
+        QLORA__TRY(qlora__leaf_begin(t));
+    }
     QLORA__TRY(qlora__micro_send(t, batch));
     QLORA__TRY(qlora__micro_send_off(t));
     t->failed = false;
@@ -514,11 +518,15 @@ static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* ba
         int64_t tokens = 0;
         QLORA__TRY(qlora__batch_check(ctx, t->m, &batches[i], &tokens));
         QLORA__TRY(qlora__batch_owned(t, &batches[i]));
-        QLORA__TRY(sft ? QLORA_OK : qlora__preference_check(t, &batches[i], &counts));
+        if (!sft) {
+            QLORA__TRY(qlora__preference_check(t, &batches[i], &counts));
+        }
         counts.labels += qlora_batch_labels(&batches[i]);
         leaves += qlora__batch_is_leaf(t, &batches[i]) ? 1 : 0;
     }
-    QLORA__TRY(sft ? QLORA_OK : qlora__preference_check_step(t, &counts));
+    if (!sft) {
+        QLORA__TRY(qlora__preference_check_step(t, &counts));
+    }
     QLORA__TRY(qlora__labels_check(ctx, counts.labels));
     t->counts = counts;
     t->leaves = leaves;

@@ -1,7 +1,22 @@
 # Prints every function that is too long: more than `soft` lines without a comment that contains
-# "long because", or more than `limit` lines in any case.
+# "long because", or more than `limit` lines in any case. Also prints every call that a condition
+# hides inside QLORA__TRY(condition ? call : QLORA_OK): that is an if.
 # Usage: awk -v f=NAME -v soft=60 -v limit=100 -f tests/gates/check_functions.awk NAME
 
+/QLORA__TRY\(/ {
+    tried = ""
+    trying = 1
+}
+trying {
+    tried = tried $0
+}
+trying && /;[ \t]*(\\|\/\/.*)?$/ {
+    if (tried ~ /\? QLORA_OK[ \t]*:/ || tried ~ /\?.*: QLORA_OK\);/) {
+        print f ":" NR ": a call that depends on a condition is an if"
+        bad = 1
+    }
+    trying = 0
+}
 # A signature starts in column 0 and does not end in a semicolon; it may run over several lines.
 /^\/\// {
     if (!inside) {
