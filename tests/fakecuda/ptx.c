@@ -473,7 +473,7 @@ static u8* memory_take(size_t bytes) {
 }
 
 static void memory_give(u8* memory) {
-    spare_memory* m = (spare_memory*)memory - 1;
+    spare_memory* m = (spare_memory*)(void*)memory - 1;
     for (u32 i = 0; i < PTX_SPARES && m != NULL; i++) {
         m = __atomic_exchange_n(&spares[i], m, __ATOMIC_ACQ_REL);
     }
