@@ -80,10 +80,11 @@ target_set() {
 
 # ---- building -----------------------------------------------------------------------------------
 
-own_program() { # own_program NAME FLAG...: a program of tests/golden, with the header in root
-    local name=$1
-    shift
-    $CC -std=c99 -w -I"$root" -o "$root/$B/$name" "$here/tests/golden/$name.c" "$@" \
+# own_program NAME FILE FLAG...: a program of tests/golden, with the header in root.
+own_program() {
+    local name=$1 file=$2
+    shift 2
+    $CC -std=c99 -w -I"$root" -o "$root/$B/$name" "$here/tests/golden/$file.c" "$@" \
         -lm -lpthread -ldl
 }
 
@@ -92,8 +93,13 @@ build() {
     [[ $target != fake ]] || more=("$B"/fake/lib{cuda.so.1,cublas.so.13,cublasLt.so.13,nccl.so.2})
     [[ $backend != cuda ]] || more+=("$B/outputs")
     $MAKE -s -j2 -C "$root" B="$B" CC="$CC" programs "${more[@]}" >&2 &&
-        own_program same_steps -O1 "$root/$B/obj/qlora.o"
+        own_program same_steps same_steps -O1 "$root/$B/obj/qlora.o" || return 1
+    [[ $backend != cuda ]] || own_program same_steps_early same_steps -O0 "${early[@]}"
 }
+
+# Kernels that pay only in large models, used from the smallest size on, as in tests/internal.
+early=(-DQLORA_IMPLEMENTATION -DQLORA__GATED_FROM=1 -DQLORA__SKINNY_FROM=1 -DQLORA__TAILS_FULL=0
+    -DQLORA__FP8_GATED_WIDTH=1 -DQLORA__AWAY_OPERATIONS=0 -DQLORA__LAYERS_SPLIT_FROM=1)
 
 # The models, once for both sides of a comparison: they are what goes in, not a result.
 models_make() {
@@ -273,11 +279,11 @@ texts() {
 
 # library NAME MODEL SETTING...: what same_steps.c computes.
 library() {
-    local name=$1 model=$2 kind=cpu
+    local name=$1 model=$2 kind=cpu program=${program:-same_steps}
     local out=runs/$name
     [[ $backend == cpu ]] || kind=cuda
     shift 2
-    mkdir -p "$out" && tool same_steps "models/$model" "$out" 4 $kind "$@" &&
+    mkdir -p "$out" && tool "$program" "models/$model" "$out" 4 $kind "$@" &&
         result "$name/evaluation" "$out/evaluation" "$out/logits" &&
         result "$name/steps" "$out/steps" "$out/checkpoint" && result "$name/texts" "$out/texts" ||
         return 1
@@ -310,6 +316,10 @@ tier() { # tier NAME TIER MODEL
     run "$name" "$model" --sample-prompt "3 plus" --sample-tokens 6 &&
         run "$name-bf16" "$model" --mode bf16 --base 16bit && texts "$name" "$model" \
         --mode bf16 && library "$name-calls" "$model" graph
+}
+
+early() { # the same with the thresholds of the kernels lowered
+    program=same_steps_early library "$@"
 }
 
 capability() { # capability NAME CC: the kernels of another device
@@ -522,11 +532,19 @@ add_gpu() {
     add library no-cublas-bf16 qwen3 parts no-cublas bf16
     add run offload llama --offload on
     add run offload-bf16 qwen3 --offload on --mode bf16 --tile 32
+    add early early-bf16 llama parts rank-8 bf16
+    add early early-again llama parts rank-8 bf16 again
+    add early early-gelu gemma2 graph rank-8 bf16
+    add early early-dropout gemma2 parts rank-8 bf16 dropout
+    add early early-base-fp8 qwen3 parts rank-8 bf16 base-fp8
+    add early early-f32 llama parts rank-8
     # Only compute capability 9.0 has it; if one side of a comparison refuses it, its lines are
     # missing, which is a difference.
     if tool finetune --model models/llama --mode fp8 --plan --backend cuda >plan 2>&1; then
         add run fp8 llama --mode fp8
         add run fp8-base qwen3 --mode fp8 --base fp8
+        add early early-fp8 llama parts rank-8 fp8
+        add early early-fp8-base qwen3 parts rank-8 fp8 base-fp8
     fi
     if [[ $target == fake ]]; then
         add ranks ranks llama

@@ -7,11 +7,14 @@
 // of all results to files in the folder OUT, which exists. Uses only what qlora.h declares, so that
 // it can be compiled with the header of another commit. Exit status 0, 1 with a message, or 2:
 // usage.
+//
+// same_bits.sh also compiles it with the implementation and with lower thresholds, so that models
+// this small take the kernels of large ones.
+#include "qlora.h" // first: with the implementation in it, it chooses what the system declares
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "qlora.h"
 
 enum { SEQUENCES = 3, MICRO = 2, LENGTH = 23, TEXTS = 3, NEW_TOKENS = 12 };
 
@@ -100,6 +103,12 @@ static bool setting(run* r, const char* word) {
         r->ctx_desc.threads = 1;
     } else if (strcmp(word, "bf16") == 0) {
         r->model_desc.mode = QLORA_MODE_BF16;
+    } else if (strcmp(word, "fp8") == 0) {
+        r->model_desc.mode = QLORA_MODE_FP8;
+    } else if (strcmp(word, "base-fp8") == 0) {
+        r->model_desc.base = QLORA_BASE_FP8;
+    } else if (strcmp(word, "rank-8") == 0) {
+        r->model_desc.rank = 8;
     } else if (strcmp(word, "single-quant") == 0) {
         r->model_desc.single_quant = true;
     } else if (strcmp(word, "dropout") == 0) {
@@ -138,9 +147,9 @@ static void batches_make(run* r) {
     }
 }
 
-static bool open(run* r, const char* model) {
+static bool model_open(run* r, const char* model) {
     r->model_desc.dir = model;
-    r->model_desc.rank = 5;
+    r->model_desc.rank = r->model_desc.rank != 0 ? r->model_desc.rank : 5;
     r->model_desc.tokens = SEQUENCES * LENGTH;
     r->model_desc.max_sequences = SEQUENCES;
     r->model_desc.accumulate = MICRO;
@@ -312,7 +321,8 @@ int main(int argc, char** argv) {
     }
     r.out = argv[2];
     batches_make(&r);
-    bool fine = open(&r, argv[1]) && evaluate(&r) && train(&r) && evaluate(&r) && generate(&r);
+    bool fine =
+        model_open(&r, argv[1]) && evaluate(&r) && train(&r) && evaluate(&r) && generate(&r);
     qlora_trainer_destroy(r.trainer);
     qlora_model_close(r.model);
     qlora_ctx_destroy(r.ctx);
