@@ -1517,7 +1517,7 @@ wine_for() {
 # the processor's fast loops. On aarch64, set WINDOWS_CC to a compiler for it, for example
 # "python3 -m ziglang cc -target aarch64-windows-gnu".
 gate_wine() {
-    local cc=${WINDOWS_CC:-x86_64-w64-mingw32-gcc} b=build/check-wine wine
+    local cc=${WINDOWS_CC:-x86_64-w64-mingw32-gcc} b=build/check-wine wine program
     need "${cc%% *}" ${WINE:+"$WINE"}
     wine_prepare
     # shellcheck disable=SC2086
@@ -1525,6 +1525,9 @@ gate_wine() {
     # The C library's printf of some versions of wine takes other arguments than Windows'.
     $MAKE -s -j2 OS=Windows_NT B=$b CC="$cc" CFLAGS=-O1 CPPFLAGS=-D__USE_MINGW_ANSI_STDIO=1 \
         $b/tests $b/hello $b/golden $b/finetune $b/generate || return 1
+    for program in tests hello golden finetune generate; do
+        ln -f $b/$program.exe $b/$program || return 1 # not every wine adds .exe by itself
+    done
     run_batches WINDOWS $b env QLORA_TEST_BRIEF=1 "$wine" -- --backend cpu
     "$wine" $b/hello >$OUT/hello.out 2>&1 || fault "hello fails: $(tail -3 $OUT/hello.out)"
     "$wine" $b/golden tests/golden/tiny >$OUT/golden.out 2>&1 ||
