@@ -12172,6 +12172,17 @@ static const qlora__arch* qlora__arch_of(qlora_family family) {
     return &qlora__archs[0];
 }
 
+// The row of a folder with the language part of a model alone: that of a Qwen-VL file computes what
+// a Qwen model does, and that of a Mistral 3 file, unless q is scaled by position, what a Mistral
+// model does.
+static const qlora__arch* qlora__arch_of_text(const qlora_model_config* c) {
+    return qlora__arch_of(c->family == QLORA_FAMILY_QWEN2_5_VL ? QLORA_FAMILY_QWEN2
+                          : c->family == QLORA_FAMILY_QWEN3_VL ? QLORA_FAMILY_QWEN3
+                          : c->family == QLORA_FAMILY_MINISTRAL3 && !(c->query_beta > 0.0)
+                              ? QLORA_FAMILY_MISTRAL
+                              : c->family);
+}
+
 // The architecture of GGUF files of a model. The text part of a multimodal folder has that of its
 // wrapper, where the two differ.
 static const char* qlora__arch_gguf(const qlora__arch* arch, const qlora_model_config* c) {
@@ -48571,16 +48582,6 @@ typedef struct qlora__merge_config {
     qlora__json_writer w;
 } qlora__merge_config;
 
-// The row of the folder. The language part of a Qwen-VL file computes what a Qwen model does, and
-// that of a Mistral 3 file, unless q is scaled by position, what a Mistral model does.
-static const qlora__arch* qlora__merge_folder_arch(const qlora_model_config* c) {
-    return qlora__arch_of(c->family == QLORA_FAMILY_QWEN2_5_VL ? QLORA_FAMILY_QWEN2
-                          : c->family == QLORA_FAMILY_QWEN3_VL ? QLORA_FAMILY_QWEN3
-                          : c->family == QLORA_FAMILY_MINISTRAL3 && !(c->query_beta > 0.0)
-                              ? QLORA_FAMILY_MISTRAL
-                              : c->family);
-}
-
 // The shortest decimal number that is the same F32, for a value that is one: GGUF files hold
 // 0.00001 as 0.0000099999997.
 static double qlora__merge_short(double value) {
@@ -48972,7 +48973,7 @@ static qlora_result qlora__merge_make_config(qlora_ctx* ctx, const qlora_model* 
     memset(&f, 0, sizeof f);
     f.m = m;
     f.c = &m->plan.config;
-    f.arch = qlora__merge_folder_arch(f.c);
+    f.arch = qlora__arch_of_text(f.c);
     f.dtype = dtype;
     f.rope = f.c->rope;
     f.sets = (f.arch->reads & QLORA__READS_QUERY_BETA) != 0;
@@ -55708,4 +55709,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 180b1c929fe000ff
+//@@ end bba2c47a50fa9162

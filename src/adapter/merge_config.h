@@ -12,16 +12,6 @@ typedef struct qlora__merge_config {
     qlora__json_writer w;
 } qlora__merge_config;
 
-// The row of the folder. The language part of a Qwen-VL file computes what a Qwen model does, and
-// that of a Mistral 3 file, unless q is scaled by position, what a Mistral model does.
-static const qlora__arch* qlora__merge_folder_arch(const qlora_model_config* c) {
-    return qlora__arch_of(c->family == QLORA_FAMILY_QWEN2_5_VL ? QLORA_FAMILY_QWEN2
-                          : c->family == QLORA_FAMILY_QWEN3_VL ? QLORA_FAMILY_QWEN3
-                          : c->family == QLORA_FAMILY_MINISTRAL3 && !(c->query_beta > 0.0)
-                              ? QLORA_FAMILY_MISTRAL
-                              : c->family);
-}
-
 // The shortest decimal number that is the same F32, for a value that is one: GGUF files hold
 // 0.00001 as 0.0000099999997.
 static double qlora__merge_short(double value) {
@@ -413,7 +403,7 @@ static qlora_result qlora__merge_make_config(qlora_ctx* ctx, const qlora_model* 
     memset(&f, 0, sizeof f);
     f.m = m;
     f.c = &m->plan.config;
-    f.arch = qlora__merge_folder_arch(f.c);
+    f.arch = qlora__arch_of_text(f.c);
     f.dtype = dtype;
     f.rope = f.c->rope;
     f.sets = (f.arch->reads & QLORA__READS_QUERY_BETA) != 0;
