@@ -2330,14 +2330,16 @@ typedef enum qlora_struct_index {
 #define QLORA__PRINTF(fmt, first)
 #endif
 
-// Around code that runs once per call, not once per number: gcc -O2 and -O3 spend most of their
-// time there and gain nothing.
+// Around code that runs once per file or model, and around code that runs once per call: there, gcc
+// -O2 and -O3 spend most of their time and gain nothing. What runs once per number is outside.
 #if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) &&                           \
     !defined(__OPTIMIZE_SIZE__)
-#define QLORA__ONCE_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
+#define QLORA__ONCE_PER_FILE _Pragma("GCC push_options") _Pragma("GCC optimize(\"Og\")")
+#define QLORA__ONCE_PER_CALL _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
 #define QLORA__ONCE_END _Pragma("GCC pop_options")
 #else
-#define QLORA__ONCE_BEGIN
+#define QLORA__ONCE_PER_FILE
+#define QLORA__ONCE_PER_CALL
 #define QLORA__ONCE_END
 #endif
 
@@ -11817,7 +11819,7 @@ static QLORA__UNUSED void qlora__errand_turn(qlora_ctx* ctx, qlora__errand* e, d
 
 //@@ src/qlora.h
 
-QLORA__ONCE_BEGIN
+QLORA__ONCE_PER_CALL
 #ifndef QLORA_NO_MODEL
 
 //@@ src/arch.h
@@ -15792,6 +15794,11 @@ static QLORA__UNUSED qlora__st_dtype qlora__st_dtype_for(qlora_dtype dtype) {
            : dtype == QLORA_BF16 ? QLORA__ST_BF16
                                  : QLORA__ST_F16;
 }
+
+//@@ src/qlora.h
+
+QLORA__ONCE_END
+QLORA__ONCE_PER_FILE
 
 //@@ src/formats/config_values.h
 
@@ -19977,6 +19984,8 @@ static QLORA__UNUSED qlora_result qlora__gguf_commit(qlora__env* env, qlora__ggu
 
 #endif // QLORA_NO_MODEL
 
+QLORA__ONCE_END
+QLORA__ONCE_PER_CALL
 #ifndef QLORA_NO_CUDA
 
 //@@ src/formats/inflate.h
@@ -30751,7 +30760,7 @@ static void qlora__linear_dx_panels(qlora_ctx* ctx, const qlora_linear_desc* l,
 
 //@@ src/qlora.h
 
-QLORA__ONCE_BEGIN
+QLORA__ONCE_PER_CALL
 
 //@@ src/ops/linear.h
 
@@ -33393,7 +33402,7 @@ qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
 
 //@@ src/qlora.h
 
-QLORA__ONCE_BEGIN
+QLORA__ONCE_PER_CALL
 
 //@@ src/ops/attention.h
 
@@ -34872,6 +34881,8 @@ qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out) 
 
 //@@ src/qlora.h
 
+QLORA__ONCE_END
+QLORA__ONCE_PER_FILE
 #ifndef QLORA_NO_MODEL
 
 //@@ src/model/structure.h
@@ -40650,6 +40661,11 @@ static qlora_result qlora__moments_start(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
+//@@ src/qlora.h
+
+QLORA__ONCE_END
+QLORA__ONCE_PER_CALL
+
 //@@ src/model/labelled.h
 
 // ---- labelled rows of the last layer ------------------------------------------------------------
@@ -44532,6 +44548,11 @@ static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
     return qlora__decode_try(ctx, m, key, NULL);
 }
 
+//@@ src/qlora.h
+
+QLORA__ONCE_END
+QLORA__ONCE_PER_FILE
+
 //@@ src/model/prepare.h
 
 // ---- preparing a model --------------------------------------------------------------------------
@@ -45616,6 +45637,11 @@ qlora_result qlora_parameter_write(qlora_model* model, int64_t index, const floa
     QLORA__ENTER(ctx, "qlora_parameter_write");
     return qlora__leave(ctx, qlora__parameter_write(ctx, model, index, in));
 }
+
+//@@ src/qlora.h
+
+QLORA__ONCE_END
+QLORA__ONCE_PER_CALL
 
 //@@ src/model/evaluate.h
 
@@ -55709,4 +55735,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end bba2c47a50fa9162
+//@@ end acd182dc3743959e

@@ -888,14 +888,16 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
 #define QLORA__PRINTF(fmt, first)
 #endif
 
-// Around code that runs once per call, not once per number: gcc -O2 and -O3 spend most of their
-// time there and gain nothing.
+// Around code that runs once per file or model, and around code that runs once per call: there, gcc
+// -O2 and -O3 spend most of their time and gain nothing. What runs once per number is outside.
 #if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) &&                           \
     !defined(__OPTIMIZE_SIZE__)
-#define QLORA__ONCE_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
+#define QLORA__ONCE_PER_FILE _Pragma("GCC push_options") _Pragma("GCC optimize(\"Og\")")
+#define QLORA__ONCE_PER_CALL _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
 #define QLORA__ONCE_END _Pragma("GCC pop_options")
 #else
-#define QLORA__ONCE_BEGIN
+#define QLORA__ONCE_PER_FILE
+#define QLORA__ONCE_PER_CALL
 #define QLORA__ONCE_END
 #endif
 
@@ -1747,6 +1749,10 @@ static const char* qlora__errno_text(int code) {
 
 #endif // QLORA__PART_SYSTEM
 
+//@@ src/qlora_text.h
+
+QLORA__ONCE_PER_FILE
+
 //@@ src/core/env.h
 
 #ifndef QLORA__PART_ENV
@@ -2385,6 +2391,10 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 }
 
 #endif // QLORA__PART_TOOLS
+
+//@@ src/qlora_text.h
+
+QLORA__ONCE_END
 
 //@@ src/formats/decimal.h
 
@@ -3494,6 +3504,10 @@ static QLORA__UNUSED void qlora__json_write_double(qlora__json_writer* w, const 
 }
 
 #endif // QLORA__PART_JSON_WRITE
+
+//@@ src/qlora_text.h
+
+QLORA__ONCE_PER_FILE
 
 //@@ src/formats/regex.h
 
@@ -4832,6 +4846,10 @@ static QLORA__UNUSED void qlora__gguf_named_tokens(const qlora__gguf* g, qlora__
 
 #endif // QLORA__PART_GGUF_VOCAB
 
+//@@ src/qlora_text.h
+
+QLORA__ONCE_END
+
 //@@ src/formats/inflate.h
 
 #ifndef QLORA__PART_INFLATE
@@ -6159,6 +6177,10 @@ static bool qlora__zstd_decode(qlora__zstd* z, const uint8_t* in, size_t size, u
     return place == wanted || qlora__zstd_bad(z, "another size than announced");
 }
 
+//@@ src/qlora_text.h
+
+QLORA__ONCE_PER_FILE
+
 //@@ src/formats/thrift.h
 
 // ---- Thrift, compact protocol: reading ----------------------------------------------------------
@@ -6588,6 +6610,10 @@ static qlora__parquet_form qlora__parquet_form_of(const qlora__parquet_element* 
     *why = "of an unknown type";
     return QLORA__PARQUET_AS_NONE;
 }
+
+//@@ src/qlora_text.h
+
+QLORA__ONCE_END
 
 //@@ src/formats/parquet_values.h
 
@@ -13851,7 +13877,7 @@ static qlora_result qlora__text_apply_normalizer(qlora__env* env, qlora_text_tok
 
 //@@ src/qlora_text.h
 
-QLORA__ONCE_BEGIN
+QLORA__ONCE_PER_FILE
 
 //@@ src/text/load_model.h
 
@@ -16994,7 +17020,7 @@ qlora_result qlora_text_stream_end(qlora_text_tok* tok, qlora_text_stream* strea
 
 //@@ src/qlora_text.h
 
-QLORA__ONCE_BEGIN
+QLORA__ONCE_PER_CALL
 
 //@@ src/text/jinja_base.h
 
@@ -30125,10 +30151,6 @@ qlora_result qlora_text_chat_save(qlora_text_chat* chat, const char* folder,
     return qlora__text_chat_save(env, chat, &c);
 }
 
-//@@ src/qlora_text.h
-
-QLORA__ONCE_END
-
 //@@ src/text/samples.h
 
 // Samples: kept in memory, or found again in their file.
@@ -34002,6 +34024,8 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
 
 //@@ src/qlora_text.h
 
+QLORA__ONCE_END
+
 #if defined(__clang__)
 #pragma clang diagnostic pop
 #endif
@@ -34013,4 +34037,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 0a647c7ba68484b2
+//@@ end e7526d2b7e12deaa

@@ -106,7 +106,7 @@ extern "C" {
 #include "cpu/outer.h"
 #include "cpu/few.h"
 #include "cpu/turns.h"
-QLORA__ONCE_BEGIN
+QLORA__ONCE_PER_CALL
 #ifndef QLORA_NO_MODEL
 #include "arch.h"
 #include "formats/decimal.h"
@@ -119,6 +119,8 @@ QLORA__ONCE_BEGIN
 #include "formats/gguf_tensors.h"
 #include "formats/gguf_view.h"
 #include "formats/safetensors.h"
+QLORA__ONCE_END
+QLORA__ONCE_PER_FILE
 #include "formats/config_values.h"
 #include "formats/config_rope.h"
 #include "formats/config.h"
@@ -131,6 +133,8 @@ QLORA__ONCE_BEGIN
 #include "formats/gguf.h"
 #endif // QLORA_NO_MODEL
 
+QLORA__ONCE_END
+QLORA__ONCE_PER_CALL
 #ifndef QLORA_NO_CUDA
 #include "formats/inflate.h"
 #include "driver/driver.h"
@@ -180,7 +184,7 @@ QLORA__ONCE_END
 
 #include "ops/owners.h"
 #include "ops/linear_cpu.h"
-QLORA__ONCE_BEGIN
+QLORA__ONCE_PER_CALL
 #include "ops/linear.h"
 #include "ops/skinny.h"
 #include "ops/linear_gradients.h"
@@ -194,10 +198,12 @@ QLORA__ONCE_END
 #include "ops/attention_cpu.h"
 #include "ops/attention_blocks.h"
 #include "ops/cast.h"
-QLORA__ONCE_BEGIN
+QLORA__ONCE_PER_CALL
 #include "ops/attention.h"
 #include "ops/prewarm.h"
 #include "graph.h"
+QLORA__ONCE_END
+QLORA__ONCE_PER_FILE
 #ifndef QLORA_NO_MODEL
 #include "model/structure.h"
 #include "model/adapters.h"
@@ -218,6 +224,8 @@ QLORA__ONCE_BEGIN
 #include "model/new_rows.h"
 #include "model/parameters.h"
 #include "model/moments.h"
+QLORA__ONCE_END
+QLORA__ONCE_PER_CALL
 #include "model/labelled.h"
 #include "model/batch.h"
 #include "model/layer.h"
@@ -228,9 +236,13 @@ QLORA__ONCE_BEGIN
 #include "model/step_kernels.h"
 #include "model/step_layers.h"
 #include "model/step.h"
+QLORA__ONCE_END
+QLORA__ONCE_PER_FILE
 #include "model/prepare.h"
 #include "model/adapter.h"
 #include "model/open.h"
+QLORA__ONCE_END
+QLORA__ONCE_PER_CALL
 #include "model/evaluate.h"
 #include "adapter/save.h"
 #include "adapter/merge_template.h"

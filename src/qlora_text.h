@@ -36,22 +36,28 @@ extern "C" {
 #endif // _WIN32
 
 #include "platform/system.h"
+QLORA__ONCE_PER_FILE
 #include "core/env.h"
 #include "core/files.h"
 #include "core/tools.h"
+QLORA__ONCE_END
 #include "formats/decimal.h"
 #include "formats/json_read.h"
 #include "formats/json_write.h"
+QLORA__ONCE_PER_FILE
 #include "formats/regex.h"
 #include "formats/stop_ids.h"
 #include "formats/gguf_read.h"
 #include "formats/gguf_vocab.h"
+QLORA__ONCE_END
 #include "formats/inflate.h"
 #include "formats/gzip.h"
 #include "formats/snappy.h"
 #include "formats/zstd.h"
+QLORA__ONCE_PER_FILE
 #include "formats/thrift.h"
 #include "formats/parquet_schema.h"
+QLORA__ONCE_END
 #include "formats/parquet_values.h"
 #include "formats/parquet_pages.h"
 #include "formats/parquet_open.h"
@@ -76,7 +82,7 @@ extern "C" {
 #include "text/graphemes.h"
 #include "text/charsmap.h"
 #include "text/normalize.h"
-QLORA__ONCE_BEGIN
+QLORA__ONCE_PER_FILE
 #include "text/load_model.h"
 #include "text/load.h"
 #include "text/pattern_api.h"
@@ -88,7 +94,7 @@ QLORA__ONCE_END
 #include "text/encode.h"
 #include "text/lines.h"
 #include "text/decode.h"
-QLORA__ONCE_BEGIN
+QLORA__ONCE_PER_CALL
 #include "text/jinja_base.h"
 #include "text/jinja_lex.h"
 #include "text/jinja_parse.h"
@@ -117,7 +123,6 @@ QLORA__ONCE_BEGIN
 #include "text/chat_trained.h"
 #include "text/chat_encode.h"
 #include "text/chat_save.h"
-QLORA__ONCE_END
 #include "text/samples.h"
 #include "text/input.h"
 #include "text/input_gzip.h"
@@ -129,6 +134,7 @@ QLORA__ONCE_END
 #include "text/data_text.h"
 #include "text/data_parquet.h"
 #include "text/data_files.h"
+QLORA__ONCE_END
 
 #if defined(__clang__)
 #pragma clang diagnostic pop

@@ -54,14 +54,16 @@
 #define QLORA__PRINTF(fmt, first)
 #endif
 
-// Around code that runs once per call, not once per number: gcc -O2 and -O3 spend most of their
-// time there and gain nothing.
+// Around code that runs once per file or model, and around code that runs once per call: there, gcc
+// -O2 and -O3 spend most of their time and gain nothing. What runs once per number is outside.
 #if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) &&                           \
     !defined(__OPTIMIZE_SIZE__)
-#define QLORA__ONCE_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
+#define QLORA__ONCE_PER_FILE _Pragma("GCC push_options") _Pragma("GCC optimize(\"Og\")")
+#define QLORA__ONCE_PER_CALL _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
 #define QLORA__ONCE_END _Pragma("GCC pop_options")
 #else
-#define QLORA__ONCE_BEGIN
+#define QLORA__ONCE_PER_FILE
+#define QLORA__ONCE_PER_CALL
 #define QLORA__ONCE_END
 #endif
 
