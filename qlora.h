@@ -11857,12 +11857,31 @@ enum {
     QLORA__NORMS
 };
 
+// The numbers of rows and columns of projections, which follow from the config.
+typedef enum qlora__width {
+    QLORA__WIDTH_HIDDEN,
+    QLORA__WIDTH_Q,       // heads * head_dim
+    QLORA__WIDTH_KV,      // kv_heads * head_dim
+    QLORA__WIDTH_QKV,     // q + 2 kv
+    QLORA__WIDTH_MLP,     // intermediate
+    QLORA__WIDTH_GATE_UP, // 2 intermediate
+    QLORA__WIDTHS
+} qlora__width;
+
+// The setting of the config that gives a projection its bias.
+typedef enum qlora__bias { QLORA__BIAS_QKV, QLORA__BIAS_O, QLORA__BIAS_MLP } qlora__bias;
+
 // A projection: the number of its bit in qlora_target, which is also its number for dropout; its
-// stack; its module within a layer; its tensor in GGUF files. A second GGUF name means that those
-// files split the matrix into two halves of its rows.
+// stack; its columns and rows; its bias; whether its rows are rotated by position; its module
+// within a layer; its tensor in GGUF files. A second GGUF name means that those files split the
+// matrix into two halves of its rows.
 typedef struct qlora__projection_row {
     int bit;
     int group;
+    qlora__width in;
+    qlora__width out;
+    qlora__bias bias;
+    bool rotated;
     const char* module;
     const char* gguf;
     const char* gguf_second;
@@ -11881,33 +11900,51 @@ typedef struct qlora__layout {
 } qlora__layout;
 
 // clang-format off
-#define QLORA__ROWS_QKV {0, QLORA__QKV, "self_attn.q_proj", "attn_q", NULL}, \
-                        {1, QLORA__QKV, "self_attn.k_proj", "attn_k", NULL}, \
-                        {2, QLORA__QKV, "self_attn.v_proj", "attn_v", NULL}
-#define QLORA__ROW_O    {3, QLORA__O, "self_attn.o_proj", "attn_output", NULL}
-#define QLORA__ROW_DOWN {6, QLORA__DOWN, "mlp.down_proj", "ffn_down", NULL}
-#define QLORA__ROW_NONE {0, 0, NULL, NULL, NULL}
+#define QLORA__ROWS_QKV \
+    {0, QLORA__QKV, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_Q, QLORA__BIAS_QKV, true, \
+     "self_attn.q_proj", "attn_q", NULL}, \
+    {1, QLORA__QKV, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_KV, QLORA__BIAS_QKV, true, \
+     "self_attn.k_proj", "attn_k", NULL}, \
+    {2, QLORA__QKV, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_KV, QLORA__BIAS_QKV, false, \
+     "self_attn.v_proj", "attn_v", NULL}
+#define QLORA__ROW_O \
+    {3, QLORA__O, QLORA__WIDTH_Q, QLORA__WIDTH_HIDDEN, QLORA__BIAS_O, false, \
+     "self_attn.o_proj", "attn_output", NULL}
+#define QLORA__ROW_MLP(bit, group, in, out, module, gguf, gguf_second) \
+    {bit, group, in, out, QLORA__BIAS_MLP, false, module, gguf, gguf_second}
+#define QLORA__ROW_GATE_UP(module, gguf, gguf_second) \
+    QLORA__ROW_MLP(8, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_GATE_UP, \
+                   module, gguf, gguf_second)
+#define QLORA__ROW_DOWN(module) \
+    QLORA__ROW_MLP(6, QLORA__DOWN, QLORA__WIDTH_MLP, QLORA__WIDTH_HIDDEN, module, "ffn_down", NULL)
+#define QLORA__ROW_NONE \
+    {0, 0, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_HIDDEN, QLORA__BIAS_MLP, false, NULL, NULL, NULL}
 
 static const qlora__layout qlora__layout_seven = {7,
-    {QLORA__ROWS_QKV, QLORA__ROW_O, {4, QLORA__GATE_UP, "mlp.gate_proj", "ffn_gate", NULL},
-     {5, QLORA__GATE_UP, "mlp.up_proj", "ffn_up", NULL}, QLORA__ROW_DOWN},
+    {QLORA__ROWS_QKV, QLORA__ROW_O,
+     QLORA__ROW_MLP(4, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
+                    "mlp.gate_proj", "ffn_gate", NULL),
+     QLORA__ROW_MLP(5, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
+                    "mlp.up_proj", "ffn_up", NULL),
+     QLORA__ROW_DOWN("mlp.down_proj")},
     {{0, 3}, {3, 1}, {4, 2}, {6, 1}}};
 // Phi 3: q, k and v in one matrix, gate and up in another.
 static const qlora__layout qlora__layout_fused = {4,
-    {{7, QLORA__QKV, "self_attn.qkv_proj", "attn_qkv", NULL}, QLORA__ROW_O,
-     {8, QLORA__GATE_UP, "mlp.gate_up_proj", "ffn_up", NULL}, QLORA__ROW_DOWN,
-     QLORA__ROW_NONE, QLORA__ROW_NONE, QLORA__ROW_NONE},
+    {{7, QLORA__QKV, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_QKV, QLORA__BIAS_QKV, false,
+      "self_attn.qkv_proj", "attn_qkv", NULL},
+     QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
+     QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE, QLORA__ROW_NONE, QLORA__ROW_NONE},
     {{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
 // GLM: only gate and up in one matrix.
 static const qlora__layout qlora__layout_gate_up = {6,
-    {QLORA__ROWS_QKV, QLORA__ROW_O, {8, QLORA__GATE_UP, "mlp.gate_up_proj", "ffn_up", NULL},
-     QLORA__ROW_DOWN, QLORA__ROW_NONE},
+    {QLORA__ROWS_QKV, QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
+     QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // Granite 4: the same under the names of its shared MLP; GGUF files split the matrix.
 static const qlora__layout qlora__layout_shared_mlp = {6,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
-     {8, QLORA__GATE_UP, "shared_mlp.input_linear", "ffn_gate", "ffn_up"},
-     {6, QLORA__DOWN, "shared_mlp.output_linear", "ffn_down", NULL}, QLORA__ROW_NONE},
+     QLORA__ROW_GATE_UP("shared_mlp.input_linear", "ffn_gate", "ffn_up"),
+     QLORA__ROW_DOWN("shared_mlp.output_linear"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // clang-format on
 
@@ -11943,8 +11980,24 @@ enum {
     QLORA__HAS_GELU = 8,          // GELU (tanh form) instead of SiLU
     QLORA__HAS_ROOT_SCALE = 16,   // embeddings are multiplied by the root of the hidden size
     QLORA__HAS_PAIRED_ROPE = 32,  // pairs of neighbours are rotated, not the two halves
-    QLORA__HAS_PERMUTED_GGUF = 64 // GGUF files order the rows of q and k for pairs of neighbours
+    QLORA__HAS_PERMUTED_GGUF = 64, // GGUF files order the rows of q and k for pairs of neighbours
+    QLORA__HAS_SCALED_LOOKUP = 128, // the embedding itself scales its rows, before NEFTune's noise
+    QLORA__HAS_SECTIONS = 256       // the rotation has sections for images
 };
+
+// What GGUF files of an architecture leave to llama.cpp.
+enum {
+    QLORA__GGUF_NEEDS_WINDOW = 1, // of two families with one name, this one has windows
+    QLORA__GGUF_LOCAL_THETA = 2,  // rope.freq_base_swa is read
+    QLORA__GGUF_OWN_WINDOW = 4    // a file without a window has the default one
+};
+
+// What llama.cpp knows of a family by its number of layers; 0 = nothing.
+typedef struct qlora__gguf_rule {
+    uint32_t flags;
+    int32_t window_layers; // only files with so many have windows
+    int32_t scalar_layers; // those divide q by the root of hidden / heads, not of head_dim
+} qlora__gguf_rule;
 
 // How config.json is read, beyond the keys that all families share.
 enum {
@@ -12016,103 +12069,129 @@ typedef struct qlora__arch {
     qlora__window_rule window;
     qlora__nope_rule nope;
     qlora__arch_defaults defaults;
+    qlora__gguf_rule gguf_rule;
 } qlora__arch;
 
 // clang-format off
 #define QLORA__SIZES_NONE 0, 0, 0, 0, 0, 0
+#define QLORA__GGUF_PLAIN {0, 0, 0}
 static const qlora__arch qlora__archs[] = {
     {QLORA_FAMILY_LLAMA, "llama", "LlamaForCausalLM", "llama",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
-     {QLORA__SIZES_NONE, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+     {QLORA__SIZES_NONE, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_MISTRAL, "mistral", "MistralForCausalLM", "llama",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      0, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
-     {0, 0, 0, 0, 0, 8, 0, 131072, 4096, 0, 1e4, 0, 1e-6, 1, false}},
+     {0, 0, 0, 0, 0, 8, 0, 131072, 4096, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_QWEN2, "qwen2", "Qwen2ForCausalLM", "qwen2",
      &qlora__layout_seven, &qlora__norms_before, 0,
      QLORA__READS_QKV_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
-     {0, 0, 0, 0, 0, 32, 0, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false}},
+     {0, 0, 0, 0, 0, 32, 0, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_QWEN3, "qwen3", "Qwen3ForCausalLM", "qwen3",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_QK_NORM,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
-     {0, 0, 0, 0, 0, 32, 128, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false}},
+     {0, 0, 0, 0, 0, 32, 128, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GEMMA, "gemma", "GemmaForCausalLM", "gemma",
      &qlora__layout_seven, &qlora__norms_before,
-     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
+     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE |
+         QLORA__HAS_SCALED_LOOKUP,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
-     {256000, 3072, 24576, 28, 16, 16, 256, 8192, 0, 0, 1e4, 0, 1e-6, 1, true}},
+     {256000, 3072, 24576, 28, 16, 16, 256, 8192, 0, 0, 1e4, 0, 1e-6, 1, true},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GEMMA2, "gemma2", "Gemma2ForCausalLM", "gemma2",
      &qlora__layout_seven, &qlora__norms_around,
-     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
+     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE |
+         QLORA__HAS_SCALED_LOOKUP,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_CAPS |
          QLORA__READS_ACTIVATION,
      QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
-     {256000, 2304, 9216, 26, 8, 4, 256, 8192, 4096, 2, 1e4, 0, 1e-6, 1, true}},
+     {256000, 2304, 9216, 26, 8, 4, 256, 8192, 4096, 2, 1e4, 0, 1e-6, 1, true},
+     {QLORA__GGUF_OWN_WINDOW, 0, 46}},
     {QLORA_FAMILY_GEMMA3, "gemma3_text", "Gemma3ForCausalLM", "gemma3",
      &qlora__layout_seven, &qlora__norms_around,
-     QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
+     QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE |
+         QLORA__HAS_SCALED_LOOKUP,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_FINAL_CAP |
          QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND | QLORA__READS_LOCAL_THETA |
          QLORA__READS_PATTERN,
      QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
-     {262208, 2304, 9216, 26, 8, 4, 256, 131072, 4096, 6, 1e6, 1e4, 1e-6, 1, true}},
+     {262208, 2304, 9216, 26, 8, 4, 256, 131072, 4096, 6, 1e6, 1e4, 1e-6, 1, true},
+     {QLORA__GGUF_LOCAL_THETA, 0, 62}},
     {QLORA_FAMILY_PHI3, "phi3", "Phi3ForCausalLM", "phi3",
      &qlora__layout_fused, &qlora__norms_before, 0,
      QLORA__READS_PARTIAL | QLORA__READS_LONGROPE, QLORA__WINDOW_EVERY, QLORA__NOPE_NONE,
-     {32064, 3072, 8192, 32, 32, 0, 0, 4096, 0, 0, 1e4, 0, 1e-5, 1, false}},
+     {32064, 3072, 8192, 32, 32, 0, 0, 4096, 0, 0, 1e4, 0, 1e-5, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_SMOLLM3, "smollm3", "SmolLM3ForCausalLM", "smollm3",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS, QLORA__WINDOW_NOPE, QLORA__NOPE_LISTED,
-     {128256, 2048, 11008, 36, 16, 4, 0, 32768, 0, 0, 2e6, 0, 1e-6, 1, true}},
+     {128256, 2048, 11008, 36, 16, 4, 0, 32768, 0, 0, 2e6, 0, 1e-6, 1, true},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_OLMO2, "olmo2", "Olmo2ForCausalLM", "olmo2",
      &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
-     {50304, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-5, 1, false}},
+     {50304, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-5, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_OLMO3, "olmo3", "Olmo3ForCausalLM", "olmo2",
      &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_ROPE_PER_KIND,
      QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
-     {50304, 4096, 11008, 32, 32, 0, 0, 2048, 4096, 4, 5e5, 5e5, 1e-5, 1, false}},
+     {50304, 4096, 11008, 32, 32, 0, 0, 2048, 4096, 4, 5e5, 5e5, 1e-5, 1, false},
+     {QLORA__GGUF_NEEDS_WINDOW, 0, 0}},
     {QLORA_FAMILY_GRANITE, "granite", "GraniteForCausalLM", "granite",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS | QLORA__READS_MULTIPLIERS,
      QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
-     {32000, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+     {32000, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GRANITE4, "granitemoehybrid", "GraniteMoeHybridForCausalLM", "granite",
      &qlora__layout_shared_mlp, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_MULTIPLIERS | QLORA__READS_HYBRID,
      QLORA__WINDOW_NONE, QLORA__NOPE_UNNAMED,
-     {32000, 4096, 1024, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+     {32000, 4096, 1024, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GLM, "glm", "GlmForCausalLM", "chatglm",
      &qlora__layout_gate_up, &qlora__norms_before, QLORA__HAS_PAIRED_ROPE,
      QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_PARTIAL, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
-     {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false}},
+     {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GLM4, "glm4", "Glm4ForCausalLM", "glm4",
      &qlora__layout_gate_up, &qlora__norms_glm4, QLORA__HAS_PAIRED_ROPE,
      QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_PARTIAL, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
-     {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false}},
+     {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_MINISTRAL3, "ministral3", "Ministral3ForCausalLM", "mistral3",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_QUERY_BETA, QLORA__WINDOW_EVERY, QLORA__NOPE_NONE,
-     {131072, 4096, 14336, 34, 32, 8, 128, 262144, 0, 0, 1e6, 0, 1e-5, 1, false}},
+     {131072, 4096, 14336, 34, 32, 8, 128, 262144, 0, 0, 1e6, 0, 1e-5, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_EXAONE4, "exaone4", "Exaone4ForCausalLM", "exaone4",
      &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM,
      QLORA__READS_PATTERN, QLORA__WINDOW_PATTERN, QLORA__NOPE_FULL,
-     {102400, 4096, 16384, 32, 32, 32, 0, 2048, 4096, 4, 1e4, 0, 1e-5, 1, false}},
+     {102400, 4096, 16384, 32, 32, 32, 0, 2048, 4096, 4, 1e4, 0, 1e-5, 1, false},
+     {QLORA__GGUF_OWN_WINDOW, 64, 0}},
     {QLORA_FAMILY_SEED_OSS, "seed_oss", "SeedOssForCausalLM", "seed_oss",
      &qlora__layout_seven, &qlora__norms_seed, 0,
      QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_OUT_BIAS | QLORA__READS_MLP_BIAS,
      QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
-     {155136, 4096, 27648, 64, 80, 8, 128, 524288, 0, 0, 1e4, 0, 1e-6, 1, false}},
+     {155136, 4096, 27648, 64, 80, 8, 128, 524288, 0, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_QWEN2_5_VL, "qwen2_5_vl_text", "Qwen2_5_VLTextModel", "qwen2vl",
-     &qlora__layout_seven, &qlora__norms_before, 0,
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_SECTIONS,
      QLORA__READS_QKV_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
-     {152064, 8192, 29568, 80, 64, 8, 0, 32768, 4096, 0, 1e6, 0, 1e-5, 1, false}},
+     {152064, 8192, 29568, 80, 64, 8, 0, 32768, 4096, 0, 1e6, 0, 1e-5, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_QWEN3_VL, "qwen3_vl_text", "Qwen3VLTextModel", "qwen3vl",
-     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_QK_NORM,
+     &qlora__layout_seven, &qlora__norms_before,
+     QLORA__HAS_QK_NORM | QLORA__HAS_SECTIONS,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
-     {151936, 4096, 22016, 32, 32, 32, 128, 128000, 0, 0, 5e5, 0, 1e-6, 1, false}},
+     {151936, 4096, 22016, 32, 32, 32, 128, 128000, 0, 0, 5e5, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
 };
 // clang-format on
 #define QLORA__ARCH_COUNT ((int)(sizeof qlora__archs / sizeof qlora__archs[0]))
@@ -12185,6 +12264,12 @@ static const qlora__arch* qlora__arch_of_text(const qlora_model_config* c) {
                               : c->family);
 }
 
+// The projections of a layer.
+static const qlora__layout* qlora__arch_layout(const qlora__arch* arch, int64_t layer) {
+    (void)layer; // alike in all layers of the families so far
+    return arch->layout;
+}
+
 // The architecture of GGUF files of a model. The text part of a multimodal folder has that of its
 // wrapper, where the two differ.
 static const char* qlora__arch_gguf(const qlora__arch* arch, const qlora_model_config* c) {
@@ -12208,6 +12293,19 @@ static int64_t qlora__arch_norm_width(const qlora__arch* arch, const qlora_model
     return norm == QLORA__NORM_Q   ? (wide ? c->heads : 1) * c->head_dim
            : norm == QLORA__NORM_K ? (wide ? c->kv_heads : 1) * c->head_dim
                                    : c->hidden;
+}
+
+static int64_t qlora__arch_width(const qlora_model_config* c, qlora__width width) {
+    const int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    const int64_t widths[QLORA__WIDTHS] = {c->hidden,   q, kv, q + 2 * kv, c->intermediate,
+                                           2 * c->intermediate};
+    return widths[width];
+}
+
+static bool qlora__arch_bias(const qlora_model_config* c, qlora__bias bias) {
+    return bias == QLORA__BIAS_QKV ? c->qkv_bias
+           : bias == QLORA__BIAS_O ? c->o_bias
+                                   : c->mlp_bias;
 }
 
 // The rotated columns of a head, for configs that do not say it.
@@ -16960,8 +17058,8 @@ static qlora_result qlora__scale_parse(qlora__env* env, const char* text, qlora_
 // else, or would not accept the file.
 static const char* qlora__scale_fault(const qlora_model_config* c) {
     const qlora__arch* arch = qlora__arch_of(c->family);
-    uint32_t reads = arch != NULL ? (uint32_t)arch->reads : 0;
-    bool sections = c->family == QLORA_FAMILY_QWEN2_5_VL || c->family == QLORA_FAMILY_QWEN3_VL;
+    uint32_t reads = arch->reads;
+    bool sections = (arch->has & QLORA__HAS_SECTIONS) != 0;
     return c->wrapped || sections ? "it is part of a multimodal model"
            : (reads & QLORA__READS_LONGROPE) != 0
                ? "its family supports longrope only, with factors from its config"
@@ -17804,16 +17902,16 @@ static qlora__gguf_key qlora__gguf_key_of(const qlora__gguf_facts* facts, const 
     return key;
 }
 
-// The row of the architecture. A file of "olmo2" with windows is OLMo 3; otherwise the first row of
-// that name, whose tensors are stored in the way that such files have them.
+// The row of the architecture: the first of that name, whose tensors are stored in the way that
+// such files have them, unless the file has windows and another row of that name needs them.
 static const qlora__arch* qlora__gguf_arch(const qlora__gguf* g, const qlora__gguf_facts* facts) {
     qlora__gguf_key key = qlora__gguf_key_of(facts, "attention.sliding_window");
     bool windows = qlora__gguf_find(g, key.text) != NULL;
     const qlora__arch* found = NULL;
     for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
         if (qlora__gguf_is(facts->prefix, facts->prefix_size, qlora__archs[i].gguf)) {
-            bool olmo3 = qlora__archs[i].family == QLORA_FAMILY_OLMO3;
-            found = found == NULL || (olmo3 && windows) ? &qlora__archs[i] : found;
+            bool needs = (qlora__archs[i].gguf_rule.flags & QLORA__GGUF_NEEDS_WINDOW) != 0;
+            found = found == NULL || (needs && windows) ? &qlora__archs[i] : found;
         }
     }
     return found;
@@ -18350,8 +18448,8 @@ static qlora_result qlora__gguf_config_factors(const qlora__gguf_reader* r, qlor
                                              &rope->attention_factor);
 }
 
-// The rotation of layers with a window, where it differs: without scaling. For Gemma 3 it has a
-// base of its own; llama.cpp ignores that of other architectures.
+// The rotation of layers with a window, where it differs: without scaling. Of some
+// architectures it has a base of its own, which llama.cpp ignores elsewhere.
 static qlora_result qlora__gguf_config_sliding(const qlora__gguf_reader* r, qlora_model_config* c) {
     const qlora__arch* arch = r->facts.arch;
     c->rope_sliding = c->rope;
@@ -18361,7 +18459,7 @@ static qlora_result qlora__gguf_config_sliding(const qlora__gguf_reader* r, qlor
     memset(&c->rope_sliding, 0, sizeof c->rope_sliding);
     c->rope_sliding.factor = 1.0;
     c->rope_sliding.theta = c->rope.theta;
-    return arch->family == QLORA_FAMILY_GEMMA3
+    return (arch->gguf_rule.flags & QLORA__GGUF_LOCAL_THETA) != 0
                ? qlora__gguf_config_positive(r, "rope.freq_base_swa", arch->defaults.theta_sliding,
                                              &c->rope_sliding.theta)
                : QLORA_OK;
@@ -18410,15 +18508,14 @@ static qlora_result qlora__gguf_config_window(const qlora__gguf_reader* r, qlora
     const qlora__gguf_value* list = qlora__gguf_find(r->g, key.text);
     bool listed = list != NULL && list->kind == QLORA__GGUF_ARRAY;
     int64_t period = arch->defaults.pattern;
-    bool exaone4 = arch->family == QLORA_FAMILY_EXAONE4; // with windows only in its large form
     if (arch->window != QLORA__WINDOW_PATTERN) {
         return qlora__gguf_config_ignored(r, c);
     }
-    if (exaone4 && c->layers != 64) {
+    int32_t large = arch->gguf_rule.window_layers;
+    if (large > 0 && c->layers != large) {
         return QLORA_OK;
     }
-    // llama.cpp has a default of its own for these two
-    bool has_default = exaone4 || arch->family == QLORA_FAMILY_GEMMA2;
+    bool has_default = (arch->gguf_rule.flags & QLORA__GGUF_OWN_WINDOW) != 0;
     QLORA__TRY(qlora__gguf_config_int(r, "attention.sliding_window",
                                       has_default ? arch->defaults.window : 0, 0, INT32_MAX,
                                       &c->window));
@@ -18484,8 +18581,7 @@ static qlora_result qlora__gguf_config_scalars(const qlora__gguf_reader* r, qlor
     }
     // The file does not hold query_pre_attn_scalar; llama.cpp knows the largest models by their
     // number of layers.
-    bool large = (arch->family == QLORA_FAMILY_GEMMA2 && c->layers == 46) ||
-                 (arch->family == QLORA_FAMILY_GEMMA3 && c->layers == 62);
+    bool large = c->layers == arch->gguf_rule.scalar_layers;
     if ((arch->reads & QLORA__READS_QUERY_SCALAR) != 0) {
         c->attention_scale =
             1.0 / sqrt(large ? (double)(c->hidden / c->heads) : (double)c->head_dim);
@@ -22612,64 +22708,66 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 // ---- the registry of the library's kernels ------------------------------------------------------
 
 // clang-format off
-// When a model needs a kernel: all conditions in its mask must hold.
-#define QLORA__NEED_ALWAYS 0u
-#define QLORA__NEED_GEMM   1u // runs without cuBLAS
-#define QLORA__NEED_BF16   2u // computes in bf16
-#define QLORA__NEED_F32    4u // computes in f32
-#define QLORA__NEED_NF4    8u // has an NF4 base
-#define QLORA__NEED_LORA  16u // trains adapters
-#define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
-#define QLORA__NEED_HEAD128 64u  // the same, head size 128, and so on
-#define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
-#define QLORA__NEED_HEAD32  512u
-#define QLORA__NEED_HEAD80  1024u
-#define QLORA__NEED_HEAD96  2048u
-#define QLORA__NEED_HEAD192 4096u
-#define QLORA__NEED_HEAD256 8192u
-#define QLORA__NEED_HEAD128CAP 16384u // capped scores, and head sizes below 128
-#define QLORA__NEED_WARPGROUP 32768u // has the warpgroup instructions of compute capability 9.0
-#define QLORA__NEED_HEAD64WG  65536u // attention with them, head size 64
-#define QLORA__NEED_HEAD128WG 131072u
+// When a model needs a kernel: all conditions in its set must hold.
+typedef uint64_t qlora__needs;
+#define QLORA__NEED(bit) ((qlora__needs)1 << (bit))
+#define QLORA__NEED_ALWAYS ((qlora__needs)0)
+#define QLORA__NEED_GEMM   QLORA__NEED(0) // runs without cuBLAS
+#define QLORA__NEED_BF16   QLORA__NEED(1) // computes in bf16
+#define QLORA__NEED_F32    QLORA__NEED(2) // computes in f32
+#define QLORA__NEED_NF4    QLORA__NEED(3) // has an NF4 base
+#define QLORA__NEED_LORA  QLORA__NEED(4) // trains adapters
+#define QLORA__NEED_HEAD64  QLORA__NEED(5)  // tensor-core attention, head size 64
+#define QLORA__NEED_HEAD128 QLORA__NEED(6)  // the same, head size 128, and so on
+#define QLORA__NEED_HEADANY QLORA__NEED(7) // attention in f32 arithmetic
+#define QLORA__NEED_HEAD32  QLORA__NEED(9)
+#define QLORA__NEED_HEAD80  QLORA__NEED(10)
+#define QLORA__NEED_HEAD96  QLORA__NEED(11)
+#define QLORA__NEED_HEAD192 QLORA__NEED(12)
+#define QLORA__NEED_HEAD256 QLORA__NEED(13)
+#define QLORA__NEED_HEAD128CAP QLORA__NEED(14) // capped scores, and head sizes below 128
+#define QLORA__NEED_WARPGROUP QLORA__NEED(15) // has the warpgroup instructions of sm_90a
+#define QLORA__NEED_HEAD64WG  QLORA__NEED(16) // attention with them, head size 64
+#define QLORA__NEED_HEAD128WG QLORA__NEED(17)
 #define QLORA__NEED_GEMM_WG (QLORA__NEED_GEMM | QLORA__NEED_BF16 | QLORA__NEED_WARPGROUP)
-#define QLORA__NEED_FP8_MODE 262144u // computes base products in FP8
+#define QLORA__NEED_FP8_MODE QLORA__NEED(18) // computes base products in FP8
 #define QLORA__NEED_FP8 (QLORA__NEED_BF16 | QLORA__NEED_FP8_MODE)
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
-#define QLORA__NEED_TEXTS 524288u // generates, with the kernels of a decoding step
-#define QLORA__NEED_FP8_BASE 1048576u // has an FP8 base
+#define QLORA__NEED_TEXTS QLORA__NEED(19) // generates, with the kernels of a decoding step
+#define QLORA__NEED_FP8_BASE QLORA__NEED(20) // has an FP8 base
 #define QLORA__NEED_FP8_BASE_BF16 (QLORA__NEED_FP8_BASE | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP (QLORA__NEED_TEXTS | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP_NF4 (QLORA__NEED_STEP | QLORA__NEED_NF4)
 #define QLORA__NEED_STEP_WG (QLORA__NEED_STEP_NF4 | QLORA__NEED_WARPGROUP)
 #define QLORA__NEED_STEP_HEAD (QLORA__NEED_STEP | QLORA__NEED_WARPGROUP)
-#define QLORA__NEED_LAYERS 2097152u // generates one text at a time, in blocks that large:
+#define QLORA__NEED_LAYERS QLORA__NEED(21) // generates one text at a time, in blocks that large:
 #define QLORA__LAYERS_BYTES 232448
 #define QLORA__NEED_STEP_LAYERS (QLORA__NEED_STEP_NF4 | QLORA__NEED_LAYERS)
-#define QLORA__NEED_GATED 4194304u // trains adapters of an MLP as ops/gated.h does
-#define QLORA__NEED_HEAD96WG 8388608u
-#define QLORA__NEED_HEAD256WG 16777216u
+#define QLORA__NEED_GATED QLORA__NEED(22) // trains adapters of an MLP as ops/gated.h does
+#define QLORA__NEED_HEAD96WG QLORA__NEED(23)
+#define QLORA__NEED_HEAD256WG QLORA__NEED(24)
 #define QLORA__NEED_LORA_F32 (QLORA__NEED_LORA | QLORA__NEED_F32)
-#define QLORA__NEED_NOISE 33554432u // its trainer has NEFTune's noise
+#define QLORA__NEED_NOISE QLORA__NEED(25) // its trainer has NEFTune's noise
 #define QLORA__NEED_NOISE_F32 (QLORA__NEED_NOISE | QLORA__NEED_F32)
 #define QLORA__NEED_NOISE_BF16 (QLORA__NEED_NOISE | QLORA__NEED_BF16)
-#define QLORA__NEED_PAIRS 67108864u // its trainer has a method with preferences
+#define QLORA__NEED_PAIRS QLORA__NEED(26) // its trainer has a method with preferences
 #define QLORA__NEED_PAIRS_F32 (QLORA__NEED_PAIRS | QLORA__NEED_F32)
 #define QLORA__NEED_PAIRS_BF16 (QLORA__NEED_PAIRS | QLORA__NEED_BF16)
 // An operator that programs call. A model that uses it runs it when it is opened, so that it is
 // compiled then: what may run for the first time later has no such condition.
-#define QLORA__NEED_CALL 134217728u
+#define QLORA__NEED_CALL QLORA__NEED(27)
 #define QLORA__NEED_CALL_F32 (QLORA__NEED_CALL | QLORA__NEED_F32)
 #define QLORA__NEED_CALL_BF16 (QLORA__NEED_CALL | QLORA__NEED_BF16)
 #define QLORA__NEED_CALL_NF4 (QLORA__NEED_CALL | QLORA__NEED_NF4)
 #define QLORA__NEED_CALL_NF4_BF16 (QLORA__NEED_CALL | QLORA__NEED_NF4_BF16)
 #define QLORA__NEED_CALL_LORA (QLORA__NEED_CALL | QLORA__NEED_LORA)
 #define QLORA__NEED_CALL_LORA_BF16 (QLORA__NEED_CALL | QLORA__NEED_LORA_BF16)
-#define QLORA__NEED_CAP 268435456u // has a cap of logits
+#define QLORA__NEED_CAP QLORA__NEED(28) // has a cap of logits
 #define QLORA__NEED_CAP_F32 (QLORA__NEED_CAP | QLORA__NEED_F32)
 #define QLORA__NEED_CAP_BF16 (QLORA__NEED_CAP | QLORA__NEED_BF16)
-#define QLORA__NEED_HEAD_NF4 536870912u // has a 4-bit head
+#define QLORA__NEED_HEAD_NF4 QLORA__NEED(29) // has a 4-bit head
 #define QLORA__NEED_HEAD_NF4_BF16 (QLORA__NEED_HEAD_NF4 | QLORA__NEED_NF4_BF16)
 // What programs may have besides.
 #define QLORA__NEED_ANY (QLORA__NEED_CALL | QLORA__NEED_CAP | QLORA__NEED_HEAD_NF4)
@@ -22941,7 +23039,7 @@ typedef struct qlora__kernel_row {
     const char* name;
     const char* module;
     uint32_t shared;
-    uint32_t need;
+    qlora__needs need;
 } qlora__kernel_row;
 
 #define QLORA__X(name, module, shared, need) {#name, #module, shared, QLORA__NEED_##need},
@@ -23942,7 +24040,7 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
 // Compiles the kernels whose conditions are all in `have`, those of a module together; with
 // `whole`, the rest of their modules too. One module after another: the driver's compiler holds a
 // lock, so threads would gain nothing.
-static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have, bool whole) {
+static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, qlora__needs have, bool whole) {
     const qlora_kernel* kernels = ctx->gpu->cache->kernels;
     for (int i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];
@@ -33462,7 +33560,7 @@ typedef struct qlora__attention_path {
     int64_t hd;
     int capability; // minimum compute capability
     qlora__attention_takes takes;
-    uint32_t need; // condition in the registry, for pre-warm
+    qlora__needs need; // condition in the registry, for pre-warm
     qlora__attention_kernel forward;
     qlora__attention_kernel stats;
     qlora__attention_kernel kv;
@@ -33588,7 +33686,7 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
 
 // Returns the condition of the kernels that attention needs for this type and head size, with or
 // without a cap, and with or without keys before the first query.
-static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
+static QLORA__UNUSED qlora__needs qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
                                                     int64_t hd, bool capped, bool later) {
     qlora__attention_kind kind = {dtype, hd, hd % 8 == 0, capped, later};
     return qlora__attention_find(ctx, &kind)->need;
@@ -34452,8 +34550,8 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
 }
 
 // Returns the conditions of the kernel registry that hold for a model.
-static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute, int64_t head_dim,
-                                      bool capped, bool nf4, bool lora) {
+static qlora__needs qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute,
+                                          int64_t head_dim, bool capped, bool nf4, bool lora) {
     return (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
            (qlora__has_warpgroups(ctx) ? QLORA__NEED_WARPGROUP : 0) |
            (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
@@ -34466,7 +34564,7 @@ static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc*
     // Without 4-bit or FP8 weights, the base itself can be trained, and mixed products also need
     // the 16-bit kernels.
     bool trains = s->rank > 0 || !qlora__warm_coded(s);
-    uint32_t have = qlora__kernels_needed(ctx, s->compute, s->head_dim, false,
+    qlora__needs have = qlora__kernels_needed(ctx, s->compute, s->head_dim, false,
                                           s->base == QLORA_BASE_NF4, trains) |
                     QLORA__NEED_ANY | (trains ? QLORA__NEED_ANY_TRAINER : 0);
     if (s->base == QLORA_BASE_16BIT && qlora__gpu_takes(ctx, 80)) {
@@ -34952,6 +35050,7 @@ typedef struct qlora__kept {
 } qlora__kept;
 
 typedef struct qlora__layer {
+    const qlora__layout* layout; // of its projections
     qlora__projection projections[QLORA__PROJECTIONS];
     qlora_linear_desc linears[QLORA__GROUPS];
     qlora_tensor operands[QLORA__GROUPS]; // cached, or views of the shared one
@@ -35320,7 +35419,7 @@ struct qlora_model {
 // Projection number `i` of layer `layer` as PEFT names it, without "base_model.model.".
 static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* out, size_t size) {
     snprintf(out, size, "model.%slayers.%lld.%s", m->plan.config.wrapped ? "language_model." : "",
-             (long long)layer, m->arch->layout->rows[i].module);
+             (long long)layer, m->layers[layer].layout->rows[i].module);
 }
 
 // Whether norm number `norm` exists in every layer.
@@ -35422,7 +35521,7 @@ static void qlora__own_copy(qlora_model* m, bool back) {
 // Keeps the matrices of the current adapter in its entries.
 static void qlora__loras_keep(const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             qlora__lora* lora = qlora__lora_at(m, m->adapter, l, i);
             lora->rank = p->rank;
@@ -35440,12 +35539,12 @@ static void qlora__loras_keep(const qlora_model* m) {
 
 static void qlora__loras_take(qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             const qlora__lora* lora = qlora__lora_at(m, m->adapter, l, i);
-            int group = m->arch->layout->rows[i].group;
+            int group = m->layers[l].layout->rows[i].group;
             qlora_linear_part* part =
-                &m->layers[l].linears[group].parts[i - m->arch->layout->groups[group].first];
+                &m->layers[l].linears[group].parts[i - m->layers[l].layout->groups[group].first];
             p->rank = lora->rank;
             p->alpha = lora->alpha;
             p->scale = lora->scale;
@@ -35494,7 +35593,7 @@ static qlora_linear_desc qlora__linear_of(const qlora_model* m, const qlora__lay
     qlora_linear_desc linear = layer->linears[group];
     int64_t index = layer - m->layers;
     for (int i = 0; i < linear.count && adapter != m->adapter; i++) {
-        int number = m->arch->layout->groups[group].first + i;
+        int number = layer->layout->groups[group].first + i;
         const qlora__lora* lora = adapter == QLORA__ALL_ADAPTERS
                                       ? &m->wide[index].loras[number]
                                       : qlora__lora_at(m, adapter, index, number);
@@ -35593,7 +35692,7 @@ static int64_t qlora__wide_first(const qlora_model* m, int32_t adapter, int64_t 
 static bool qlora__wide_fits(const qlora_model* m) {
     bool fits = qlora__has_several(m) && m->on_gpu && qlora__computes(m) && !qlora__is_fp8(m);
     for (int64_t l = 0; l < m->plan.config.layers && fits; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             fits = fits && qlora__wide_first(m, m->adapters, l, i) <= qlora__wide_limit(m);
         }
     }
@@ -35613,19 +35712,20 @@ static qlora_result qlora__wide_choose(qlora_ctx* ctx, qlora_model* m) {
 
 // Columns of z and u of a stack.
 static int64_t qlora__wide_pad(const qlora_model* m, int64_t layer, int group) {
+    const qlora__layout* layout = m->layers[layer].layout;
     int64_t rank = 0;
-    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
-        int number = m->arch->layout->groups[group].first + i;
+    for (int i = 0; i < layout->groups[group].count; i++) {
+        int number = layout->groups[group].first + i;
         rank += qlora__wide_first(m, m->adapters, layer, number);
     }
     return (rank + 7) / 8 * 8;
 }
 
 // Whether the matrices of a stack are in the operand of the layer.
-static bool qlora__wide_in_operand(const qlora_model* m, const qlora__layer* layer, int group) {
+static bool qlora__wide_in_operand(const qlora__layer* layer, int group) {
     bool any = false;
-    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
-        any = any || qlora__is_coded(&layer->projections[m->arch->layout->groups[group].first + i]);
+    for (int i = 0; i < layer->layout->groups[group].count; i++) {
+        any = any || qlora__is_coded(&layer->projections[layer->layout->groups[group].first + i]);
     }
     return any && layer->cached;
 }
@@ -35635,8 +35735,8 @@ static bool qlora__wide_in_operand(const qlora_model* m, const qlora__layer* lay
 static int64_t qlora__wide_places(const qlora_model* m, int64_t layer, int group,
                                   int64_t a_at[QLORA_LINEAR_PARTS],
                                   int64_t b_at[QLORA_LINEAR_PARTS]) {
-    int first = m->arch->layout->groups[group].first;
-    int count = m->arch->layout->groups[group].count;
+    int first = m->layers[layer].layout->groups[group].first;
+    int count = m->layers[layer].layout->groups[group].count;
     int64_t at = 0;
     for (int i = 0; i < count; i++) {
         a_at[i] = at;
@@ -35654,10 +35754,11 @@ static int64_t qlora__wide_places(const qlora_model* m, int64_t layer, int group
 
 // Shares of a stack: dA and dB of every adapter and projection that has one.
 static int64_t qlora__wide_shares(const qlora_model* m, int64_t layer, int group) {
+    const qlora__layout* layout = m->layers[layer].layout;
     int64_t count = 0;
-    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+    for (int i = 0; i < layout->groups[group].count; i++) {
         for (int32_t k = 0; k < m->adapters; k++) {
-            int number = m->arch->layout->groups[group].first + i;
+            int number = layout->groups[group].first + i;
             count += qlora__lora_at(m, k, layer, number)->rank > 0 ? 2 : 0;
         }
     }
@@ -35669,9 +35770,10 @@ static void qlora__wide_fill(const qlora_model* m, int64_t layer, int group, int
                              qlora__share* shares) {
     const qlora__wide_layer* wide = &m->wide[layer];
     size_t size = qlora_dtype_bytes(QLORA_F32);
+    const qlora__layout* layout = m->layers[layer].layout;
     int64_t column = 0;
-    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
-        int number = m->arch->layout->groups[group].first + i;
+    for (int i = 0; i < layout->groups[group].count; i++) {
+        int number = layout->groups[group].first + i;
         const qlora__lora* all = &wide->loras[number];
         int64_t first = 0;
         for (int32_t k = 0; k < m->adapters; k++) {
@@ -35881,7 +35983,7 @@ static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < layer->layout->count; i++) {
             qlora__layout_projection(arena, m, &layer->projections[i]);
         }
         if (c->qkv_bias && !c->qk_norm) {
@@ -36035,7 +36137,7 @@ static void qlora__layout_windows(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < layer->layout->count; i++) {
             if (layer->projections[i].rank > 0) {
                 qlora__window_projection(m, &layer->projections[i]);
             }
@@ -36398,7 +36500,7 @@ static bool qlora__can_place_layers(const qlora_model* m) {
     int64_t activation = m->plan.tokens * m->plan.config.intermediate;
     can = can && all - largest <= QLORA__PLACE_EXTRA * activation;
     for (int64_t l = 0; l < m->plan.config.layers && can; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             can = can && m->layers[l].projections[i].is_nf4;
         }
     }
@@ -36420,7 +36522,7 @@ static int64_t qlora__operand_elements(qlora_model* m) {
         most = qlora__max(most, m->operand_at[order[i]] + n);
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
@@ -36444,10 +36546,10 @@ static void qlora__layout_wide(qlora__arena* arena, qlora_model* m) {
                                 wide->share_count[g] * (int64_t)sizeof(qlora__share),
                                 &wide->shares[g]);
         }
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             int64_t rank = qlora__wide_first(m, m->adapters, l, i);
-            if (!qlora__wide_in_operand(m, &m->layers[l], m->arch->layout->rows[i].group)) {
+            if (!qlora__wide_in_operand(&m->layers[l], m->layers[l].layout->rows[i].group)) {
                 qlora__arena_tensor(arena, m->compute, rank, p->in, &wide->loras[i].a);
                 qlora__arena_tensor(arena, m->compute, p->out, rank, &wide->loras[i].sb);
             }
@@ -36465,7 +36567,7 @@ static void qlora__window_wide(qlora_model* m, int64_t index, int group) {
     qlora_tensor a;
     qlora_tensor sb;
     qlora_linear_desc linear = layer->linears[group];
-    linear.operand = qlora__wide_in_operand(m, layer, group) ? &layer->operands[group] : NULL;
+    linear.operand = qlora__wide_in_operand(layer, group) ? &layer->operands[group] : NULL;
     bool inside = qlora__linear_joined(&linear, layer->pads[group], &a, &sb);
     size_t size = qlora_dtype_bytes(m->compute);
     int64_t row = 0;
@@ -36473,7 +36575,7 @@ static void qlora__window_wide(qlora_model* m, int64_t index, int group) {
     m->wide[index].most[group] = 0;
     qlora__wide_places(m, index, group, a_at, b_at);
     for (int i = 0; i < linear.count; i++) {
-        int number = m->arch->layout->groups[group].first + i;
+        int number = layer->layout->groups[group].first + i;
         const qlora__projection* p = &layer->projections[number];
         qlora__lora* lora = &m->wide[index].loras[number];
         lora->rank = qlora__wide_first(m, m->adapters, index, number);
@@ -36752,9 +36854,10 @@ static bool qlora__decode_fits(const qlora_model* m) {
                 c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m) &&
                 (!m->head_is_nf4 || c->hidden % 64 == 0);
     for (int64_t l = 0; l < c->layers && fits; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        const qlora__layout* layout = m->layers[l].layout;
+        for (int i = 0; i < layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
-            int first = m->arch->layout->groups[m->arch->layout->rows[i].group].first;
+            int first = layout->groups[layout->rows[i].group].first;
             const qlora__projection* q = &m->layers[l].projections[first];
             bool alike = p->is_nf4 == q->is_nf4 &&
                          (!p->is_nf4 || p->nf4_desc.plain_scales == q->nf4_desc.plain_scales);
@@ -37041,11 +37144,11 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
         qlora__map_weight(folder, "lm_head.weight", c->vocab, c->hidden, m, &m->head_mapped);
     }
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             char name[160];
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                     m->arch->layout->rows[i].module);
+                     m->layers[l].layout->rows[i].module);
             if (!qlora__is_coded(p) && !m->dora) { // DoRA adds adapters to a copy of the weight
                 qlora__map_weight(folder, name, p->out, p->in, m, &p->mapped);
             }
@@ -37186,8 +37289,8 @@ static qlora_result qlora__peft_copies_check(qlora_ctx* ctx, const qlora_model* 
 #define QLORA__MAX_VOCAB (1 << 24)
 
 // A new adapter on the modules that the desc names.
-static void qlora__adapter_new(const qlora_model* m, int number, qlora__projection* p) {
-    if (m->desc.rank > 0 && (m->desc.targets >> m->arch->layout->rows[number].bit & 1u) != 0) {
+static void qlora__adapter_new(const qlora_model* m, int bit, qlora__projection* p) {
+    if (m->desc.rank > 0 && (m->desc.targets >> bit & 1u) != 0) {
         p->rank = m->desc.rank;
         p->alpha = (double)m->desc.alpha;
         double divisor = m->desc.rslora ? sqrt((double)p->rank) : (double)p->rank;
@@ -37285,10 +37388,10 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
              qlora__names_norm(m, name)) ||
             qlora__is_peft_copy(m, name);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
-            for (int k = 0; k < m->arch->layout->count && !known; k++) {
+            for (int k = 0; k < m->layers[l].layout->count && !known; k++) {
                 char module[160];
                 int n = snprintf(module, sizeof module, "layers.%lld.%s.", (long long)l,
-                                 m->arch->layout->rows[k].module);
+                                 m->layers[l].layout->rows[k].module);
                 known = n > 0 && strncmp(name, module, (size_t)n) == 0;
             }
         }
@@ -37340,7 +37443,7 @@ static const char* qlora__base_name(const qlora_model* m) {
     bool half = m->desc.base == QLORA_BASE_16BIT;
     qlora_base_format found = half ? QLORA_BASE_16BIT : QLORA_BASE_32BIT;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             found = p->is_nf4 ? QLORA_BASE_NF4 : p->is_fp8 ? QLORA_BASE_FP8 : found;
         }
@@ -37387,12 +37490,12 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
         m->desc.alpha = (float)peft->alpha;
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             if (desc->adapter != NULL) {
                 QLORA__TRY(qlora__adapter_found(ctx, m, l, i, p));
             } else {
-                qlora__adapter_new(m, i, p);
+                qlora__adapter_new(m, m->layers[l].layout->rows[i].bit, p);
             }
         }
     }
@@ -37427,7 +37530,7 @@ static qlora_result qlora__saved_norms(qlora_ctx* ctx, qlora_model* m,
 
 static bool qlora__has_lora(const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             if (m->layers[l].projections[i].rank > 0) {
                 return true;
             }
@@ -37613,12 +37716,12 @@ static qlora_result qlora__saved_head_check(qlora_ctx* ctx, qlora_model* m,
 // With a bias, the gain would have to leave it out.
 static qlora_result qlora__saved_bias(qlora_ctx* ctx, const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers && m->dora; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             if (p->has_bias && p->rank > 0) {
                 return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                                    "DoRA is not supported for %s, which has a bias",
-                                   m->arch->layout->rows[i].module);
+                                   m->layers[l].layout->rows[i].module);
             }
         }
     }
@@ -37743,8 +37846,8 @@ static int64_t qlora__number_range(qlora_model* m, int64_t count, int64_t at) {
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
 // matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
-    int count = m->arch->layout->groups[group].count;
-    qlora__projection* first = &layer->projections[m->arch->layout->groups[group].first];
+    int count = layer->layout->groups[group].count;
+    qlora__projection* first = &layer->projections[layer->layout->groups[group].first];
     for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->a_at = at;
@@ -37806,21 +37909,14 @@ static void qlora__number_parameters(qlora_model* m) {
 // Sizes of a layer's projections and stacks.
 static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
     const qlora_model_config* c = &m->plan.config;
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    int64_t h = c->hidden;
-    int64_t wide = c->intermediate;
-    const int64_t outs[9] = {q, kv, kv, h, wide, wide, h, q + 2 * kv, 2 * wide}; // by bit
-    const int64_t ins[QLORA__GROUPS] = {h, q, h, wide};
-    for (int i = 0; i < m->arch->layout->count; i++) {
+    for (int i = 0; i < layer->layout->count; i++) {
         qlora__projection* p = &layer->projections[i];
-        int group = m->arch->layout->rows[i].group;
-        p->in = ins[group];
-        p->out = outs[m->arch->layout->rows[i].bit];
+        const qlora__projection_row* row = &layer->layout->rows[i];
+        p->in = qlora__arch_width(c, row->in);
+        p->out = qlora__arch_width(c, row->out);
         // The rope kernel adds the bias of q, k and v, unless a norm comes between.
-        p->has_bias = group == QLORA__QKV ? c->qkv_bias && c->qk_norm
-                      : group == QLORA__O ? c->o_bias
-                                          : c->mlp_bias;
+        bool later = row->bias == QLORA__BIAS_QKV && !c->qk_norm;
+        p->has_bias = qlora__arch_bias(c, row->bias) && !later;
     }
 }
 
@@ -37830,16 +37926,16 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     for (int g = 0; g < QLORA__GROUPS; g++) {
         qlora_linear_desc* linear = &layer->linears[g];
         memset(linear, 0, sizeof *linear);
-        linear->count = m->arch->layout->groups[g].count;
+        linear->count = layer->layout->groups[g].count;
         for (int i = 0; i < linear->count; i++) {
-            int number = m->arch->layout->groups[g].first + i;
+            int number = layer->layout->groups[g].first + i;
             qlora__projection* p = &layer->projections[number];
             qlora_linear_part* part = &linear->parts[i];
             linear->in = p->in;
             part->out = p->out;
             part->rank = p->rank;
             part->scale = p->scale;
-            part->projection = m->arch->layout->rows[number].bit;
+            part->projection = layer->layout->rows[number].bit;
             part->nf4 = p->is_nf4 ? &p->nf4 : NULL;
             part->fp8 = p->is_fp8 ? &p->fp8 : NULL;
             part->dense = qlora__is_coded(p) ? NULL : &p->dense;
@@ -38184,11 +38280,13 @@ static uint64_t qlora__source_name(const qlora_model_desc* desc) {
 
 // Replaces "all" by the projections that the model has, and refuses others.
 static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
-    const qlora__layout* layout = m->arch->layout;
     static const char* const names[] = {"q", "k", "v", "o", "gate", "up", "down", "qkv", "gate_up"};
     uint32_t has = 0;
-    for (int i = 0; i < layout->count; i++) {
-        has |= 1u << layout->rows[i].bit;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layout* layout = qlora__arch_layout(m->arch, l);
+        for (int i = 0; i < layout->count; i++) {
+            has |= 1u << layout->rows[i].bit;
+        }
     }
     if (m->desc.targets == 0 || m->desc.targets == (uint32_t)QLORA_TARGET_ALL) {
         m->desc.targets = has;
@@ -38249,7 +38347,7 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
                            "desc.mode is FP8, which DoRA does not support; use BF16 or AUTO");
     }
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             if (!qlora__is_coded(&m->layers[l].projections[i])) {
                 char module[160];
                 qlora__module_of(m, l, i, module, sizeof module);
@@ -38320,8 +38418,9 @@ static qlora_result qlora__skeleton_last_layer(qlora_ctx* ctx, const qlora_model
         return QLORA_OK;
     }
     QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
-    snprintf(name, sizeof name, "model.layers.%lld.%s.weight",
-             (long long)(m->plan.config.layers - 1), m->arch->layout->rows[0].module);
+    int64_t last = m->plan.config.layers - 1;
+    snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)last,
+             qlora__arch_layout(m->arch, last)->rows[0].module);
     if (qlora__folder_find(folder, name) == NULL) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT,
                            "%s: tensor %s is missing; the config has %lld layers", folder->dir,
@@ -38441,6 +38540,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
         return QLORA_ERR_MEMORY;
     }
     for (int64_t l = 0; l < c->layers; l++) {
+        m->layers[l].layout = qlora__arch_layout(m->arch, l);
         qlora__shape_layer(m, &m->layers[l]);
         m->layers[l].sliding = c->sliding[l] != 0;
         m->layers[l].no_rope = c->no_rope[l] != 0;
@@ -38494,7 +38594,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
         QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             p->is_nf4 = desc->base == QLORA_BASE_NF4;
             p->is_fp8 = desc->base == QLORA_BASE_FP8;
@@ -38507,7 +38607,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             char name[160];
             qlora__linear_source source;
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                     m->arch->layout->rows[i].module);
+                     m->layers[l].layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
             // What the folder left in 16 bits when it was quantised stays so, as in transformers.
             p->is_nf4 = source.nf4;
@@ -38637,7 +38737,7 @@ typedef struct qlora__choices {
 static bool qlora__copies_hide(const qlora_model* m, int64_t elements, int64_t operations) {
     const qlora_model_config* c = &m->plan.config;
     int64_t weights = 0;
-    for (int i = 0; i < m->arch->layout->count; i++) {
+    for (int i = 0; i < m->layers[0].layout->count; i++) {
         weights += m->layers[0].projections[i].in * m->layers[0].projections[i].out;
     }
     int64_t seen = c->window > 0 ? qlora__min(c->window, m->plan.max_length) : m->plan.max_length;
@@ -38905,7 +39005,7 @@ static void qlora__plan_most(qlora_model* m, const qlora_plan_desc* machine, qlo
 // Whether any weight has codes: a folder may leave some projections in 16 bits.
 static bool qlora__any_coded(const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             if (qlora__is_coded(&m->layers[l].projections[i])) {
                 return true;
             }
@@ -39409,7 +39509,7 @@ static qlora__keep_header qlora__keep_header_of(const qlora_model* m) {
     h.weights = m->base_weights;
     qlora__hash_begin(&shapes);
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             const int64_t facts[] = {qlora__keep_takes(p), p->out,        p->in,
                                      p->nf4.block,         p->nf4.block2, p->nf4.absmax != NULL};
@@ -39523,7 +39623,7 @@ static qlora_result qlora__keep_fill(qlora_ctx* ctx, const qlora_model* m, const
     qlora__hash_begin(&hash);
     QLORA__TRY(qlora__out_write(&ctx->env, out, &k->header, sizeof k->header));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             if (qlora__keep_takes(p)) {
                 QLORA__TRY(qlora__keep_put(ctx, out, qlora__codes_memory(p), room, piece, &hash));
@@ -39942,12 +40042,12 @@ static qlora_result qlora__load_check(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__folder_need(&ctx->env, folder, "model.embed_tokens.weight",
                                   m->plan.base_vocab, c->hidden, &t));
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             qlora__linear_source source;
             char name[200];
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                     m->arch->layout->rows[i].module);
+                     m->layers[l].layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
             if (source.fp8 && !(p->stored && p->is_fp8)) {
                 return qlora__fail(ctx, QLORA_ERR_FORMAT,
@@ -40028,7 +40128,7 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora_fill(ctx, 1.0f, &m->final_norm));
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < layer->layout->count; i++) {
             qlora__projection* p = &layer->projections[i];
             qlora_tensor w;
             qlora__arena_window(&m->operand, 0, p->out, p->in, &w);
@@ -40070,9 +40170,9 @@ static bool qlora__is_dora(const qlora_model* m, const qlora__projection* p) {
 // Whether a stack has a projection with a magnitude.
 static bool qlora__stack_is_dora(const qlora_model* m, const qlora__layer* layer, int group) {
     bool any = false;
-    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+    for (int i = 0; i < layer->layout->groups[group].count; i++) {
         any =
-            any || qlora__is_dora(m, &layer->projections[m->arch->layout->groups[group].first + i]);
+            any || qlora__is_dora(m, &layer->projections[layer->layout->groups[group].first + i]);
     }
     return any;
 }
@@ -40094,8 +40194,8 @@ static qlora_result qlora__dora_refresh(qlora_ctx* ctx, qlora_model* m, bool sta
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
             int64_t at = 0;
-            for (int i = 0; i < m->arch->layout->groups[g].count; i++) {
-                qlora__projection* p = &layer->projections[m->arch->layout->groups[g].first + i];
+            for (int i = 0; i < layer->layout->groups[g].count; i++) {
+                qlora__projection* p = &layer->projections[layer->layout->groups[g].first + i];
                 qlora_tensor w;
                 qlora_tensor gain;
                 qlora_tensor inverse;
@@ -40382,7 +40482,7 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     int64_t at = 0;
     memset(out, 0, sizeof *out);
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             if (p->rank == 0) {
                 continue;
@@ -40437,13 +40537,13 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
         return; // several adapters are placed when they are used
     }
     int number = (int)(t->projection - layer->projections);
-    int group = m->arch->layout->rows[number].group;
+    int group = layer->layout->rows[number].group;
     const qlora_linear_desc* linear = &layer->linears[group];
     qlora_tensor a;
     qlora_tensor sb;
     int64_t row = 0;
     int64_t at = 0;
-    for (int i = 0; i < number - m->arch->layout->groups[group].first; i++) {
+    for (int i = 0; i < number - layer->layout->groups[group].first; i++) {
         row += linear->parts[i].out;
         at += linear->parts[i].rank;
     }
@@ -40466,8 +40566,8 @@ static double qlora__range_lr(const qlora_model* m, const qlora__trained* t, dou
     }
     int which = t->is_norm ? QLORA_LR_NORMS : QLORA_LR_EMBEDDINGS;
     if (t->projection != NULL) {
-        int64_t number = t->projection - m->layers[t->layer].projections;
-        which = m->arch->layout->rows[number].bit;
+        const qlora__layer* layer = &m->layers[t->layer];
+        which = layer->layout->rows[t->projection - layer->projections].bit;
     }
     return ratio * factors[which];
 }
@@ -41995,14 +42095,12 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
 // The forward pass in pieces: begin; then, for each layer, its attention and its MLP. Whole passes,
 // steps in slices and decoding all run these pieces in this order.
 
-// NEFTune adds its noise to what the embedding returns: in transformers, the embedding of Gemma
-// scales its rows itself, and others are scaled afterwards.
+// NEFTune adds its noise to what the embedding returns: in transformers, some embeddings scale
+// their rows themselves, and others are scaled afterwards.
 static qlora_result qlora__forward_noise(const qlora__pass* pass, const qlora_tensor* h) {
     const qlora_model* m = pass->m;
-    qlora_family family = m->plan.config.family;
-    bool gemma = family == QLORA_FAMILY_GEMMA || family == QLORA_FAMILY_GEMMA2 ||
-                 family == QLORA_FAMILY_GEMMA3;
-    double factor = gemma ? 1.0 : m->plan.config.embedding_scale;
+    bool scaled = (m->arch->has & QLORA__HAS_SCALED_LOOKUP) != 0;
+    double factor = scaled ? 1.0 : m->plan.config.embedding_scale;
     const qlora__batch_rows rows = {&m->batch.positions, &m->batch.sequences, &m->batch.seqs,
                                     &m->batch.dropout};
     return qlora__noise(pass->ctx, h, &rows, m->neftune * (float)factor);
@@ -42518,8 +42616,8 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
     QLORA__TRY(qlora__leave(
         ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, 0u, x, &raw)));
     int64_t at = 0;
-    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
-        qlora__projection* p = &layer->projections[m->arch->layout->groups[group].first + i];
+    for (int i = 0; i < layer->layout->groups[group].count; i++) {
+        qlora__projection* p = &layer->projections[layer->layout->groups[group].first + i];
         qlora_tensor a = qlora__window(&inner, pass->rows, at, p->out);
         qlora_tensor b = qlora__window(&raw, pass->rows, at, p->out);
         qlora_tensor inverse;
@@ -44561,7 +44659,7 @@ QLORA__ONCE_PER_FILE
 static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < layer->layout->count; i++) {
             qlora__projection* p = &layer->projections[i];
             if (p->is_nf4) {
                 qlora_tensor memory = p->nf4.memory;
@@ -44599,7 +44697,7 @@ static void qlora__ready_parts(void* user, int64_t begin, int64_t end) {
 // prepared keeps its own.
 static qlora_result qlora__model_ready(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             int64_t parts = qlora__ceil_div(p->ready.cols, QLORA__READY_PART);
             qlora__ready_job job;
@@ -44691,7 +44789,7 @@ static qlora_result qlora__model_use_copies(qlora_ctx* ctx, qlora_model* m) {
             }
             int64_t row = 0;
             for (int i = 0; i < linear->count; i++) {
-                qlora__projection* p = &layer->projections[m->arch->layout->groups[g].first + i];
+                qlora__projection* p = &layer->projections[layer->layout->groups[g].first + i];
                 qlora_linear_part* part = &linear->parts[i];
                 if (part->dense == NULL) {
                     QLORA__TRY(qlora__tensor_view(ctx, &layer->operands[g], row, part->out, 0,
@@ -44832,13 +44930,13 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         bool fp8 = m->desc.base == QLORA_BASE_FP8;
         // What depends on rare settings is compiled when the dry run needs it.
         const qlora_model_config* c = &m->plan.config;
-        for (int64_t i = 0; i < c->layers * m->arch->layout->count; i++) {
-            int64_t n = m->arch->layout->count;
-            nf4 = nf4 || m->layers[i / n].projections[i % n].is_nf4;
-            fp8 = fp8 || m->layers[i / n].projections[i % n].is_fp8;
+        for (int64_t i = 0; i < c->layers * QLORA__PROJECTIONS; i++) { // those left out are zero
+            const qlora__layer* layer = &m->layers[i / QLORA__PROJECTIONS];
+            nf4 = nf4 || layer->projections[i % QLORA__PROJECTIONS].is_nf4;
+            fp8 = fp8 || layer->projections[i % QLORA__PROJECTIONS].is_fp8;
         }
-        uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
-                                              nf4, true);
+        qlora__needs need = qlora__kernels_needed(ctx, m->compute, c->head_dim,
+                                                  c->attention_cap > 0.0, nf4, true);
         need |= m->desc.generate_tokens > 0 // later pieces of a prompt
                     ? qlora__attention_need(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
                                             true)
@@ -44899,7 +44997,7 @@ static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s
 static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
                                          const qlora__adapter_source* s) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             char module[160];
             qlora__peft_module found;
@@ -45942,7 +46040,7 @@ static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
 static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double* alpha) {
     bool found = false;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             float off = (float)p->alpha - m->desc.alpha;
             bool usual = p->rank == m->desc.rank && off <= 0.0f && off >= 0.0f;
@@ -45958,10 +46056,10 @@ static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double*
     }
 }
 
-static uint32_t qlora__adapted_mask(const qlora_model* m, const qlora__layer* layer) {
+static uint32_t qlora__adapted_mask(const qlora__layer* layer) {
     uint32_t mask = 0;
-    for (int i = 0; i < m->arch->layout->count; i++) {
-        mask |= layer->projections[i].rank > 0 ? 1u << i : 0u;
+    for (int i = 0; i < layer->layout->count; i++) {
+        mask |= layer->projections[i].rank > 0 ? 1u << layer->layout->rows[i].bit : 0u;
     }
     return mask;
 }
@@ -45973,7 +46071,7 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     uint32_t all = 0;
     bool uniform = true;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        uint32_t mask = qlora__adapted_mask(m, &m->layers[l]);
+        uint32_t mask = qlora__adapted_mask(&m->layers[l]);
         if (mask != 0) {
             uniform = uniform && (all == 0 || all == mask);
             all |= mask;
@@ -45983,15 +46081,16 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     bool wrapped = m->plan.config.wrapped;
     uniform = uniform && (!wrapped || t->desc.layer_count == (uint32_t)m->plan.config.layers);
     for (int64_t l = 0; l < m->plan.config.layers && !uniform; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             if (m->layers[l].projections[i].rank > 0) {
-                t->targets[t->desc.target_count++] = t->names[l * m->arch->layout->count + i].text;
+                t->targets[t->desc.target_count++] = t->names[l * QLORA__PROJECTIONS + i].text;
             }
         }
     }
-    for (int i = 0; i < m->arch->layout->count && uniform; i++) {
-        if ((all >> i & 1u) != 0) {
-            t->targets[t->desc.target_count++] = strrchr(m->arch->layout->rows[i].module, '.') + 1;
+    const qlora__layout* first = m->layers[t->desc.layer_count > 0 ? t->layers[0] : 0].layout;
+    for (int i = 0; i < first->count && uniform; i++) {
+        if ((all >> first->rows[i].bit & 1u) != 0) {
+            t->targets[t->desc.target_count++] = strrchr(first->rows[i].module, '.') + 1;
         }
     }
     if (!uniform || t->desc.layer_count == (uint32_t)m->plan.config.layers) {
@@ -46013,12 +46112,12 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
 
 static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             bool other_alpha = p->alpha < t->desc.alpha || p->alpha > t->desc.alpha;
             if (p->rank > 0 && (p->rank != t->desc.rank || other_alpha)) {
                 qlora__peft_override* o = &t->overrides[t->desc.override_count++];
-                o->module = t->names[l * m->arch->layout->count + i].text;
+                o->module = t->names[l * QLORA__PROJECTIONS + i].text;
                 o->rank = p->rank != t->desc.rank ? p->rank : 0;
                 o->alpha = other_alpha ? p->alpha : 0.0;
             }
@@ -46073,8 +46172,7 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
                                          const char* base_name, qlora__peft_tables* t) {
     memset(t, 0, sizeof *t);
     t->layer_room = (size_t)m->plan.config.layers;
-    size_t per_layer = (size_t)m->arch->layout->count;
-    t->modules = t->layer_room * per_layer;
+    t->modules = t->layer_room * QLORA__PROJECTIONS;
     t->names = (qlora__module_name*)qlora__alloc(ctx, t->modules * sizeof *t->names);
     t->targets =
         t->names == NULL ? NULL : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
@@ -46095,9 +46193,11 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     if (t->norms == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    for (size_t i = 0; i < t->modules; i++) {
-        qlora__module_of(m, (int64_t)(i / per_layer), (int)(i % per_layer), t->names[i].text,
-                         sizeof t->names[i].text);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
+            qlora__module_name* name = &t->names[l * QLORA__PROJECTIONS + i];
+            qlora__module_of(m, l, i, name->text, sizeof name->text);
+        }
     }
     t->desc.base_name = base_name;
     t->desc.dropout = (double)m->desc.dropout;
@@ -46492,9 +46592,11 @@ qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
 
 // ---- GGUF ---------------------------------------------------------------------------------------
 
-// The number of the projection that a trained matrix belongs to.
-static int qlora__trained_number(const qlora_model* m, const qlora__trained* t) {
-    return (int)(t->projection - m->layers[t->layer].projections);
+// The row of the projection that a trained matrix belongs to.
+static const qlora__projection_row* qlora__trained_row(const qlora_model* m,
+                                                       const qlora__trained* t) {
+    const qlora__layer* layer = &m->layers[t->layer];
+    return &layer->layout->rows[t->projection - layer->projections];
 }
 
 // Arranges B of one module: rows in the order of llama.cpp, multiplied by the ratio of the module's
@@ -46502,13 +46604,12 @@ static int qlora__trained_number(const qlora_model* m, const qlora__trained* t) 
 static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, double file_alpha,
                                 const float* in, float* out) {
     const qlora_model_config* c = &m->plan.config;
-    int bit = m->arch->layout->rows[qlora__trained_number(m, t)].bit;
-    bool turned = (1 << bit & (QLORA_TARGET_Q | QLORA_TARGET_K)) != 0;
+    bool rotated = qlora__trained_row(m, t)->rotated;
     double fold = qlora__gguf_fold((double)t->projection->scale, file_alpha, t->projection->rank);
     // The scale is a float: a ratio that differs from 1 only by rounding counts as 1.
     bool plain = fold > 1.0 - 1e-6 && fold < 1.0 + 1e-6;
     for (int64_t row = 0; row < t->rows; row++) {
-        int64_t from = turned ? qlora__gguf_source_row(m->arch, row, c->head_dim) : row;
+        int64_t from = rotated ? qlora__gguf_source_row(m->arch, row, c->head_dim) : row;
         for (int64_t i = 0; i < t->cols; i++) {
             float x = in[from * t->cols + i];
             out[row * t->cols + i] = plain ? x : (float)((double)x * fold);
@@ -46525,7 +46626,7 @@ static uint32_t qlora__gguf_entries(const qlora_model* m, qlora__gguf_entry* ent
         if (t.projection == NULL) {
             continue;
         }
-        const qlora__projection_row* row = &m->arch->layout->rows[qlora__trained_number(m, &t)];
+        const qlora__projection_row* row = qlora__trained_row(m, &t);
         int halves = row->gguf_second != NULL ? 2 : 1;
         for (int half = 0; half < halves; half++) {
             qlora__gguf_entry* e = &entries[count++];
@@ -46546,7 +46647,7 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
         if (t.projection == NULL) {
             continue;
         }
-        const qlora__projection_row* row = &m->arch->layout->rows[qlora__trained_number(m, &t)];
+        const qlora__projection_row* row = qlora__trained_row(m, &t);
         qlora_tensor window;
         const float* values = buffers;
         qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
@@ -47080,9 +47181,10 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     for (const char* at = plain + 7; *at >= '0' && *at <= '9' && layer < QLORA_MAX_LAYERS; at++) {
         layer = layer * 10 + (*at - '0');
     }
-    for (int i = 0; i < m->arch->layout->count && layer < m->plan.config.layers; i++) {
+    const qlora__layout* layout = layer < m->plan.config.layers ? m->layers[layer].layout : NULL;
+    for (int i = 0; layout != NULL && i < layout->count; i++) {
         snprintf(name, sizeof name, "layers.%lld.%s.weight", (long long)layer,
-                 m->arch->layout->rows[i].module);
+                 layout->rows[i].module);
         if (strcmp(name, plain) == 0) {
             item->projection = &m->layers[layer].projections[i];
         }
@@ -48346,7 +48448,7 @@ static void qlora__merge_put_rope(qlora__merge_file* f) {
                                  rope->mscale_all_dim);
         }
     }
-    if (c->family == QLORA_FAMILY_GEMMA3) {
+    if ((f->g->m->arch->gguf_rule.flags & QLORA__GGUF_LOCAL_THETA) != 0) {
         qlora__merge_put_f32(f, qlora__merge_arch_key(f, "rope.freq_base_swa", key),
                              c->rope_sliding.theta);
     }
@@ -48393,7 +48495,7 @@ static qlora_result qlora__merge_add_layer(qlora__merge_file* f, const qlora__me
         if (!qlora__gguf_is(rest, size, row->module)) {
             continue;
         }
-        bool rotated = row->bit < 2 && (arch->has & QLORA__HAS_PERMUTED_GGUF) != 0; // q or k
+        bool rotated = row->rotated && (arch->has & QLORA__HAS_PERMUTED_GGUF) != 0;
         int halves = row->gguf_second != NULL ? 2 : 1;
         for (int h = 0; h < halves; h++) {
             snprintf(name, sizeof name, "blk.%ld.%s%s", layer,
@@ -51982,7 +52084,7 @@ static void qlora__trainer_free(qlora_trainer* t) {
 static qlora_result qlora__trainer_warm(qlora_ctx* ctx, const qlora_model* m,
                                         const qlora_train_desc* d) {
 #ifndef QLORA_NO_CUDA
-    uint32_t need = (d->neftune > 0.0 ? QLORA__NEED_NOISE : 0) |
+    qlora__needs need = (d->neftune > 0.0 ? QLORA__NEED_NOISE : 0) |
                     (d->method != QLORA_METHOD_SFT ? QLORA__NEED_PAIRS : 0);
     if (need != 0 && !qlora__on_cpu(ctx)) {
         need |= m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32;
@@ -55735,4 +55837,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end acd182dc3743959e
+//@@ end 208bc0764bc6953c

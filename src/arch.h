@@ -31,12 +31,31 @@ enum {
     QLORA__NORMS
 };
 
+// The numbers of rows and columns of projections, which follow from the config.
+typedef enum qlora__width {
+    QLORA__WIDTH_HIDDEN,
+    QLORA__WIDTH_Q,       // heads * head_dim
+    QLORA__WIDTH_KV,      // kv_heads * head_dim
+    QLORA__WIDTH_QKV,     // q + 2 kv
+    QLORA__WIDTH_MLP,     // intermediate
+    QLORA__WIDTH_GATE_UP, // 2 intermediate
+    QLORA__WIDTHS
+} qlora__width;
+
+// The setting of the config that gives a projection its bias.
+typedef enum qlora__bias { QLORA__BIAS_QKV, QLORA__BIAS_O, QLORA__BIAS_MLP } qlora__bias;
+
 // A projection: the number of its bit in qlora_target, which is also its number for dropout; its
-// stack; its module within a layer; its tensor in GGUF files. A second GGUF name means that those
-// files split the matrix into two halves of its rows.
+// stack; its columns and rows; its bias; whether its rows are rotated by position; its module
+// within a layer; its tensor in GGUF files. A second GGUF name means that those files split the
+// matrix into two halves of its rows.
 typedef struct qlora__projection_row {
     int bit;
     int group;
+    qlora__width in;
+    qlora__width out;
+    qlora__bias bias;
+    bool rotated;
     const char* module;
     const char* gguf;
     const char* gguf_second;
@@ -55,33 +74,51 @@ typedef struct qlora__layout {
 } qlora__layout;
 
 // clang-format off
-#define QLORA__ROWS_QKV {0, QLORA__QKV, "self_attn.q_proj", "attn_q", NULL}, \
-                        {1, QLORA__QKV, "self_attn.k_proj", "attn_k", NULL}, \
-                        {2, QLORA__QKV, "self_attn.v_proj", "attn_v", NULL}
-#define QLORA__ROW_O    {3, QLORA__O, "self_attn.o_proj", "attn_output", NULL}
-#define QLORA__ROW_DOWN {6, QLORA__DOWN, "mlp.down_proj", "ffn_down", NULL}
-#define QLORA__ROW_NONE {0, 0, NULL, NULL, NULL}
+#define QLORA__ROWS_QKV \
+    {0, QLORA__QKV, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_Q, QLORA__BIAS_QKV, true, \
+     "self_attn.q_proj", "attn_q", NULL}, \
+    {1, QLORA__QKV, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_KV, QLORA__BIAS_QKV, true, \
+     "self_attn.k_proj", "attn_k", NULL}, \
+    {2, QLORA__QKV, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_KV, QLORA__BIAS_QKV, false, \
+     "self_attn.v_proj", "attn_v", NULL}
+#define QLORA__ROW_O \
+    {3, QLORA__O, QLORA__WIDTH_Q, QLORA__WIDTH_HIDDEN, QLORA__BIAS_O, false, \
+     "self_attn.o_proj", "attn_output", NULL}
+#define QLORA__ROW_MLP(bit, group, in, out, module, gguf, gguf_second) \
+    {bit, group, in, out, QLORA__BIAS_MLP, false, module, gguf, gguf_second}
+#define QLORA__ROW_GATE_UP(module, gguf, gguf_second) \
+    QLORA__ROW_MLP(8, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_GATE_UP, \
+                   module, gguf, gguf_second)
+#define QLORA__ROW_DOWN(module) \
+    QLORA__ROW_MLP(6, QLORA__DOWN, QLORA__WIDTH_MLP, QLORA__WIDTH_HIDDEN, module, "ffn_down", NULL)
+#define QLORA__ROW_NONE \
+    {0, 0, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_HIDDEN, QLORA__BIAS_MLP, false, NULL, NULL, NULL}
 
 static const qlora__layout qlora__layout_seven = {7,
-    {QLORA__ROWS_QKV, QLORA__ROW_O, {4, QLORA__GATE_UP, "mlp.gate_proj", "ffn_gate", NULL},
-     {5, QLORA__GATE_UP, "mlp.up_proj", "ffn_up", NULL}, QLORA__ROW_DOWN},
+    {QLORA__ROWS_QKV, QLORA__ROW_O,
+     QLORA__ROW_MLP(4, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
+                    "mlp.gate_proj", "ffn_gate", NULL),
+     QLORA__ROW_MLP(5, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
+                    "mlp.up_proj", "ffn_up", NULL),
+     QLORA__ROW_DOWN("mlp.down_proj")},
     {{0, 3}, {3, 1}, {4, 2}, {6, 1}}};
 // Phi 3: q, k and v in one matrix, gate and up in another.
 static const qlora__layout qlora__layout_fused = {4,
-    {{7, QLORA__QKV, "self_attn.qkv_proj", "attn_qkv", NULL}, QLORA__ROW_O,
-     {8, QLORA__GATE_UP, "mlp.gate_up_proj", "ffn_up", NULL}, QLORA__ROW_DOWN,
-     QLORA__ROW_NONE, QLORA__ROW_NONE, QLORA__ROW_NONE},
+    {{7, QLORA__QKV, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_QKV, QLORA__BIAS_QKV, false,
+      "self_attn.qkv_proj", "attn_qkv", NULL},
+     QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
+     QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE, QLORA__ROW_NONE, QLORA__ROW_NONE},
     {{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
 // GLM: only gate and up in one matrix.
 static const qlora__layout qlora__layout_gate_up = {6,
-    {QLORA__ROWS_QKV, QLORA__ROW_O, {8, QLORA__GATE_UP, "mlp.gate_up_proj", "ffn_up", NULL},
-     QLORA__ROW_DOWN, QLORA__ROW_NONE},
+    {QLORA__ROWS_QKV, QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
+     QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // Granite 4: the same under the names of its shared MLP; GGUF files split the matrix.
 static const qlora__layout qlora__layout_shared_mlp = {6,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
-     {8, QLORA__GATE_UP, "shared_mlp.input_linear", "ffn_gate", "ffn_up"},
-     {6, QLORA__DOWN, "shared_mlp.output_linear", "ffn_down", NULL}, QLORA__ROW_NONE},
+     QLORA__ROW_GATE_UP("shared_mlp.input_linear", "ffn_gate", "ffn_up"),
+     QLORA__ROW_DOWN("shared_mlp.output_linear"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // clang-format on
 
@@ -117,8 +154,24 @@ enum {
     QLORA__HAS_GELU = 8,          // GELU (tanh form) instead of SiLU
     QLORA__HAS_ROOT_SCALE = 16,   // embeddings are multiplied by the root of the hidden size
     QLORA__HAS_PAIRED_ROPE = 32,  // pairs of neighbours are rotated, not the two halves
-    QLORA__HAS_PERMUTED_GGUF = 64 // GGUF files order the rows of q and k for pairs of neighbours
+    QLORA__HAS_PERMUTED_GGUF = 64, // GGUF files order the rows of q and k for pairs of neighbours
+    QLORA__HAS_SCALED_LOOKUP = 128, // the embedding itself scales its rows, before NEFTune's noise
+    QLORA__HAS_SECTIONS = 256       // the rotation has sections for images
 };
+
+// What GGUF files of an architecture leave to llama.cpp.
+enum {
+    QLORA__GGUF_NEEDS_WINDOW = 1, // of two families with one name, this one has windows
+    QLORA__GGUF_LOCAL_THETA = 2,  // rope.freq_base_swa is read
+    QLORA__GGUF_OWN_WINDOW = 4    // a file without a window has the default one
+};
+
+// What llama.cpp knows of a family by its number of layers; 0 = nothing.
+typedef struct qlora__gguf_rule {
+    uint32_t flags;
+    int32_t window_layers; // only files with so many have windows
+    int32_t scalar_layers; // those divide q by the root of hidden / heads, not of head_dim
+} qlora__gguf_rule;
 
 // How config.json is read, beyond the keys that all families share.
 enum {
@@ -190,103 +243,129 @@ typedef struct qlora__arch {
     qlora__window_rule window;
     qlora__nope_rule nope;
     qlora__arch_defaults defaults;
+    qlora__gguf_rule gguf_rule;
 } qlora__arch;
 
 // clang-format off
 #define QLORA__SIZES_NONE 0, 0, 0, 0, 0, 0
+#define QLORA__GGUF_PLAIN {0, 0, 0}
 static const qlora__arch qlora__archs[] = {
     {QLORA_FAMILY_LLAMA, "llama", "LlamaForCausalLM", "llama",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
-     {QLORA__SIZES_NONE, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+     {QLORA__SIZES_NONE, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_MISTRAL, "mistral", "MistralForCausalLM", "llama",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      0, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
-     {0, 0, 0, 0, 0, 8, 0, 131072, 4096, 0, 1e4, 0, 1e-6, 1, false}},
+     {0, 0, 0, 0, 0, 8, 0, 131072, 4096, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_QWEN2, "qwen2", "Qwen2ForCausalLM", "qwen2",
      &qlora__layout_seven, &qlora__norms_before, 0,
      QLORA__READS_QKV_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
-     {0, 0, 0, 0, 0, 32, 0, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false}},
+     {0, 0, 0, 0, 0, 32, 0, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_QWEN3, "qwen3", "Qwen3ForCausalLM", "qwen3",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_QK_NORM,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
-     {0, 0, 0, 0, 0, 32, 128, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false}},
+     {0, 0, 0, 0, 0, 32, 128, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GEMMA, "gemma", "GemmaForCausalLM", "gemma",
      &qlora__layout_seven, &qlora__norms_before,
-     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
+     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE |
+         QLORA__HAS_SCALED_LOOKUP,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
-     {256000, 3072, 24576, 28, 16, 16, 256, 8192, 0, 0, 1e4, 0, 1e-6, 1, true}},
+     {256000, 3072, 24576, 28, 16, 16, 256, 8192, 0, 0, 1e4, 0, 1e-6, 1, true},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GEMMA2, "gemma2", "Gemma2ForCausalLM", "gemma2",
      &qlora__layout_seven, &qlora__norms_around,
-     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
+     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE |
+         QLORA__HAS_SCALED_LOOKUP,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_CAPS |
          QLORA__READS_ACTIVATION,
      QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
-     {256000, 2304, 9216, 26, 8, 4, 256, 8192, 4096, 2, 1e4, 0, 1e-6, 1, true}},
+     {256000, 2304, 9216, 26, 8, 4, 256, 8192, 4096, 2, 1e4, 0, 1e-6, 1, true},
+     {QLORA__GGUF_OWN_WINDOW, 0, 46}},
     {QLORA_FAMILY_GEMMA3, "gemma3_text", "Gemma3ForCausalLM", "gemma3",
      &qlora__layout_seven, &qlora__norms_around,
-     QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
+     QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE |
+         QLORA__HAS_SCALED_LOOKUP,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_FINAL_CAP |
          QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND | QLORA__READS_LOCAL_THETA |
          QLORA__READS_PATTERN,
      QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
-     {262208, 2304, 9216, 26, 8, 4, 256, 131072, 4096, 6, 1e6, 1e4, 1e-6, 1, true}},
+     {262208, 2304, 9216, 26, 8, 4, 256, 131072, 4096, 6, 1e6, 1e4, 1e-6, 1, true},
+     {QLORA__GGUF_LOCAL_THETA, 0, 62}},
     {QLORA_FAMILY_PHI3, "phi3", "Phi3ForCausalLM", "phi3",
      &qlora__layout_fused, &qlora__norms_before, 0,
      QLORA__READS_PARTIAL | QLORA__READS_LONGROPE, QLORA__WINDOW_EVERY, QLORA__NOPE_NONE,
-     {32064, 3072, 8192, 32, 32, 0, 0, 4096, 0, 0, 1e4, 0, 1e-5, 1, false}},
+     {32064, 3072, 8192, 32, 32, 0, 0, 4096, 0, 0, 1e4, 0, 1e-5, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_SMOLLM3, "smollm3", "SmolLM3ForCausalLM", "smollm3",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS, QLORA__WINDOW_NOPE, QLORA__NOPE_LISTED,
-     {128256, 2048, 11008, 36, 16, 4, 0, 32768, 0, 0, 2e6, 0, 1e-6, 1, true}},
+     {128256, 2048, 11008, 36, 16, 4, 0, 32768, 0, 0, 2e6, 0, 1e-6, 1, true},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_OLMO2, "olmo2", "Olmo2ForCausalLM", "olmo2",
      &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
-     {50304, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-5, 1, false}},
+     {50304, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-5, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_OLMO3, "olmo3", "Olmo3ForCausalLM", "olmo2",
      &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_ROPE_PER_KIND,
      QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
-     {50304, 4096, 11008, 32, 32, 0, 0, 2048, 4096, 4, 5e5, 5e5, 1e-5, 1, false}},
+     {50304, 4096, 11008, 32, 32, 0, 0, 2048, 4096, 4, 5e5, 5e5, 1e-5, 1, false},
+     {QLORA__GGUF_NEEDS_WINDOW, 0, 0}},
     {QLORA_FAMILY_GRANITE, "granite", "GraniteForCausalLM", "granite",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS | QLORA__READS_MULTIPLIERS,
      QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
-     {32000, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+     {32000, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GRANITE4, "granitemoehybrid", "GraniteMoeHybridForCausalLM", "granite",
      &qlora__layout_shared_mlp, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_MULTIPLIERS | QLORA__READS_HYBRID,
      QLORA__WINDOW_NONE, QLORA__NOPE_UNNAMED,
-     {32000, 4096, 1024, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false}},
+     {32000, 4096, 1024, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GLM, "glm", "GlmForCausalLM", "chatglm",
      &qlora__layout_gate_up, &qlora__norms_before, QLORA__HAS_PAIRED_ROPE,
      QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_PARTIAL, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
-     {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false}},
+     {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GLM4, "glm4", "Glm4ForCausalLM", "glm4",
      &qlora__layout_gate_up, &qlora__norms_glm4, QLORA__HAS_PAIRED_ROPE,
      QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_PARTIAL, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
-     {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false}},
+     {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_MINISTRAL3, "ministral3", "Ministral3ForCausalLM", "mistral3",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_QUERY_BETA, QLORA__WINDOW_EVERY, QLORA__NOPE_NONE,
-     {131072, 4096, 14336, 34, 32, 8, 128, 262144, 0, 0, 1e6, 0, 1e-5, 1, false}},
+     {131072, 4096, 14336, 34, 32, 8, 128, 262144, 0, 0, 1e6, 0, 1e-5, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_EXAONE4, "exaone4", "Exaone4ForCausalLM", "exaone4",
      &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM,
      QLORA__READS_PATTERN, QLORA__WINDOW_PATTERN, QLORA__NOPE_FULL,
-     {102400, 4096, 16384, 32, 32, 32, 0, 2048, 4096, 4, 1e4, 0, 1e-5, 1, false}},
+     {102400, 4096, 16384, 32, 32, 32, 0, 2048, 4096, 4, 1e4, 0, 1e-5, 1, false},
+     {QLORA__GGUF_OWN_WINDOW, 64, 0}},
     {QLORA_FAMILY_SEED_OSS, "seed_oss", "SeedOssForCausalLM", "seed_oss",
      &qlora__layout_seven, &qlora__norms_seed, 0,
      QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_OUT_BIAS | QLORA__READS_MLP_BIAS,
      QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
-     {155136, 4096, 27648, 64, 80, 8, 128, 524288, 0, 0, 1e4, 0, 1e-6, 1, false}},
+     {155136, 4096, 27648, 64, 80, 8, 128, 524288, 0, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_QWEN2_5_VL, "qwen2_5_vl_text", "Qwen2_5_VLTextModel", "qwen2vl",
-     &qlora__layout_seven, &qlora__norms_before, 0,
+     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_SECTIONS,
      QLORA__READS_QKV_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
-     {152064, 8192, 29568, 80, 64, 8, 0, 32768, 4096, 0, 1e6, 0, 1e-5, 1, false}},
+     {152064, 8192, 29568, 80, 64, 8, 0, 32768, 4096, 0, 1e6, 0, 1e-5, 1, false},
+     QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_QWEN3_VL, "qwen3_vl_text", "Qwen3VLTextModel", "qwen3vl",
-     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_QK_NORM,
+     &qlora__layout_seven, &qlora__norms_before,
+     QLORA__HAS_QK_NORM | QLORA__HAS_SECTIONS,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
-     {151936, 4096, 22016, 32, 32, 32, 128, 128000, 0, 0, 5e5, 0, 1e-6, 1, false}},
+     {151936, 4096, 22016, 32, 32, 32, 128, 128000, 0, 0, 5e5, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
 };
 // clang-format on
 #define QLORA__ARCH_COUNT ((int)(sizeof qlora__archs / sizeof qlora__archs[0]))
@@ -359,6 +438,12 @@ static const qlora__arch* qlora__arch_of_text(const qlora_model_config* c) {
                               : c->family);
 }
 
+// The projections of a layer.
+static const qlora__layout* qlora__arch_layout(const qlora__arch* arch, int64_t layer) {
+    (void)layer; // alike in all layers of the families so far
+    return arch->layout;
+}
+
 // The architecture of GGUF files of a model. The text part of a multimodal folder has that of its
 // wrapper, where the two differ.
 static const char* qlora__arch_gguf(const qlora__arch* arch, const qlora_model_config* c) {
@@ -382,6 +467,19 @@ static int64_t qlora__arch_norm_width(const qlora__arch* arch, const qlora_model
     return norm == QLORA__NORM_Q   ? (wide ? c->heads : 1) * c->head_dim
            : norm == QLORA__NORM_K ? (wide ? c->kv_heads : 1) * c->head_dim
                                    : c->hidden;
+}
+
+static int64_t qlora__arch_width(const qlora_model_config* c, qlora__width width) {
+    const int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    const int64_t widths[QLORA__WIDTHS] = {c->hidden,   q, kv, q + 2 * kv, c->intermediate,
+                                           2 * c->intermediate};
+    return widths[width];
+}
+
+static bool qlora__arch_bias(const qlora_model_config* c, qlora__bias bias) {
+    return bias == QLORA__BIAS_QKV ? c->qkv_bias
+           : bias == QLORA__BIAS_O ? c->o_bias
+                                   : c->mlp_bias;
 }
 
 // The rotated columns of a head, for configs that do not say it.

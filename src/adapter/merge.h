@@ -370,9 +370,10 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     for (const char* at = plain + 7; *at >= '0' && *at <= '9' && layer < QLORA_MAX_LAYERS; at++) {
         layer = layer * 10 + (*at - '0');
     }
-    for (int i = 0; i < m->arch->layout->count && layer < m->plan.config.layers; i++) {
+    const qlora__layout* layout = layer < m->plan.config.layers ? m->layers[layer].layout : NULL;
+    for (int i = 0; layout != NULL && i < layout->count; i++) {
         snprintf(name, sizeof name, "layers.%lld.%s.weight", (long long)layer,
-                 m->arch->layout->rows[i].module);
+                 layout->rows[i].module);
         if (strcmp(name, plain) == 0) {
             item->projection = &m->layers[layer].projections[i];
         }

@@ -119,7 +119,7 @@ static void qlora__merge_put_rope(qlora__merge_file* f) {
                                  rope->mscale_all_dim);
         }
     }
-    if (c->family == QLORA_FAMILY_GEMMA3) {
+    if ((f->g->m->arch->gguf_rule.flags & QLORA__GGUF_LOCAL_THETA) != 0) {
         qlora__merge_put_f32(f, qlora__merge_arch_key(f, "rope.freq_base_swa", key),
                              c->rope_sliding.theta);
     }
@@ -166,7 +166,7 @@ static qlora_result qlora__merge_add_layer(qlora__merge_file* f, const qlora__me
         if (!qlora__gguf_is(rest, size, row->module)) {
             continue;
         }
-        bool rotated = row->bit < 2 && (arch->has & QLORA__HAS_PERMUTED_GGUF) != 0; // q or k
+        bool rotated = row->rotated && (arch->has & QLORA__HAS_PERMUTED_GGUF) != 0;
         int halves = row->gguf_second != NULL ? 2 : 1;
         for (int h = 0; h < halves; h++) {
             snprintf(name, sizeof name, "blk.%ld.%s%s", layer,

@@ -187,7 +187,7 @@ static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
 static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double* alpha) {
     bool found = false;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             float off = (float)p->alpha - m->desc.alpha;
             bool usual = p->rank == m->desc.rank && off <= 0.0f && off >= 0.0f;
@@ -203,10 +203,10 @@ static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double*
     }
 }
 
-static uint32_t qlora__adapted_mask(const qlora_model* m, const qlora__layer* layer) {
+static uint32_t qlora__adapted_mask(const qlora__layer* layer) {
     uint32_t mask = 0;
-    for (int i = 0; i < m->arch->layout->count; i++) {
-        mask |= layer->projections[i].rank > 0 ? 1u << i : 0u;
+    for (int i = 0; i < layer->layout->count; i++) {
+        mask |= layer->projections[i].rank > 0 ? 1u << layer->layout->rows[i].bit : 0u;
     }
     return mask;
 }
@@ -218,7 +218,7 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     uint32_t all = 0;
     bool uniform = true;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        uint32_t mask = qlora__adapted_mask(m, &m->layers[l]);
+        uint32_t mask = qlora__adapted_mask(&m->layers[l]);
         if (mask != 0) {
             uniform = uniform && (all == 0 || all == mask);
             all |= mask;
@@ -228,15 +228,16 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     bool wrapped = m->plan.config.wrapped;
     uniform = uniform && (!wrapped || t->desc.layer_count == (uint32_t)m->plan.config.layers);
     for (int64_t l = 0; l < m->plan.config.layers && !uniform; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             if (m->layers[l].projections[i].rank > 0) {
-                t->targets[t->desc.target_count++] = t->names[l * m->arch->layout->count + i].text;
+                t->targets[t->desc.target_count++] = t->names[l * QLORA__PROJECTIONS + i].text;
             }
         }
     }
-    for (int i = 0; i < m->arch->layout->count && uniform; i++) {
-        if ((all >> i & 1u) != 0) {
-            t->targets[t->desc.target_count++] = strrchr(m->arch->layout->rows[i].module, '.') + 1;
+    const qlora__layout* first = m->layers[t->desc.layer_count > 0 ? t->layers[0] : 0].layout;
+    for (int i = 0; i < first->count && uniform; i++) {
+        if ((all >> first->rows[i].bit & 1u) != 0) {
+            t->targets[t->desc.target_count++] = strrchr(first->rows[i].module, '.') + 1;
         }
     }
     if (!uniform || t->desc.layer_count == (uint32_t)m->plan.config.layers) {
@@ -258,12 +259,12 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
 
 static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             bool other_alpha = p->alpha < t->desc.alpha || p->alpha > t->desc.alpha;
             if (p->rank > 0 && (p->rank != t->desc.rank || other_alpha)) {
                 qlora__peft_override* o = &t->overrides[t->desc.override_count++];
-                o->module = t->names[l * m->arch->layout->count + i].text;
+                o->module = t->names[l * QLORA__PROJECTIONS + i].text;
                 o->rank = p->rank != t->desc.rank ? p->rank : 0;
                 o->alpha = other_alpha ? p->alpha : 0.0;
             }
@@ -318,8 +319,7 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
                                          const char* base_name, qlora__peft_tables* t) {
     memset(t, 0, sizeof *t);
     t->layer_room = (size_t)m->plan.config.layers;
-    size_t per_layer = (size_t)m->arch->layout->count;
-    t->modules = t->layer_room * per_layer;
+    t->modules = t->layer_room * QLORA__PROJECTIONS;
     t->names = (qlora__module_name*)qlora__alloc(ctx, t->modules * sizeof *t->names);
     t->targets =
         t->names == NULL ? NULL : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
@@ -340,9 +340,11 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     if (t->norms == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    for (size_t i = 0; i < t->modules; i++) {
-        qlora__module_of(m, (int64_t)(i / per_layer), (int)(i % per_layer), t->names[i].text,
-                         sizeof t->names[i].text);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
+            qlora__module_name* name = &t->names[l * QLORA__PROJECTIONS + i];
+            qlora__module_of(m, l, i, name->text, sizeof name->text);
+        }
     }
     t->desc.base_name = base_name;
     t->desc.dropout = (double)m->desc.dropout;
@@ -737,9 +739,11 @@ qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
 
 // ---- GGUF ---------------------------------------------------------------------------------------
 
-// The number of the projection that a trained matrix belongs to.
-static int qlora__trained_number(const qlora_model* m, const qlora__trained* t) {
-    return (int)(t->projection - m->layers[t->layer].projections);
+// The row of the projection that a trained matrix belongs to.
+static const qlora__projection_row* qlora__trained_row(const qlora_model* m,
+                                                       const qlora__trained* t) {
+    const qlora__layer* layer = &m->layers[t->layer];
+    return &layer->layout->rows[t->projection - layer->projections];
 }
 
 // Arranges B of one module: rows in the order of llama.cpp, multiplied by the ratio of the module's
@@ -747,13 +751,12 @@ static int qlora__trained_number(const qlora_model* m, const qlora__trained* t) 
 static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, double file_alpha,
                                 const float* in, float* out) {
     const qlora_model_config* c = &m->plan.config;
-    int bit = m->arch->layout->rows[qlora__trained_number(m, t)].bit;
-    bool turned = (1 << bit & (QLORA_TARGET_Q | QLORA_TARGET_K)) != 0;
+    bool rotated = qlora__trained_row(m, t)->rotated;
     double fold = qlora__gguf_fold((double)t->projection->scale, file_alpha, t->projection->rank);
     // The scale is a float: a ratio that differs from 1 only by rounding counts as 1.
     bool plain = fold > 1.0 - 1e-6 && fold < 1.0 + 1e-6;
     for (int64_t row = 0; row < t->rows; row++) {
-        int64_t from = turned ? qlora__gguf_source_row(m->arch, row, c->head_dim) : row;
+        int64_t from = rotated ? qlora__gguf_source_row(m->arch, row, c->head_dim) : row;
         for (int64_t i = 0; i < t->cols; i++) {
             float x = in[from * t->cols + i];
             out[row * t->cols + i] = plain ? x : (float)((double)x * fold);
@@ -770,7 +773,7 @@ static uint32_t qlora__gguf_entries(const qlora_model* m, qlora__gguf_entry* ent
         if (t.projection == NULL) {
             continue;
         }
-        const qlora__projection_row* row = &m->arch->layout->rows[qlora__trained_number(m, &t)];
+        const qlora__projection_row* row = qlora__trained_row(m, &t);
         int halves = row->gguf_second != NULL ? 2 : 1;
         for (int half = 0; half < halves; half++) {
             qlora__gguf_entry* e = &entries[count++];
@@ -791,7 +794,7 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
         if (t.projection == NULL) {
             continue;
         }
-        const qlora__projection_row* row = &m->arch->layout->rows[qlora__trained_number(m, &t)];
+        const qlora__projection_row* row = qlora__trained_row(m, &t);
         qlora_tensor window;
         const float* values = buffers;
         qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);

@@ -513,7 +513,7 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
 // Compiles the kernels whose conditions are all in `have`, those of a module together; with
 // `whole`, the rest of their modules too. One module after another: the driver's compiler holds a
 // lock, so threads would gain nothing.
-static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have, bool whole) {
+static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, qlora__needs have, bool whole) {
     const qlora_kernel* kernels = ctx->gpu->cache->kernels;
     for (int i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];

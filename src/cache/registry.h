@@ -1,64 +1,66 @@
 // ---- the registry of the library's kernels ------------------------------------------------------
 
 // clang-format off
-// When a model needs a kernel: all conditions in its mask must hold.
-#define QLORA__NEED_ALWAYS 0u
-#define QLORA__NEED_GEMM   1u // runs without cuBLAS
-#define QLORA__NEED_BF16   2u // computes in bf16
-#define QLORA__NEED_F32    4u // computes in f32
-#define QLORA__NEED_NF4    8u // has an NF4 base
-#define QLORA__NEED_LORA  16u // trains adapters
-#define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
-#define QLORA__NEED_HEAD128 64u  // the same, head size 128, and so on
-#define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
-#define QLORA__NEED_HEAD32  512u
-#define QLORA__NEED_HEAD80  1024u
-#define QLORA__NEED_HEAD96  2048u
-#define QLORA__NEED_HEAD192 4096u
-#define QLORA__NEED_HEAD256 8192u
-#define QLORA__NEED_HEAD128CAP 16384u // capped scores, and head sizes below 128
-#define QLORA__NEED_WARPGROUP 32768u // has the warpgroup instructions of compute capability 9.0
-#define QLORA__NEED_HEAD64WG  65536u // attention with them, head size 64
-#define QLORA__NEED_HEAD128WG 131072u
+// When a model needs a kernel: all conditions in its set must hold.
+typedef uint64_t qlora__needs;
+#define QLORA__NEED(bit) ((qlora__needs)1 << (bit))
+#define QLORA__NEED_ALWAYS ((qlora__needs)0)
+#define QLORA__NEED_GEMM   QLORA__NEED(0) // runs without cuBLAS
+#define QLORA__NEED_BF16   QLORA__NEED(1) // computes in bf16
+#define QLORA__NEED_F32    QLORA__NEED(2) // computes in f32
+#define QLORA__NEED_NF4    QLORA__NEED(3) // has an NF4 base
+#define QLORA__NEED_LORA  QLORA__NEED(4) // trains adapters
+#define QLORA__NEED_HEAD64  QLORA__NEED(5)  // tensor-core attention, head size 64
+#define QLORA__NEED_HEAD128 QLORA__NEED(6)  // the same, head size 128, and so on
+#define QLORA__NEED_HEADANY QLORA__NEED(7) // attention in f32 arithmetic
+#define QLORA__NEED_HEAD32  QLORA__NEED(9)
+#define QLORA__NEED_HEAD80  QLORA__NEED(10)
+#define QLORA__NEED_HEAD96  QLORA__NEED(11)
+#define QLORA__NEED_HEAD192 QLORA__NEED(12)
+#define QLORA__NEED_HEAD256 QLORA__NEED(13)
+#define QLORA__NEED_HEAD128CAP QLORA__NEED(14) // capped scores, and head sizes below 128
+#define QLORA__NEED_WARPGROUP QLORA__NEED(15) // has the warpgroup instructions of sm_90a
+#define QLORA__NEED_HEAD64WG  QLORA__NEED(16) // attention with them, head size 64
+#define QLORA__NEED_HEAD128WG QLORA__NEED(17)
 #define QLORA__NEED_GEMM_WG (QLORA__NEED_GEMM | QLORA__NEED_BF16 | QLORA__NEED_WARPGROUP)
-#define QLORA__NEED_FP8_MODE 262144u // computes base products in FP8
+#define QLORA__NEED_FP8_MODE QLORA__NEED(18) // computes base products in FP8
 #define QLORA__NEED_FP8 (QLORA__NEED_BF16 | QLORA__NEED_FP8_MODE)
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
-#define QLORA__NEED_TEXTS 524288u // generates, with the kernels of a decoding step
-#define QLORA__NEED_FP8_BASE 1048576u // has an FP8 base
+#define QLORA__NEED_TEXTS QLORA__NEED(19) // generates, with the kernels of a decoding step
+#define QLORA__NEED_FP8_BASE QLORA__NEED(20) // has an FP8 base
 #define QLORA__NEED_FP8_BASE_BF16 (QLORA__NEED_FP8_BASE | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP (QLORA__NEED_TEXTS | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP_NF4 (QLORA__NEED_STEP | QLORA__NEED_NF4)
 #define QLORA__NEED_STEP_WG (QLORA__NEED_STEP_NF4 | QLORA__NEED_WARPGROUP)
 #define QLORA__NEED_STEP_HEAD (QLORA__NEED_STEP | QLORA__NEED_WARPGROUP)
-#define QLORA__NEED_LAYERS 2097152u // generates one text at a time, in blocks that large:
+#define QLORA__NEED_LAYERS QLORA__NEED(21) // generates one text at a time, in blocks that large:
 #define QLORA__LAYERS_BYTES 232448
 #define QLORA__NEED_STEP_LAYERS (QLORA__NEED_STEP_NF4 | QLORA__NEED_LAYERS)
-#define QLORA__NEED_GATED 4194304u // trains adapters of an MLP as ops/gated.h does
-#define QLORA__NEED_HEAD96WG 8388608u
-#define QLORA__NEED_HEAD256WG 16777216u
+#define QLORA__NEED_GATED QLORA__NEED(22) // trains adapters of an MLP as ops/gated.h does
+#define QLORA__NEED_HEAD96WG QLORA__NEED(23)
+#define QLORA__NEED_HEAD256WG QLORA__NEED(24)
 #define QLORA__NEED_LORA_F32 (QLORA__NEED_LORA | QLORA__NEED_F32)
-#define QLORA__NEED_NOISE 33554432u // its trainer has NEFTune's noise
+#define QLORA__NEED_NOISE QLORA__NEED(25) // its trainer has NEFTune's noise
 #define QLORA__NEED_NOISE_F32 (QLORA__NEED_NOISE | QLORA__NEED_F32)
 #define QLORA__NEED_NOISE_BF16 (QLORA__NEED_NOISE | QLORA__NEED_BF16)
-#define QLORA__NEED_PAIRS 67108864u // its trainer has a method with preferences
+#define QLORA__NEED_PAIRS QLORA__NEED(26) // its trainer has a method with preferences
 #define QLORA__NEED_PAIRS_F32 (QLORA__NEED_PAIRS | QLORA__NEED_F32)
 #define QLORA__NEED_PAIRS_BF16 (QLORA__NEED_PAIRS | QLORA__NEED_BF16)
 // An operator that programs call. A model that uses it runs it when it is opened, so that it is
 // compiled then: what may run for the first time later has no such condition.
-#define QLORA__NEED_CALL 134217728u
+#define QLORA__NEED_CALL QLORA__NEED(27)
 #define QLORA__NEED_CALL_F32 (QLORA__NEED_CALL | QLORA__NEED_F32)
 #define QLORA__NEED_CALL_BF16 (QLORA__NEED_CALL | QLORA__NEED_BF16)
 #define QLORA__NEED_CALL_NF4 (QLORA__NEED_CALL | QLORA__NEED_NF4)
 #define QLORA__NEED_CALL_NF4_BF16 (QLORA__NEED_CALL | QLORA__NEED_NF4_BF16)
 #define QLORA__NEED_CALL_LORA (QLORA__NEED_CALL | QLORA__NEED_LORA)
 #define QLORA__NEED_CALL_LORA_BF16 (QLORA__NEED_CALL | QLORA__NEED_LORA_BF16)
-#define QLORA__NEED_CAP 268435456u // has a cap of logits
+#define QLORA__NEED_CAP QLORA__NEED(28) // has a cap of logits
 #define QLORA__NEED_CAP_F32 (QLORA__NEED_CAP | QLORA__NEED_F32)
 #define QLORA__NEED_CAP_BF16 (QLORA__NEED_CAP | QLORA__NEED_BF16)
-#define QLORA__NEED_HEAD_NF4 536870912u // has a 4-bit head
+#define QLORA__NEED_HEAD_NF4 QLORA__NEED(29) // has a 4-bit head
 #define QLORA__NEED_HEAD_NF4_BF16 (QLORA__NEED_HEAD_NF4 | QLORA__NEED_NF4_BF16)
 // What programs may have besides.
 #define QLORA__NEED_ANY (QLORA__NEED_CALL | QLORA__NEED_CAP | QLORA__NEED_HEAD_NF4)
@@ -330,7 +332,7 @@ typedef struct qlora__kernel_row {
     const char* name;
     const char* module;
     uint32_t shared;
-    uint32_t need;
+    qlora__needs need;
 } qlora__kernel_row;
 
 #define QLORA__X(name, module, shared, need) {#name, #module, shared, QLORA__NEED_##need},

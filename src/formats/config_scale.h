@@ -72,8 +72,8 @@ static qlora_result qlora__scale_parse(qlora__env* env, const char* text, qlora_
 // else, or would not accept the file.
 static const char* qlora__scale_fault(const qlora_model_config* c) {
     const qlora__arch* arch = qlora__arch_of(c->family);
-    uint32_t reads = arch != NULL ? (uint32_t)arch->reads : 0;
-    bool sections = c->family == QLORA_FAMILY_QWEN2_5_VL || c->family == QLORA_FAMILY_QWEN3_VL;
+    uint32_t reads = arch->reads;
+    bool sections = (arch->has & QLORA__HAS_SECTIONS) != 0;
     return c->wrapped || sections ? "it is part of a multimodal model"
            : (reads & QLORA__READS_LONGROPE) != 0
                ? "its family supports longrope only, with factors from its config"

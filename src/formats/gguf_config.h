@@ -192,8 +192,8 @@ static qlora_result qlora__gguf_config_factors(const qlora__gguf_reader* r, qlor
                                              &rope->attention_factor);
 }
 
-// The rotation of layers with a window, where it differs: without scaling. For Gemma 3 it has a
-// base of its own; llama.cpp ignores that of other architectures.
+// The rotation of layers with a window, where it differs: without scaling. Of some
+// architectures it has a base of its own, which llama.cpp ignores elsewhere.
 static qlora_result qlora__gguf_config_sliding(const qlora__gguf_reader* r, qlora_model_config* c) {
     const qlora__arch* arch = r->facts.arch;
     c->rope_sliding = c->rope;
@@ -203,7 +203,7 @@ static qlora_result qlora__gguf_config_sliding(const qlora__gguf_reader* r, qlor
     memset(&c->rope_sliding, 0, sizeof c->rope_sliding);
     c->rope_sliding.factor = 1.0;
     c->rope_sliding.theta = c->rope.theta;
-    return arch->family == QLORA_FAMILY_GEMMA3
+    return (arch->gguf_rule.flags & QLORA__GGUF_LOCAL_THETA) != 0
                ? qlora__gguf_config_positive(r, "rope.freq_base_swa", arch->defaults.theta_sliding,
                                              &c->rope_sliding.theta)
                : QLORA_OK;
@@ -252,15 +252,14 @@ static qlora_result qlora__gguf_config_window(const qlora__gguf_reader* r, qlora
     const qlora__gguf_value* list = qlora__gguf_find(r->g, key.text);
     bool listed = list != NULL && list->kind == QLORA__GGUF_ARRAY;
     int64_t period = arch->defaults.pattern;
-    bool exaone4 = arch->family == QLORA_FAMILY_EXAONE4; // with windows only in its large form
     if (arch->window != QLORA__WINDOW_PATTERN) {
         return qlora__gguf_config_ignored(r, c);
     }
-    if (exaone4 && c->layers != 64) {
+    int32_t large = arch->gguf_rule.window_layers;
+    if (large > 0 && c->layers != large) {
         return QLORA_OK;
     }
-    // llama.cpp has a default of its own for these two
-    bool has_default = exaone4 || arch->family == QLORA_FAMILY_GEMMA2;
+    bool has_default = (arch->gguf_rule.flags & QLORA__GGUF_OWN_WINDOW) != 0;
     QLORA__TRY(qlora__gguf_config_int(r, "attention.sliding_window",
                                       has_default ? arch->defaults.window : 0, 0, INT32_MAX,
                                       &c->window));
@@ -326,8 +325,7 @@ static qlora_result qlora__gguf_config_scalars(const qlora__gguf_reader* r, qlor
     }
     // The file does not hold query_pre_attn_scalar; llama.cpp knows the largest models by their
     // number of layers.
-    bool large = (arch->family == QLORA_FAMILY_GEMMA2 && c->layers == 46) ||
-                 (arch->family == QLORA_FAMILY_GEMMA3 && c->layers == 62);
+    bool large = c->layers == arch->gguf_rule.scalar_layers;
     if ((arch->reads & QLORA__READS_QUERY_SCALAR) != 0) {
         c->attention_scale =
             1.0 / sqrt(large ? (double)(c->hidden / c->heads) : (double)c->head_dim);

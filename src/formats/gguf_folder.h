@@ -24,16 +24,16 @@ static qlora__gguf_key qlora__gguf_key_of(const qlora__gguf_facts* facts, const 
     return key;
 }
 
-// The row of the architecture. A file of "olmo2" with windows is OLMo 3; otherwise the first row of
-// that name, whose tensors are stored in the way that such files have them.
+// The row of the architecture: the first of that name, whose tensors are stored in the way that
+// such files have them, unless the file has windows and another row of that name needs them.
 static const qlora__arch* qlora__gguf_arch(const qlora__gguf* g, const qlora__gguf_facts* facts) {
     qlora__gguf_key key = qlora__gguf_key_of(facts, "attention.sliding_window");
     bool windows = qlora__gguf_find(g, key.text) != NULL;
     const qlora__arch* found = NULL;
     for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
         if (qlora__gguf_is(facts->prefix, facts->prefix_size, qlora__archs[i].gguf)) {
-            bool olmo3 = qlora__archs[i].family == QLORA_FAMILY_OLMO3;
-            found = found == NULL || (olmo3 && windows) ? &qlora__archs[i] : found;
+            bool needs = (qlora__archs[i].gguf_rule.flags & QLORA__GGUF_NEEDS_WINDOW) != 0;
+            found = found == NULL || (needs && windows) ? &qlora__archs[i] : found;
         }
     }
     return found;

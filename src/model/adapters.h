@@ -50,7 +50,7 @@ static void qlora__own_copy(qlora_model* m, bool back) {
 // Keeps the matrices of the current adapter in its entries.
 static void qlora__loras_keep(const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             qlora__lora* lora = qlora__lora_at(m, m->adapter, l, i);
             lora->rank = p->rank;
@@ -68,12 +68,12 @@ static void qlora__loras_keep(const qlora_model* m) {
 
 static void qlora__loras_take(qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             const qlora__lora* lora = qlora__lora_at(m, m->adapter, l, i);
-            int group = m->arch->layout->rows[i].group;
+            int group = m->layers[l].layout->rows[i].group;
             qlora_linear_part* part =
-                &m->layers[l].linears[group].parts[i - m->arch->layout->groups[group].first];
+                &m->layers[l].linears[group].parts[i - m->layers[l].layout->groups[group].first];
             p->rank = lora->rank;
             p->alpha = lora->alpha;
             p->scale = lora->scale;
@@ -122,7 +122,7 @@ static qlora_linear_desc qlora__linear_of(const qlora_model* m, const qlora__lay
     qlora_linear_desc linear = layer->linears[group];
     int64_t index = layer - m->layers;
     for (int i = 0; i < linear.count && adapter != m->adapter; i++) {
-        int number = m->arch->layout->groups[group].first + i;
+        int number = layer->layout->groups[group].first + i;
         const qlora__lora* lora = adapter == QLORA__ALL_ADAPTERS
                                       ? &m->wide[index].loras[number]
                                       : qlora__lora_at(m, adapter, index, number);

@@ -143,7 +143,7 @@ static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < layer->layout->count; i++) {
             qlora__layout_projection(arena, m, &layer->projections[i]);
         }
         if (c->qkv_bias && !c->qk_norm) {
@@ -297,7 +297,7 @@ static void qlora__layout_windows(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < layer->layout->count; i++) {
             if (layer->projections[i].rank > 0) {
                 qlora__window_projection(m, &layer->projections[i]);
             }

@@ -180,8 +180,8 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
     QLORA__TRY(qlora__leave(
         ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, 0u, x, &raw)));
     int64_t at = 0;
-    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
-        qlora__projection* p = &layer->projections[m->arch->layout->groups[group].first + i];
+    for (int i = 0; i < layer->layout->groups[group].count; i++) {
+        qlora__projection* p = &layer->projections[layer->layout->groups[group].first + i];
         qlora_tensor a = qlora__window(&inner, pass->rows, at, p->out);
         qlora_tensor b = qlora__window(&raw, pass->rows, at, p->out);
         qlora_tensor inverse;

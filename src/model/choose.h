@@ -58,7 +58,7 @@ typedef struct qlora__choices {
 static bool qlora__copies_hide(const qlora_model* m, int64_t elements, int64_t operations) {
     const qlora_model_config* c = &m->plan.config;
     int64_t weights = 0;
-    for (int i = 0; i < m->arch->layout->count; i++) {
+    for (int i = 0; i < m->layers[0].layout->count; i++) {
         weights += m->layers[0].projections[i].in * m->layers[0].projections[i].out;
     }
     int64_t seen = c->window > 0 ? qlora__min(c->window, m->plan.max_length) : m->plan.max_length;
@@ -326,7 +326,7 @@ static void qlora__plan_most(qlora_model* m, const qlora_plan_desc* machine, qlo
 // Whether any weight has codes: a folder may leave some projections in 16 bits.
 static bool qlora__any_coded(const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             if (qlora__is_coded(&m->layers[l].projections[i])) {
                 return true;
             }

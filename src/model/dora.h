@@ -7,9 +7,9 @@ static bool qlora__is_dora(const qlora_model* m, const qlora__projection* p) {
 // Whether a stack has a projection with a magnitude.
 static bool qlora__stack_is_dora(const qlora_model* m, const qlora__layer* layer, int group) {
     bool any = false;
-    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+    for (int i = 0; i < layer->layout->groups[group].count; i++) {
         any =
-            any || qlora__is_dora(m, &layer->projections[m->arch->layout->groups[group].first + i]);
+            any || qlora__is_dora(m, &layer->projections[layer->layout->groups[group].first + i]);
     }
     return any;
 }
@@ -31,8 +31,8 @@ static qlora_result qlora__dora_refresh(qlora_ctx* ctx, qlora_model* m, bool sta
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
             int64_t at = 0;
-            for (int i = 0; i < m->arch->layout->groups[g].count; i++) {
-                qlora__projection* p = &layer->projections[m->arch->layout->groups[g].first + i];
+            for (int i = 0; i < layer->layout->groups[g].count; i++) {
+                qlora__projection* p = &layer->projections[layer->layout->groups[g].first + i];
                 qlora_tensor w;
                 qlora_tensor gain;
                 qlora_tensor inverse;

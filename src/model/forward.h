@@ -3,14 +3,12 @@
 // The forward pass in pieces: begin; then, for each layer, its attention and its MLP. Whole passes,
 // steps in slices and decoding all run these pieces in this order.
 
-// NEFTune adds its noise to what the embedding returns: in transformers, the embedding of Gemma
-// scales its rows itself, and others are scaled afterwards.
+// NEFTune adds its noise to what the embedding returns: in transformers, some embeddings scale
+// their rows themselves, and others are scaled afterwards.
 static qlora_result qlora__forward_noise(const qlora__pass* pass, const qlora_tensor* h) {
     const qlora_model* m = pass->m;
-    qlora_family family = m->plan.config.family;
-    bool gemma = family == QLORA_FAMILY_GEMMA || family == QLORA_FAMILY_GEMMA2 ||
-                 family == QLORA_FAMILY_GEMMA3;
-    double factor = gemma ? 1.0 : m->plan.config.embedding_scale;
+    bool scaled = (m->arch->has & QLORA__HAS_SCALED_LOOKUP) != 0;
+    double factor = scaled ? 1.0 : m->plan.config.embedding_scale;
     const qlora__batch_rows rows = {&m->batch.positions, &m->batch.sequences, &m->batch.seqs,
                                     &m->batch.dropout};
     return qlora__noise(pass->ctx, h, &rows, m->neftune * (float)factor);

@@ -39,9 +39,10 @@ static bool qlora__decode_fits(const qlora_model* m) {
                 c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m) &&
                 (!m->head_is_nf4 || c->hidden % 64 == 0);
     for (int64_t l = 0; l < c->layers && fits; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        const qlora__layout* layout = m->layers[l].layout;
+        for (int i = 0; i < layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
-            int first = m->arch->layout->groups[m->arch->layout->rows[i].group].first;
+            int first = layout->groups[layout->rows[i].group].first;
             const qlora__projection* q = &m->layers[l].projections[first];
             bool alike = p->is_nf4 == q->is_nf4 &&
                          (!p->is_nf4 || p->nf4_desc.plain_scales == q->nf4_desc.plain_scales);

@@ -371,12 +371,12 @@ static qlora_result qlora__load_check(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__folder_need(&ctx->env, folder, "model.embed_tokens.weight",
                                   m->plan.base_vocab, c->hidden, &t));
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             qlora__linear_source source;
             char name[200];
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                     m->arch->layout->rows[i].module);
+                     m->layers[l].layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
             if (source.fp8 && !(p->stored && p->is_fp8)) {
                 return qlora__fail(ctx, QLORA_ERR_FORMAT,
@@ -457,7 +457,7 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora_fill(ctx, 1.0f, &m->final_norm));
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < layer->layout->count; i++) {
             qlora__projection* p = &layer->projections[i];
             qlora_tensor w;
             qlora__arena_window(&m->operand, 0, p->out, p->in, &w);

@@ -110,11 +110,11 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
         qlora__map_weight(folder, "lm_head.weight", c->vocab, c->hidden, m, &m->head_mapped);
     }
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             char name[160];
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                     m->arch->layout->rows[i].module);
+                     m->layers[l].layout->rows[i].module);
             if (!qlora__is_coded(p) && !m->dora) { // DoRA adds adapters to a copy of the weight
                 qlora__map_weight(folder, name, p->out, p->in, m, &p->mapped);
             }

@@ -90,7 +90,7 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     int64_t at = 0;
     memset(out, 0, sizeof *out);
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             if (p->rank == 0) {
                 continue;
@@ -145,13 +145,13 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
         return; // several adapters are placed when they are used
     }
     int number = (int)(t->projection - layer->projections);
-    int group = m->arch->layout->rows[number].group;
+    int group = layer->layout->rows[number].group;
     const qlora_linear_desc* linear = &layer->linears[group];
     qlora_tensor a;
     qlora_tensor sb;
     int64_t row = 0;
     int64_t at = 0;
-    for (int i = 0; i < number - m->arch->layout->groups[group].first; i++) {
+    for (int i = 0; i < number - layer->layout->groups[group].first; i++) {
         row += linear->parts[i].out;
         at += linear->parts[i].rank;
     }
@@ -174,8 +174,8 @@ static double qlora__range_lr(const qlora_model* m, const qlora__trained* t, dou
     }
     int which = t->is_norm ? QLORA_LR_NORMS : QLORA_LR_EMBEDDINGS;
     if (t->projection != NULL) {
-        int64_t number = t->projection - m->layers[t->layer].projections;
-        which = m->arch->layout->rows[number].bit;
+        const qlora__layer* layer = &m->layers[t->layer];
+        which = layer->layout->rows[t->projection - layer->projections].bit;
     }
     return ratio * factors[which];
 }

@@ -14,8 +14,8 @@ static int64_t qlora__number_range(qlora_model* m, int64_t count, int64_t at) {
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
 // matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
-    int count = m->arch->layout->groups[group].count;
-    qlora__projection* first = &layer->projections[m->arch->layout->groups[group].first];
+    int count = layer->layout->groups[group].count;
+    qlora__projection* first = &layer->projections[layer->layout->groups[group].first];
     for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->a_at = at;
@@ -77,21 +77,14 @@ static void qlora__number_parameters(qlora_model* m) {
 // Sizes of a layer's projections and stacks.
 static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
     const qlora_model_config* c = &m->plan.config;
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    int64_t h = c->hidden;
-    int64_t wide = c->intermediate;
-    const int64_t outs[9] = {q, kv, kv, h, wide, wide, h, q + 2 * kv, 2 * wide}; // by bit
-    const int64_t ins[QLORA__GROUPS] = {h, q, h, wide};
-    for (int i = 0; i < m->arch->layout->count; i++) {
+    for (int i = 0; i < layer->layout->count; i++) {
         qlora__projection* p = &layer->projections[i];
-        int group = m->arch->layout->rows[i].group;
-        p->in = ins[group];
-        p->out = outs[m->arch->layout->rows[i].bit];
+        const qlora__projection_row* row = &layer->layout->rows[i];
+        p->in = qlora__arch_width(c, row->in);
+        p->out = qlora__arch_width(c, row->out);
         // The rope kernel adds the bias of q, k and v, unless a norm comes between.
-        p->has_bias = group == QLORA__QKV ? c->qkv_bias && c->qk_norm
-                      : group == QLORA__O ? c->o_bias
-                                          : c->mlp_bias;
+        bool later = row->bias == QLORA__BIAS_QKV && !c->qk_norm;
+        p->has_bias = qlora__arch_bias(c, row->bias) && !later;
     }
 }
 
@@ -101,16 +94,16 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     for (int g = 0; g < QLORA__GROUPS; g++) {
         qlora_linear_desc* linear = &layer->linears[g];
         memset(linear, 0, sizeof *linear);
-        linear->count = m->arch->layout->groups[g].count;
+        linear->count = layer->layout->groups[g].count;
         for (int i = 0; i < linear->count; i++) {
-            int number = m->arch->layout->groups[g].first + i;
+            int number = layer->layout->groups[g].first + i;
             qlora__projection* p = &layer->projections[number];
             qlora_linear_part* part = &linear->parts[i];
             linear->in = p->in;
             part->out = p->out;
             part->rank = p->rank;
             part->scale = p->scale;
-            part->projection = m->arch->layout->rows[number].bit;
+            part->projection = layer->layout->rows[number].bit;
             part->nf4 = p->is_nf4 ? &p->nf4 : NULL;
             part->fp8 = p->is_fp8 ? &p->fp8 : NULL;
             part->dense = qlora__is_coded(p) ? NULL : &p->dense;
@@ -455,11 +448,13 @@ static uint64_t qlora__source_name(const qlora_model_desc* desc) {
 
 // Replaces "all" by the projections that the model has, and refuses others.
 static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
-    const qlora__layout* layout = m->arch->layout;
     static const char* const names[] = {"q", "k", "v", "o", "gate", "up", "down", "qkv", "gate_up"};
     uint32_t has = 0;
-    for (int i = 0; i < layout->count; i++) {
-        has |= 1u << layout->rows[i].bit;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layout* layout = qlora__arch_layout(m->arch, l);
+        for (int i = 0; i < layout->count; i++) {
+            has |= 1u << layout->rows[i].bit;
+        }
     }
     if (m->desc.targets == 0 || m->desc.targets == (uint32_t)QLORA_TARGET_ALL) {
         m->desc.targets = has;
@@ -520,7 +515,7 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
                            "desc.mode is FP8, which DoRA does not support; use BF16 or AUTO");
     }
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             if (!qlora__is_coded(&m->layers[l].projections[i])) {
                 char module[160];
                 qlora__module_of(m, l, i, module, sizeof module);
@@ -591,8 +586,9 @@ static qlora_result qlora__skeleton_last_layer(qlora_ctx* ctx, const qlora_model
         return QLORA_OK;
     }
     QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
-    snprintf(name, sizeof name, "model.layers.%lld.%s.weight",
-             (long long)(m->plan.config.layers - 1), m->arch->layout->rows[0].module);
+    int64_t last = m->plan.config.layers - 1;
+    snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)last,
+             qlora__arch_layout(m->arch, last)->rows[0].module);
     if (qlora__folder_find(folder, name) == NULL) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT,
                            "%s: tensor %s is missing; the config has %lld layers", folder->dir,
@@ -712,6 +708,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
         return QLORA_ERR_MEMORY;
     }
     for (int64_t l = 0; l < c->layers; l++) {
+        m->layers[l].layout = qlora__arch_layout(m->arch, l);
         qlora__shape_layer(m, &m->layers[l]);
         m->layers[l].sliding = c->sliding[l] != 0;
         m->layers[l].no_rope = c->no_rope[l] != 0;
@@ -765,7 +762,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
         QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             p->is_nf4 = desc->base == QLORA_BASE_NF4;
             p->is_fp8 = desc->base == QLORA_BASE_FP8;
@@ -778,7 +775,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             char name[160];
             qlora__linear_source source;
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                     m->arch->layout->rows[i].module);
+                     m->layers[l].layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
             // What the folder left in 16 bits when it was quantised stays so, as in transformers.
             p->is_nf4 = source.nf4;

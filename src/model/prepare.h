@@ -4,7 +4,7 @@
 static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < layer->layout->count; i++) {
             qlora__projection* p = &layer->projections[i];
             if (p->is_nf4) {
                 qlora_tensor memory = p->nf4.memory;
@@ -42,7 +42,7 @@ static void qlora__ready_parts(void* user, int64_t begin, int64_t end) {
 // prepared keeps its own.
 static qlora_result qlora__model_ready(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             int64_t parts = qlora__ceil_div(p->ready.cols, QLORA__READY_PART);
             qlora__ready_job job;
@@ -134,7 +134,7 @@ static qlora_result qlora__model_use_copies(qlora_ctx* ctx, qlora_model* m) {
             }
             int64_t row = 0;
             for (int i = 0; i < linear->count; i++) {
-                qlora__projection* p = &layer->projections[m->arch->layout->groups[g].first + i];
+                qlora__projection* p = &layer->projections[layer->layout->groups[g].first + i];
                 qlora_linear_part* part = &linear->parts[i];
                 if (part->dense == NULL) {
                     QLORA__TRY(qlora__tensor_view(ctx, &layer->operands[g], row, part->out, 0,
@@ -275,13 +275,13 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         bool fp8 = m->desc.base == QLORA_BASE_FP8;
         // What depends on rare settings is compiled when the dry run needs it.
         const qlora_model_config* c = &m->plan.config;
-        for (int64_t i = 0; i < c->layers * m->arch->layout->count; i++) {
-            int64_t n = m->arch->layout->count;
-            nf4 = nf4 || m->layers[i / n].projections[i % n].is_nf4;
-            fp8 = fp8 || m->layers[i / n].projections[i % n].is_fp8;
+        for (int64_t i = 0; i < c->layers * QLORA__PROJECTIONS; i++) { // those left out are zero
+            const qlora__layer* layer = &m->layers[i / QLORA__PROJECTIONS];
+            nf4 = nf4 || layer->projections[i % QLORA__PROJECTIONS].is_nf4;
+            fp8 = fp8 || layer->projections[i % QLORA__PROJECTIONS].is_fp8;
         }
-        uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
-                                              nf4, true);
+        qlora__needs need = qlora__kernels_needed(ctx, m->compute, c->head_dim,
+                                                  c->attention_cap > 0.0, nf4, true);
         need |= m->desc.generate_tokens > 0 // later pieces of a prompt
                     ? qlora__attention_need(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
                                             true)

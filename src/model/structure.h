@@ -63,6 +63,7 @@ typedef struct qlora__kept {
 } qlora__kept;
 
 typedef struct qlora__layer {
+    const qlora__layout* layout; // of its projections
     qlora__projection projections[QLORA__PROJECTIONS];
     qlora_linear_desc linears[QLORA__GROUPS];
     qlora_tensor operands[QLORA__GROUPS]; // cached, or views of the shared one
@@ -431,7 +432,7 @@ struct qlora_model {
 // Projection number `i` of layer `layer` as PEFT names it, without "base_model.model.".
 static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* out, size_t size) {
     snprintf(out, size, "model.%slayers.%lld.%s", m->plan.config.wrapped ? "language_model." : "",
-             (long long)layer, m->arch->layout->rows[i].module);
+             (long long)layer, m->layers[layer].layout->rows[i].module);
 }
 
 // Whether norm number `norm` exists in every layer.

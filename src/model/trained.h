@@ -3,8 +3,8 @@
 #define QLORA__MAX_VOCAB (1 << 24)
 
 // A new adapter on the modules that the desc names.
-static void qlora__adapter_new(const qlora_model* m, int number, qlora__projection* p) {
-    if (m->desc.rank > 0 && (m->desc.targets >> m->arch->layout->rows[number].bit & 1u) != 0) {
+static void qlora__adapter_new(const qlora_model* m, int bit, qlora__projection* p) {
+    if (m->desc.rank > 0 && (m->desc.targets >> bit & 1u) != 0) {
         p->rank = m->desc.rank;
         p->alpha = (double)m->desc.alpha;
         double divisor = m->desc.rslora ? sqrt((double)p->rank) : (double)p->rank;
@@ -102,10 +102,10 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
              qlora__names_norm(m, name)) ||
             qlora__is_peft_copy(m, name);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
-            for (int k = 0; k < m->arch->layout->count && !known; k++) {
+            for (int k = 0; k < m->layers[l].layout->count && !known; k++) {
                 char module[160];
                 int n = snprintf(module, sizeof module, "layers.%lld.%s.", (long long)l,
-                                 m->arch->layout->rows[k].module);
+                                 m->layers[l].layout->rows[k].module);
                 known = n > 0 && strncmp(name, module, (size_t)n) == 0;
             }
         }
@@ -157,7 +157,7 @@ static const char* qlora__base_name(const qlora_model* m) {
     bool half = m->desc.base == QLORA_BASE_16BIT;
     qlora_base_format found = half ? QLORA_BASE_16BIT : QLORA_BASE_32BIT;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             found = p->is_nf4 ? QLORA_BASE_NF4 : p->is_fp8 ? QLORA_BASE_FP8 : found;
         }
@@ -204,12 +204,12 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
         m->desc.alpha = (float)peft->alpha;
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             if (desc->adapter != NULL) {
                 QLORA__TRY(qlora__adapter_found(ctx, m, l, i, p));
             } else {
-                qlora__adapter_new(m, i, p);
+                qlora__adapter_new(m, m->layers[l].layout->rows[i].bit, p);
             }
         }
     }
@@ -244,7 +244,7 @@ static qlora_result qlora__saved_norms(qlora_ctx* ctx, qlora_model* m,
 
 static bool qlora__has_lora(const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             if (m->layers[l].projections[i].rank > 0) {
                 return true;
             }
@@ -430,12 +430,12 @@ static qlora_result qlora__saved_head_check(qlora_ctx* ctx, qlora_model* m,
 // With a bias, the gain would have to leave it out.
 static qlora_result qlora__saved_bias(qlora_ctx* ctx, const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers && m->dora; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             if (p->has_bias && p->rank > 0) {
                 return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                                    "DoRA is not supported for %s, which has a bias",
-                                   m->arch->layout->rows[i].module);
+                                   m->layers[l].layout->rows[i].module);
             }
         }
     }

@@ -33,7 +33,7 @@ static int64_t qlora__wide_first(const qlora_model* m, int32_t adapter, int64_t 
 static bool qlora__wide_fits(const qlora_model* m) {
     bool fits = qlora__has_several(m) && m->on_gpu && qlora__computes(m) && !qlora__is_fp8(m);
     for (int64_t l = 0; l < m->plan.config.layers && fits; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             fits = fits && qlora__wide_first(m, m->adapters, l, i) <= qlora__wide_limit(m);
         }
     }
@@ -53,19 +53,20 @@ static qlora_result qlora__wide_choose(qlora_ctx* ctx, qlora_model* m) {
 
 // Columns of z and u of a stack.
 static int64_t qlora__wide_pad(const qlora_model* m, int64_t layer, int group) {
+    const qlora__layout* layout = m->layers[layer].layout;
     int64_t rank = 0;
-    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
-        int number = m->arch->layout->groups[group].first + i;
+    for (int i = 0; i < layout->groups[group].count; i++) {
+        int number = layout->groups[group].first + i;
         rank += qlora__wide_first(m, m->adapters, layer, number);
     }
     return (rank + 7) / 8 * 8;
 }
 
 // Whether the matrices of a stack are in the operand of the layer.
-static bool qlora__wide_in_operand(const qlora_model* m, const qlora__layer* layer, int group) {
+static bool qlora__wide_in_operand(const qlora__layer* layer, int group) {
     bool any = false;
-    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
-        any = any || qlora__is_coded(&layer->projections[m->arch->layout->groups[group].first + i]);
+    for (int i = 0; i < layer->layout->groups[group].count; i++) {
+        any = any || qlora__is_coded(&layer->projections[layer->layout->groups[group].first + i]);
     }
     return any && layer->cached;
 }
@@ -75,8 +76,8 @@ static bool qlora__wide_in_operand(const qlora_model* m, const qlora__layer* lay
 static int64_t qlora__wide_places(const qlora_model* m, int64_t layer, int group,
                                   int64_t a_at[QLORA_LINEAR_PARTS],
                                   int64_t b_at[QLORA_LINEAR_PARTS]) {
-    int first = m->arch->layout->groups[group].first;
-    int count = m->arch->layout->groups[group].count;
+    int first = m->layers[layer].layout->groups[group].first;
+    int count = m->layers[layer].layout->groups[group].count;
     int64_t at = 0;
     for (int i = 0; i < count; i++) {
         a_at[i] = at;
@@ -94,10 +95,11 @@ static int64_t qlora__wide_places(const qlora_model* m, int64_t layer, int group
 
 // Shares of a stack: dA and dB of every adapter and projection that has one.
 static int64_t qlora__wide_shares(const qlora_model* m, int64_t layer, int group) {
+    const qlora__layout* layout = m->layers[layer].layout;
     int64_t count = 0;
-    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+    for (int i = 0; i < layout->groups[group].count; i++) {
         for (int32_t k = 0; k < m->adapters; k++) {
-            int number = m->arch->layout->groups[group].first + i;
+            int number = layout->groups[group].first + i;
             count += qlora__lora_at(m, k, layer, number)->rank > 0 ? 2 : 0;
         }
     }
@@ -109,9 +111,10 @@ static void qlora__wide_fill(const qlora_model* m, int64_t layer, int group, int
                              qlora__share* shares) {
     const qlora__wide_layer* wide = &m->wide[layer];
     size_t size = qlora_dtype_bytes(QLORA_F32);
+    const qlora__layout* layout = m->layers[layer].layout;
     int64_t column = 0;
-    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
-        int number = m->arch->layout->groups[group].first + i;
+    for (int i = 0; i < layout->groups[group].count; i++) {
+        int number = layout->groups[group].first + i;
         const qlora__lora* all = &wide->loras[number];
         int64_t first = 0;
         for (int32_t k = 0; k < m->adapters; k++) {

@@ -50,7 +50,7 @@ static bool qlora__can_place_layers(const qlora_model* m) {
     int64_t activation = m->plan.tokens * m->plan.config.intermediate;
     can = can && all - largest <= QLORA__PLACE_EXTRA * activation;
     for (int64_t l = 0; l < m->plan.config.layers && can; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             can = can && m->layers[l].projections[i].is_nf4;
         }
     }
@@ -72,7 +72,7 @@ static int64_t qlora__operand_elements(qlora_model* m) {
         most = qlora__max(most, m->operand_at[order[i]] + n);
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
@@ -96,10 +96,10 @@ static void qlora__layout_wide(qlora__arena* arena, qlora_model* m) {
                                 wide->share_count[g] * (int64_t)sizeof(qlora__share),
                                 &wide->shares[g]);
         }
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < m->layers[l].layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             int64_t rank = qlora__wide_first(m, m->adapters, l, i);
-            if (!qlora__wide_in_operand(m, &m->layers[l], m->arch->layout->rows[i].group)) {
+            if (!qlora__wide_in_operand(&m->layers[l], m->layers[l].layout->rows[i].group)) {
                 qlora__arena_tensor(arena, m->compute, rank, p->in, &wide->loras[i].a);
                 qlora__arena_tensor(arena, m->compute, p->out, rank, &wide->loras[i].sb);
             }
@@ -117,7 +117,7 @@ static void qlora__window_wide(qlora_model* m, int64_t index, int group) {
     qlora_tensor a;
     qlora_tensor sb;
     qlora_linear_desc linear = layer->linears[group];
-    linear.operand = qlora__wide_in_operand(m, layer, group) ? &layer->operands[group] : NULL;
+    linear.operand = qlora__wide_in_operand(layer, group) ? &layer->operands[group] : NULL;
     bool inside = qlora__linear_joined(&linear, layer->pads[group], &a, &sb);
     size_t size = qlora_dtype_bytes(m->compute);
     int64_t row = 0;
@@ -125,7 +125,7 @@ static void qlora__window_wide(qlora_model* m, int64_t index, int group) {
     m->wide[index].most[group] = 0;
     qlora__wide_places(m, index, group, a_at, b_at);
     for (int i = 0; i < linear.count; i++) {
-        int number = m->arch->layout->groups[group].first + i;
+        int number = layer->layout->groups[group].first + i;
         const qlora__projection* p = &layer->projections[number];
         qlora__lora* lora = &m->wide[index].loras[number];
         lora->rank = qlora__wide_first(m, m->adapters, index, number);

@@ -54,7 +54,7 @@ typedef struct qlora__attention_path {
     int64_t hd;
     int capability; // minimum compute capability
     qlora__attention_takes takes;
-    uint32_t need; // condition in the registry, for pre-warm
+    qlora__needs need; // condition in the registry, for pre-warm
     qlora__attention_kernel forward;
     qlora__attention_kernel stats;
     qlora__attention_kernel kv;
@@ -180,7 +180,7 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
 
 // Returns the condition of the kernels that attention needs for this type and head size, with or
 // without a cap, and with or without keys before the first query.
-static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
+static QLORA__UNUSED qlora__needs qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
                                                     int64_t hd, bool capped, bool later) {
     qlora__attention_kind kind = {dtype, hd, hd % 8 == 0, capped, later};
     return qlora__attention_find(ctx, &kind)->need;

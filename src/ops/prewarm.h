@@ -320,8 +320,8 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
 }
 
 // Returns the conditions of the kernel registry that hold for a model.
-static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute, int64_t head_dim,
-                                      bool capped, bool nf4, bool lora) {
+static qlora__needs qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute,
+                                          int64_t head_dim, bool capped, bool nf4, bool lora) {
     return (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
            (qlora__has_warpgroups(ctx) ? QLORA__NEED_WARPGROUP : 0) |
            (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
@@ -334,7 +334,7 @@ static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc*
     // Without 4-bit or FP8 weights, the base itself can be trained, and mixed products also need
     // the 16-bit kernels.
     bool trains = s->rank > 0 || !qlora__warm_coded(s);
-    uint32_t have = qlora__kernels_needed(ctx, s->compute, s->head_dim, false,
+    qlora__needs have = qlora__kernels_needed(ctx, s->compute, s->head_dim, false,
                                           s->base == QLORA_BASE_NF4, trains) |
                     QLORA__NEED_ANY | (trains ? QLORA__NEED_ANY_TRAINER : 0);
     if (s->base == QLORA_BASE_16BIT && qlora__gpu_takes(ctx, 80)) {

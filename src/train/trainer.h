@@ -117,7 +117,7 @@ static void qlora__trainer_free(qlora_trainer* t) {
 static qlora_result qlora__trainer_warm(qlora_ctx* ctx, const qlora_model* m,
                                         const qlora_train_desc* d) {
 #ifndef QLORA_NO_CUDA
-    uint32_t need = (d->neftune > 0.0 ? QLORA__NEED_NOISE : 0) |
+    qlora__needs need = (d->neftune > 0.0 ? QLORA__NEED_NOISE : 0) |
                     (d->method != QLORA_METHOD_SFT ? QLORA__NEED_PAIRS : 0);
     if (need != 0 && !qlora__on_cpu(ctx)) {
         need |= m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32;

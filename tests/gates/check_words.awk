@@ -57,6 +57,10 @@ line ~ before "(" never_words ")\\(" {
     report("never call this")
 }
 
+section != "src/arch.h" && line ~ /QLORA_FAMILY_[A-Z]/ {
+    report("only src/arch.h may name a family; its rows say what differs")
+}
+
 line ~ /goto / && line !~ /goto fail;/ {
     report("goto is allowed only as goto fail")
 }

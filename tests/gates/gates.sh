@@ -183,6 +183,7 @@ defect words "printf" 'core "static void qlora__p(void) { printf(\"x\"); }"'
 defect words "fopen outside platform" \
     'core "static void* qlora__m(void) { return fopen(\"x\", \"r\"); }"'
 defect words "_WIN32 outside platform" 'core "#ifdef _WIN32\n#endif"'
+defect words "a family outside arch.h" 'core "#define QLORA__F QLORA_FAMILY_LLAMA"'
 defect words "a goto" 'core "static void qlora__g(void) { goto out; out:; }"'
 defect words "{0}" 'core "static void qlora__z(void) { int a[2] = {0}; (void)a; }"'
 defect words "a sentence that nobody can follow" \

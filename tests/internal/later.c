@@ -70,7 +70,7 @@ static bool later_is_alike(const later_rig* r, int64_t before) {
     if (qlora__on_cpu(r->ctx)) {
         return true;
     }
-    uint32_t need = qlora__attention_need(r->ctx, c->dtype, c->hd, c->cap > 0.0f, true);
+    qlora__needs need = qlora__attention_need(r->ctx, c->dtype, c->hd, c->cap > 0.0f, true);
     return need == qlora__attention_need(r->ctx, c->dtype, c->hd, c->cap > 0.0f, false) &&
            (need == QLORA__NEED_HEADANY || before % 128 == 0);
 }
