@@ -889,9 +889,10 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
 #endif
 
 // Around code that runs once per file or model, and around code that runs once per call: there, gcc
-// -O2 and -O3 spend most of their time and gain nothing. What runs once per number is outside.
+// -O2 and -O3 spend most of their time and gain nothing. What runs once per number is outside. With
+// QLORA__ONE_LEVEL, the compiler sees through all of it, for its warnings.
 #if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) &&                           \
-    !defined(__OPTIMIZE_SIZE__)
+    !defined(__OPTIMIZE_SIZE__) && !defined(QLORA__ONE_LEVEL)
 #define QLORA__ONCE_PER_FILE _Pragma("GCC push_options") _Pragma("GCC optimize(\"Og\")")
 #define QLORA__ONCE_PER_CALL _Pragma("GCC push_options") _Pragma("GCC optimize(\"O1\")")
 #define QLORA__ONCE_END _Pragma("GCC pop_options")
@@ -34037,4 +34038,4 @@ QLORA__ONCE_END
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end e7526d2b7e12deaa
+//@@ end 5b911127a2753ff7

@@ -371,9 +371,9 @@ macro_lines() {
 
 # Every macro in C with the compiler that finds most; the others, and C++, see those that add code
 # together, and those that leave some out.
-# Warnings of the optimizer: the gate `programs` compiles both headers with -O2, this one with -O3,
-# in finetune, so that the compiler sees the sizes of what they return. The other compilations do
-# without: clang has no such warnings.
+# Warnings of the optimizer: the gate `programs` compiles both headers with -O2, this one all code
+# with -O3, in finetune, so that the compiler sees the sizes of what they return. The other
+# compilations do without: clang has no such warnings.
 gate_warnings() {
     need_file qlora.h
     local cc c cxx run macro more
@@ -400,7 +400,8 @@ gate_warnings() {
         echo "$c -std=c11 -fsigned-char tests/gates/compile/config.c"
         echo "$cxx -std=c++17 -fno-exceptions -fno-rtti tests/gates/compile/config.c"
         [[ $cc != gcc ]] ||
-            echo "gcc -I. -std=c99 -O3 -Wall -Wextra -Werror -o /dev/null -c programs/finetune.c"
+            echo "gcc -I. -std=c99 -O3 -DQLORA__ONE_LEVEL -Wall -Wextra -Werror -o /dev/null" \
+                "-c programs/finetune.c"
     done >$OUT/warnings.commands
     run_all $OUT/warnings.commands
 }
