@@ -11858,6 +11858,21 @@ enum {
     QLORA__NORMS
 };
 
+// A branch of a layer: the residual stream, through the norm `before`, enters the stack `in`; what
+// leaves the stack `out`, through the norm `after`, is added to the stream. The branches of a layer
+// follow each other.
+typedef struct qlora__branch {
+    int before;
+    int after;
+    int in;
+    int out;
+} qlora__branch;
+
+enum { QLORA__ATTENTION, QLORA__MLP, QLORA__BRANCHES };
+static const qlora__branch qlora__branches[QLORA__BRANCHES] = {
+    {QLORA__NORM_ATTENTION, QLORA__NORM_ATTENTION_OUT, QLORA__QKV, QLORA__O},
+    {QLORA__NORM_MLP, QLORA__NORM_MLP_OUT, QLORA__GATE_UP, QLORA__DOWN}};
+
 // The numbers of rows and columns of projections, which follow from the config.
 typedef enum qlora__width {
     QLORA__WIDTH_HIDDEN,
@@ -35045,7 +35060,7 @@ typedef struct qlora__kept {
     qlora_tensor lse; // [heads, T]
     qlora_tensor h2;  // [T, H] residual stream after attention
     qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
-    qlora_tensor out[2]; // [T, H] outputs of attention and MLP; only if a norm follows them
+    qlora_tensor out[QLORA__BRANCHES]; // [T, H] their outputs; only if a norm follows them
     qlora_tensor z[QLORA__GROUPS]; // [T, pad] of stacks whose x is overwritten; without columns if
                                    // it is computed again
 } qlora__kept;
@@ -35371,7 +35386,7 @@ struct qlora_model {
     qlora_tensor d_o;     // [T, q]
     qlora_tensor gated_parts; // f32: see ops/gated.h
     qlora_tensor skinny_parts; // f32: see ops/skinny.h; used on the second stream alone
-    qlora_tensor rstd[2]; // f32 [1, T]: of the norms before qkv and before gate and up, backward
+    qlora_tensor rstd[QLORA__BRANCHES]; // f32 [1, T]: of the norms before them, backward
     qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
@@ -36282,11 +36297,10 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
     qlora__arena_tensor(arena, m->compute, some, 2 * c->intermediate + pads[QLORA__GATE_UP],
                         &kept->gu);
-    if (qlora__has_norm(m, QLORA__NORM_ATTENTION_OUT)) {
-        qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[0]);
-    }
-    if (qlora__has_norm(m, QLORA__NORM_MLP_OUT)) {
-        qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[1]);
+    for (int i = 0; i < QLORA__BRANCHES; i++) {
+        if (qlora__has_norm(m, qlora__branches[i].after)) {
+            qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[i]);
+        }
     }
 }
 
@@ -36318,7 +36332,7 @@ static void qlora__layout_turn(qlora__arena* arena, qlora_model* m,
 }
 
 // Bytes of what a layer keeps of it.
-static size_t qlora__turn_bytes(const qlora_model* m, const qlora__layer* layer) {
+static size_t qlora__offload_bytes(const qlora_model* m, const qlora__layer* layer) {
     return m->turn_bytes[layer->keeps_heads || !layer->recompute ? 2 : 0];
 }
 
@@ -36442,7 +36456,7 @@ static void qlora__layout_host(qlora_model* m) {
         int64_t number = m->layers[l].turn;
         bool leaves = number >= 0 && number < qlora__min(m->plan.offloaded_attention, users - 2);
         m->layers[l].away_attention =
-            leaves ? qlora__arena_take(&host, qlora__turn_bytes(m, &m->layers[l])) : NULL;
+            leaves ? qlora__arena_take(&host, qlora__offload_bytes(m, &m->layers[l])) : NULL;
     }
     m->plan.host = host.used;
 }
@@ -41266,9 +41280,9 @@ static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {
     return QLORA_OK;
 }
 
-//@@ src/model/layer.h
+//@@ src/model/pass.h
 
-// ---- one layer, forward -------------------------------------------------------------------------
+// ---- passes through the model -------------------------------------------------------------------
 
 // The settings of a pass through the model.
 typedef struct qlora__pass {
@@ -41396,6 +41410,18 @@ static qlora__pass qlora__tile_at(const qlora__pass* pass, int64_t at) {
 static void qlora__tiles_begin(const qlora__pass* pass) {
     memset(pass->m->placed, 0, sizeof pass->m->placed);
 }
+
+// The bounds of the sequences.
+static qlora_tensor qlora__pass_seqs(const qlora__pass* pass) {
+    return qlora__window(&pass->m->batch.seqs, 1, 0, pass->sequences + 1);
+}
+
+//@@ src/model/stacks.h
+
+// ---- stacks of projections ----------------------------------------------------------------------
+//
+// Forward and backward of a stack of projections that share an input, with their adapters. The work of
+// stack g on the second stream uses slot g.
 
 // Whether these weights are already in the shared operand, next to the matrices of the adapter; if
 // not, they are about to be.
@@ -41623,6 +41649,475 @@ static qlora_result qlora__stack_keep_z(const qlora__pass* pass, const qlora__la
     return qlora__beside_end(pass->ctx, group, qlora__copy_narrow(pass->ctx, &from, &to));
 }
 
+// Computes z again, into the last columns of x, for the gradient of B, unless it was kept.
+static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* stack, int group,
+                                   const qlora_tensor* x) {
+    if (stack->pad == 0 || stack->z.cols > 0) {
+        return QLORA_OK;
+    }
+    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
+    qlora_tensor inner = qlora__window(x, pass->rows, 0, stack->linear.in);
+    if (group == QLORA__DOWN && qlora__z_comes(pass, layer)) {
+        return qlora__layer_tail(pass, layer, NULL, NULL, &inner);
+    }
+    pass->m->readers |= 1u << group;
+    return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
+}
+
+// Which gradients of a stack are left if the activation comes with the others.
+static unsigned qlora__gradients_left(const qlora__pass* pass, const qlora__layer* layer,
+                                      int group) {
+    bool gated = (group == QLORA__GATE_UP || group == QLORA__DOWN) &&
+                 qlora__gated_ranks(pass->m, layer, NULL);
+    return !gated                   ? QLORA__GRADIENT_A | QLORA__GRADIENT_B
+           : group == QLORA__GATE_UP ? QLORA__GRADIENT_A
+                                     : QLORA__GRADIENT_B;
+}
+
+// Computes dA and dB of a stack from u, and first z if wants_z. None of this needs scratch.
+static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora__stack* stack,
+                                           int group, const qlora_tensor* x, const qlora_tensor* dy,
+                                           bool wants_z) {
+    qlora_ctx* ctx = pass->ctx;
+    if (stack->pad == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__beside_begin(ctx));
+    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
+    qlora_result r = wants_z ? qlora__stack_z(pass, stack, group, x) : QLORA_OK;
+    if (r == QLORA_OK) {
+        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x,
+                                    stack->z.cols > 0 ? &stack->z : NULL, dy, NULL,
+                                    stack->linear.owners != NULL ? 0.0f : 1.0f,
+                                    qlora__gradients_left(pass, layer, group),
+                                    &pass->m->skinny_parts);
+    }
+    if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
+        const qlora__wide_layer* wide = &pass->m->wide[stack->linear.layer];
+        r = qlora__collect(ctx, &wide->shares[group], wide->share_count[group], wide->most[group],
+                           &pass->m->batch.states);
+    }
+    return qlora__beside_end(ctx, group, r);
+}
+
+// Computes all gradients of a stack with dropout, whose masks need scratch.
+static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const qlora__stack* stack,
+                                                 const qlora_tensor* x, const qlora_tensor* dy,
+                                                 const qlora_tensor* dx) {
+    QLORA__ENTER(pass->ctx, "qlora_linear_backward");
+    return qlora__leave(
+        pass->ctx, qlora__linear_backward(pass->ctx, pass->math, &stack->linear, x, dy, dx, 0));
+}
+
+// Whether u of gate and up comes with the codes of their gradients for FP8 products, whose largest
+// magnitudes the activation found: see ops/fp8_tails.h. The sums of the pieces are in the memory of
+// ds, which the activation has read.
+static bool qlora__u_is_coded(const qlora_model* m, const qlora__layer* layer) {
+    const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
+    int64_t part = qlora_linear_out(l) / l->count;
+    int64_t room = qlora__fp8_u_room(qlora__tile_rows(m), part, l->count);
+    return qlora__is_fp8(m) && qlora__gated_ranks(m, layer, NULL) &&
+           layer->pads[QLORA__GATE_UP] > 0 && (uint64_t)room * sizeof(float) <= m->ds.bytes;
+}
+
+// Computes u of a stack in the last columns of dy, unless it came with the activation. *coded:
+// whether the codes of dy are there then.
+static qlora_result qlora__stack_u(const qlora__pass* pass, const qlora__stack* stack, int group,
+                                   const qlora_tensor* dy, const qlora_tensor* inner, bool* coded) {
+    const qlora_model* m = pass->m;
+    const qlora__layer* layer = &m->layers[stack->linear.layer];
+    const qlora_linear_desc* l = &stack->linear;
+    qlora_tensor a;
+    qlora_tensor sb;
+    *coded = stack->coded;
+    if (group == QLORA__GATE_UP && qlora__u_is_coded(m, layer) &&
+        qlora__linear_joined(l, stack->pad, &a, &sb)) {
+        *coded = true;
+        int64_t ranks[2] = {l->parts[0].rank, l->parts[l->count - 1].rank};
+        qlora_tensor u = qlora__window(dy, pass->rows, stack->out, stack->pad);
+        return qlora__fp8_u(pass->ctx, l->fp8, inner, &sb, ranks, l->count, &u, m->ds.data);
+    }
+    bool there = group == QLORA__GATE_UP && qlora__u_comes(pass, layer);
+    return stack->pad > 0 && !there ? qlora__linear_u(pass->ctx, pass->math, l, dy, inner)
+                                    : QLORA_OK;
+}
+
+// dy (with space for u) and x (with z) -> dx (may be NULL), dA and dB. With dropout, the adapters
+// are added to dx one by one, which needs scratch.
+static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__stack* stack,
+                                          int group, const qlora_tensor* x, const qlora_tensor* dy,
+                                          const qlora_tensor* dx) {
+    qlora_ctx* ctx = pass->ctx;
+    if (stack->linear.dropout > 0.0f) {
+        return qlora__stack_backward_masked(pass, stack, x, dy, dx);
+    }
+    qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
+    if (qlora__on_cpu(ctx)) { // both at once
+        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, false, dx));
+        return qlora__stack_gradients(pass, stack, group, x, dy, false);
+    }
+    bool coded = false;
+    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner, &coded));
+    QLORA__TRY(qlora__stack_gradients(pass, stack, group, x, dy, false));
+    return dx != NULL ? qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, dx)
+                      : QLORA_OK;
+}
+
+// The part of a stack's backward pass that belongs to DoRA: the gradients of the magnitudes, which
+// need the output before the gains once more, and then the gains on dy. Writes z into the last
+// columns of x.
+static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__layer* layer,
+                                                int group, const qlora__stack* stack,
+                                                const qlora_tensor* x, const qlora_tensor* dy) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    qlora_tensor raw = qlora__window(&m->raw, pass->rows, 0, stack->out);
+    qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
+    QLORA__ENTER(ctx, "qlora_linear_forward"); // frees the scratch on return
+    QLORA__TRY(qlora__leave(
+        ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, 0u, x, &raw)));
+    int64_t at = 0;
+    for (int i = 0; i < layer->layout->groups[group].count; i++) {
+        qlora__projection* p = &layer->projections[layer->layout->groups[group].first + i];
+        qlora_tensor a = qlora__window(&inner, pass->rows, at, p->out);
+        qlora_tensor b = qlora__window(&raw, pass->rows, at, p->out);
+        qlora_tensor inverse;
+        qlora__arena_window(&layer->inverses[group], at, 1, p->out, &inverse);
+        if (qlora__is_dora(m, p)) {
+            QLORA__TRY(qlora__dot_columns(ctx, &a, &b, &inverse, &p->dm));
+        }
+        at += p->out;
+    }
+    return qlora__scale_columns(ctx, &layer->gains[group], &inner);
+}
+
+//@@ src/model/branch.h
+
+// ---- branches -----------------------------------------------------------------------------------
+//
+// What stands between the residual stream and the parts of a layer: the norms before and after a
+// branch, the sum, and their backward pass.
+
+// The input of a stack: the normalised residual stream, or the stream itself.
+static qlora_result qlora__rows_input(const qlora__pass* pass, const qlora_tensor* h,
+                                      const qlora_tensor* norm, const qlora_tensor* x) {
+    float eps = (float)pass->m->plan.config.rms_eps;
+    return norm != NULL ? qlora_rmsnorm_forward(pass->ctx, h, norm, eps, x)
+                        : qlora_scale(pass->ctx, 1.0f, h, x);
+}
+
+// The input of a stack in m->x.
+static qlora_result qlora__layer_input(const qlora__pass* pass, const qlora_tensor* stream,
+                                       const qlora_tensor* norm) {
+    int64_t width = pass->m->plan.config.hidden;
+    qlora_tensor h = qlora__window(stream, pass->rows, 0, width);
+    qlora_tensor x = qlora__window(&pass->m->x, pass->rows, 0, width);
+    return qlora__rows_input(pass, &h, norm, &x);
+}
+
+// Norm number `norm` of a layer; NULL if it has none.
+static const qlora_tensor* qlora__layer_norm(const qlora_model* m, const qlora__layer* layer,
+                                             int norm) {
+    return qlora__has_norm(m, norm) ? &layer->norms[norm] : NULL;
+}
+
+// Where a branch puts its output: where the backward pass of the norm that follows finds it, if
+// there is one.
+static qlora_tensor* qlora__branch_out(qlora_model* m, qlora__layer* layer, int branch) {
+    bool kept = qlora__has_norm(m, qlora__branches[branch].after);
+    return kept ? &layer->kept.out[branch] : &m->delta;
+}
+
+// The rows of a pass of the residual stream between attention and MLP. It is that of a tile, unless
+// the stream is updated in place.
+static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer* layer) {
+    int64_t width = pass->m->plan.config.hidden;
+    return qlora__trains(pass->m) ? qlora__window(&layer->kept.h2, pass->rows, 0, width)
+                                  : qlora__slice(pass, &layer->kept.h2, 0, width);
+}
+
+// Notes that the next kernel writes the codes of an operand of a stack: of its input or, turned, of
+// dy.
+static const qlora__fp8* qlora__codes_note(const qlora__pass* pass, const qlora__layer* layer,
+                                           int group, bool turned) {
+    pass->m->coded = &layer->fp8[group];
+    pass->m->coded_turned = turned;
+    return pass->m->coded;
+}
+
+// Where the norm before or after a product of a stack writes such codes; NULL if nowhere.
+static const qlora__fp8* qlora__codes_of_norm(const qlora__pass* pass, const qlora__layer* layer,
+                                              int group, bool turned) {
+    qlora_model* m = pass->m;
+    bool writes = m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
+                  !qlora__pass_has_runs(pass) && m->plan.config.hidden % 8 == 0 &&
+                  m->plan.config.hidden <= QLORA__NORM_CODED &&
+                  (turned || !qlora__pass_reads_codes(pass, layer));
+    m->coded = NULL;
+    return writes ? qlora__codes_note(pass, layer, group, turned) : NULL;
+}
+
+// The norm of stream + delta in m->x, for the branch that follows: the next one of the same layer,
+// or the first one of the layer above, if there is one.
+static qlora_result qlora__branch_norm_add(const qlora__pass* pass, const qlora__layer* layer,
+                                           int branch, qlora__norm_job* job) {
+    const qlora_model* m = pass->m;
+    bool last = branch == QLORA__BRANCHES - 1;
+    const qlora__layer* next = last ? layer + 1 : layer;
+    int group = qlora__branches[last ? 0 : branch + 1].in;
+    bool any = next < m->layers + m->plan.config.layers;
+    job->fp8 = any ? qlora__codes_of_norm(pass, next, group, false) : NULL;
+    QLORA__ENTER(pass->ctx, "qlora_rmsnorm_residual_forward");
+    return qlora__leave(pass->ctx, qlora__norm_forward(pass->ctx, job));
+}
+
+// Adds the output of a branch, through its own norm and with the factor of the family, to `stream`,
+// giving `next`; then, unless that is left to the next loop over tiles, prepares the input of the
+// branch that follows, whose norm is `before` (NULL = none), in m->x.
+static qlora_result qlora__branch_add(const qlora__pass* pass, qlora__layer* layer, int branch,
+                                      const qlora_tensor* stream, const qlora_tensor* next,
+                                      const qlora_tensor* before, bool wants_x) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    float eps = (float)c->rms_eps;
+    const qlora_tensor* after = qlora__layer_norm(m, layer, qlora__branches[branch].after);
+    qlora_tensor h = qlora__window(stream, pass->rows, 0, c->hidden);
+    qlora_tensor sum = qlora__window(next, pass->rows, 0, c->hidden);
+    qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
+    if (after != NULL) {
+        qlora_tensor out = qlora__window(&layer->kept.out[branch], pass->rows, 0, c->hidden);
+        QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &out, after, eps, &delta));
+    }
+    if (c->residual_scale != 1.0) {
+        QLORA__TRY(qlora_scale(pass->ctx, (float)c->residual_scale, &delta, &delta));
+    }
+    if (before != NULL && wants_x) {
+        qlora__norm_job job;
+        memset(&job, 0, sizeof job);
+        job.x = &h;
+        job.delta = &delta;
+        job.sum = &sum;
+        job.w = before;
+        job.y = &x;
+        job.eps = eps;
+        return qlora__branch_norm_add(pass, layer, branch, &job);
+    }
+    QLORA__TRY(qlora_add(pass->ctx, &h, &delta, &sum));
+    return wants_x ? qlora__layer_input(pass, next, NULL) : QLORA_OK;
+}
+
+// The norm before layer number `index`, or NULL; after the last layer, the final norm.
+static const qlora_tensor* qlora__norm_before(const qlora_model* m, int64_t index) {
+    return index < m->plan.config.layers
+               ? qlora__layer_norm(m, &m->layers[index], qlora__branches[0].before)
+               : &m->final_norm;
+}
+
+// The residual stream before layer number `index`; after the last layer, last_h.
+static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t index) {
+    return index < m->plan.config.layers ? &m->layers[index].kept.h : &m->last_h;
+}
+
+// The first columns of the gradient of the output of attention or MLP, which is that of the
+// residual stream unless something comes between.
+static qlora_tensor qlora__layer_d_out(const qlora__pass* pass, int64_t cols) {
+    const qlora_model* m = pass->m;
+    return qlora__has_own_d_out(m) ? qlora__local(pass, &m->d_out, 0, cols)
+                                   : qlora__slice(pass, &m->d_out, 0, cols);
+}
+
+// The gradient of the output of a branch in m->d_out, from that of the residual stream: through the
+// factor or the norm that comes between.
+static qlora_result qlora__branch_out_backward(const qlora__pass* pass, qlora__layer* layer,
+                                               int branch) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int norm = qlora__branches[branch].after;
+    const qlora_tensor* after = qlora__layer_norm(m, layer, norm);
+    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
+    qlora_tensor d_out = qlora__layer_d_out(pass, c->hidden);
+    if (after != NULL) {
+        qlora_tensor out = qlora__window(&layer->kept.out[branch], pass->rows, 0, c->hidden);
+        return qlora_rmsnorm_backward(pass->ctx, &dh, &out, after, (float)c->rms_eps, NULL, &d_out,
+                                      m->desc.train_norms ? &layer->d_norms[norm] : NULL);
+    }
+    return qlora__has_own_d_out(m) ? qlora_scale(pass->ctx, (float)c->residual_scale, &dh, &d_out)
+                                   : QLORA_OK;
+}
+
+// Computes the input of a stack that reads the residual stream again, with z.
+static qlora_result qlora__stack_input(const qlora__pass* pass, const qlora__stack* stack,
+                                       int group, const qlora_tensor* in, const qlora_tensor* norm,
+                                       const qlora_tensor* x) {
+    qlora_tensor inner = qlora__window(x, pass->rows, 0, pass->m->plan.config.hidden);
+    QLORA__TRY(qlora__rows_input(pass, in, norm, &inner));
+    return qlora__stack_z(pass, stack, group, x);
+}
+
+// Whether m->x still has the input of a branch, with z: that of the last one is the last thing that
+// recomputing a layer writes there.
+static bool qlora__x_is_there(const qlora_model* m, const qlora__layer* layer, int branch) {
+    return qlora__keeps_z(m) && layer->recompute && branch == QLORA__BRANCHES - 1;
+}
+
+// A branch whose dA is computed from h, the input of its norm, once the backward pass of the norm
+// has its factors: k is that launch, and *has tells whether there is one. Otherwise the norm is
+// computed again, if m->x does not have its output, and dA comes before.
+static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__layer* layer,
+                                        int branch, const qlora__stack* stack,
+                                        const qlora_tensor* h, const qlora_tensor* dy,
+                                        qlora__skinny* k, bool* has) {
+    qlora_model* m = pass->m;
+    const qlora_tensor* norm = qlora__layer_norm(m, layer, qlora__branches[branch].before);
+    qlora_tensor z = stack->z;
+    if (qlora__x_is_there(m, layer, branch)) {
+        z = qlora__local(pass, &m->x, stack->linear.in, stack->pad);
+    }
+    *has = false;
+    if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m)) {
+        return QLORA_OK;
+    }
+    unsigned which = qlora__gradients_left(pass, layer, qlora__branches[branch].in);
+    int64_t room = qlora__linear_parts_of(&stack->linear, pass->rows, which);
+    if (room == 0 || room > m->skinny_parts.cols) {
+        return QLORA_OK;
+    }
+    return qlora__linear_skinny(pass->ctx, &stack->linear, h, &z, dy, 1.0f, which, k, has);
+}
+
+// Where the norm before a branch writes the codes of its result, which is dy of the product after
+// it: of the branch before in the same layer, or of the last one of the layer below, unless that is
+// computed again before; NULL if nowhere.
+static const qlora__fp8* qlora__dh_codes(const qlora__pass* pass, const qlora__layer* layer,
+                                         int branch) {
+    const qlora_model* m = pass->m;
+    bool below = branch == 0;
+    if (below && layer == m->layers) {
+        return NULL;
+    }
+    const qlora__layer* next = below ? layer - 1 : layer;
+    int to = qlora__branches[below ? QLORA__BRANCHES - 1 : branch - 1].out;
+    bool any = !qlora__has_own_d_out(m) && m->desc.dropout == 0.0f &&
+               (!below || (m->plan.tile == 0 && !next->recompute));
+    return any ? qlora__codes_of_norm(pass, next, to, true) : NULL;
+}
+
+// The backward pass of the input of such a branch.
+static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora__layer* layer,
+                                                 int branch, const qlora__stack* stack,
+                                                 const qlora_tensor* dy, const qlora_tensor* h,
+                                                 qlora__skinny* k) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__branch* b = &qlora__branches[branch];
+    qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
+    qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
+    qlora_tensor rstd = qlora__window(&m->rstd[branch], 1, 0, pass->rows);
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = h;
+    job.w = qlora__layer_norm(m, layer, b->before);
+    job.dy = &dx;
+    job.dres = &dh;
+    job.dx = &dh;
+    job.dw = m->desc.train_norms ? &layer->d_norms[b->before] : NULL;
+    job.eps = (float)c->rms_eps;
+    job.rstd_out = &rstd;
+    bool coded = false;
+    QLORA__TRY(qlora__stack_u(pass, stack, b->in, dy, &inner, &coded));
+    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, &dx));
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << b->out | 1u << b->in));
+    job.fp8 = qlora__dh_codes(pass, layer, branch);
+    QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
+    QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));
+    qlora__skinny_norm(k, &rstd, job.w);
+    QLORA__TRY(qlora__beside_begin(ctx));
+    return qlora__beside_end(ctx, b->in, qlora__skinny_launch(ctx, k, m->skinny_parts.data));
+}
+
+// Backward pass of the stack that a branch begins with, which reads the residual stream h through
+// the norm of the branch, or without one: dy (with space for u) -> gradients of its adapters, and
+// dh += norm'(dx). Waits first for the stack that it ends with: that reads dh on the second stream.
+static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__layer* layer,
+                                              int branch, const qlora_tensor* dy,
+                                              const qlora_tensor* h, bool wants_dx) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__branch* b = &qlora__branches[branch];
+    const qlora_tensor* norm = qlora__layer_norm(m, layer, b->before);
+    int group = b->in;
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, group, true, &stack));
+    qlora_tensor in = qlora__local(pass, h, 0, c->hidden);
+    qlora_tensor x = qlora__local(pass, &m->x, 0, c->hidden + stack.pad);
+    qlora_tensor up = qlora__local(pass, dy, 0, stack.out + stack.pad);
+    qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
+    bool dora = qlora__stack_is_dora(m, layer, group);
+    qlora__skinny k;
+    bool skinny = false;
+    if (wants_dx) {
+        QLORA__TRY(qlora__input_skinny(pass, layer, branch, &stack, &in, &up, &k, &skinny));
+    }
+    if (skinny) {
+        return qlora__input_backward_skinny(pass, layer, branch, &stack, &up, &in, &k);
+    }
+    if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
+        // Unlike below, x is written on the main stream, and the stack before may still read it.
+        QLORA__TRY(qlora__beside_wait(ctx, ~0u));
+        QLORA__TRY(qlora__stack_input(pass, &stack, group, &in, norm, &x));
+        if (dora) {
+            QLORA__TRY(qlora__stack_gains_backward(pass, layer, group, &stack, &x, &up));
+        }
+    } else if (stack.pad > 0 && !qlora__x_is_there(m, layer, branch)) {
+        QLORA__TRY(qlora__beside_begin(ctx));
+        QLORA__TRY(qlora__beside_end(ctx, group,
+                                     qlora__stack_input(pass, &stack, group, &in, norm, &x)));
+    }
+    QLORA__TRY(qlora__stack_backward(pass, &stack, group, &x, &up, wants_dx ? &dx : NULL));
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << b->out));
+    if (!wants_dx) {
+        return QLORA_OK;
+    }
+    if (norm == NULL) {
+        return qlora_add(ctx, &dh, &dx, &dh);
+    }
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = &in;
+    job.w = norm;
+    job.dy = &dx;
+    job.dres = &dh;
+    job.dx = &dh;
+    job.dw = m->desc.train_norms ? &layer->d_norms[b->before] : NULL;
+    job.eps = (float)c->rms_eps;
+    job.fp8 = qlora__dh_codes(pass, layer, branch);
+    QLORA__ENTER(ctx, "qlora_rmsnorm_backward");
+    return qlora__leave(ctx, qlora__norm_backward(ctx, &job));
+}
+
+static qlora_result qlora__branch_input_backward(const qlora__pass* pass, qlora__layer* layer,
+                                                 int branch, const qlora_tensor* dy,
+                                                 const qlora_tensor* h, bool wants_dx) {
+    qlora__pass run;
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        if (run.rows > 0) {
+            QLORA__TRY(qlora__input_backward_run(&run, layer, branch, dy, h, wants_dx));
+        }
+    }
+    return QLORA_OK;
+}
+
+//@@ src/model/mixers/softmax.h
+
+// ---- softmax attention --------------------------------------------------------------------------
+//
+// q, k and v, their norms and rotation, attention, o; and the copies of what it keeps to the host.
+
 // The inputs of attention.
 typedef struct qlora__heads {
     qlora_attention_desc desc;
@@ -41653,7 +42148,7 @@ static qlora__heads qlora__heads_of(const qlora__pass* pass, const qlora__layer*
 
 // Rotates q and k, which are the first columns of x, or, backward, their gradients; before that, a
 // bias is added to all columns of x. If q is scaled by its position, its table contains the factor.
-static qlora_result qlora__layer_rotate(const qlora__pass* pass, const qlora__layer* layer,
+static qlora_result qlora__softmax_rotate(const qlora__pass* pass, const qlora__layer* layer,
                                         const qlora_tensor* x, const qlora_tensor* bias,
                                         bool backward) {
     qlora_model* m = pass->m;
@@ -41690,7 +42185,7 @@ static qlora_result qlora__layer_rotate(const qlora__pass* pass, const qlora__la
 }
 
 // Normalised input in m->x -> rotated q, k and v.
-static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* layer) {
+static qlora_result qlora__softmax_qkv(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -41712,131 +42207,11 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
         }
         rotated = qlora__slice(pass, &layer->kept.qk, 0, q + kv);
     }
-    return qlora__layer_rotate(pass, layer, &rotated, bias, false);
-}
-
-// The input of a stack: the normalised residual stream, or the stream itself.
-static qlora_result qlora__rows_input(const qlora__pass* pass, const qlora_tensor* h,
-                                      const qlora_tensor* norm, const qlora_tensor* x) {
-    float eps = (float)pass->m->plan.config.rms_eps;
-    return norm != NULL ? qlora_rmsnorm_forward(pass->ctx, h, norm, eps, x)
-                        : qlora_scale(pass->ctx, 1.0f, h, x);
-}
-
-// The input of a stack in m->x.
-static qlora_result qlora__layer_input(const qlora__pass* pass, const qlora_tensor* stream,
-                                       const qlora_tensor* norm) {
-    int64_t width = pass->m->plan.config.hidden;
-    qlora_tensor h = qlora__window(stream, pass->rows, 0, width);
-    qlora_tensor x = qlora__window(&pass->m->x, pass->rows, 0, width);
-    return qlora__rows_input(pass, &h, norm, &x);
-}
-
-// Norm number `norm` of a layer; NULL if it has none.
-static const qlora_tensor* qlora__layer_norm(const qlora_model* m, const qlora__layer* layer,
-                                             int norm) {
-    return qlora__has_norm(m, norm) ? &layer->norms[norm] : NULL;
-}
-
-// Where attention (0) and MLP (1) put their output: where the backward pass of the norm that
-// follows finds it, if there is one.
-static qlora_tensor* qlora__layer_out(qlora_model* m, qlora__layer* layer, int part) {
-    bool kept = qlora__has_norm(m, part == 0 ? QLORA__NORM_ATTENTION_OUT : QLORA__NORM_MLP_OUT);
-    return kept ? &layer->kept.out[part] : &m->delta;
-}
-
-// The rows of a pass of the residual stream between attention and MLP. It is that of a tile, unless
-// the stream is updated in place.
-static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer* layer) {
-    int64_t width = pass->m->plan.config.hidden;
-    return qlora__trains(pass->m) ? qlora__window(&layer->kept.h2, pass->rows, 0, width)
-                                  : qlora__slice(pass, &layer->kept.h2, 0, width);
-}
-
-// Notes that the next kernel writes the codes of an operand of a stack: of its input or, turned, of
-// dy.
-static const qlora__fp8* qlora__codes_note(const qlora__pass* pass, const qlora__layer* layer,
-                                           int group, bool turned) {
-    pass->m->coded = &layer->fp8[group];
-    pass->m->coded_turned = turned;
-    return pass->m->coded;
-}
-
-// Where the norm before or after a product of a stack writes such codes; NULL if nowhere.
-static const qlora__fp8* qlora__codes_of_norm(const qlora__pass* pass, const qlora__layer* layer,
-                                              int group, bool turned) {
-    qlora_model* m = pass->m;
-    bool writes = m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
-                  !qlora__pass_has_runs(pass) && m->plan.config.hidden % 8 == 0 &&
-                  m->plan.config.hidden <= QLORA__NORM_CODED &&
-                  (turned || !qlora__pass_reads_codes(pass, layer));
-    m->coded = NULL;
-    return writes ? qlora__codes_note(pass, layer, group, turned) : NULL;
-}
-
-// The norm of stream + delta in m->x, for the stack that follows: gate and up of the same layer, or
-// q, k and v of the next one, if there is one.
-static qlora_result qlora__layer_norm_add(const qlora__pass* pass, const qlora__layer* layer,
-                                          int part, qlora__norm_job* job) {
-    const qlora_model* m = pass->m;
-    const qlora__layer* next = part == 0 ? layer : layer + 1;
-    int group = part == 0 ? QLORA__GATE_UP : QLORA__QKV;
-    bool any = next < m->layers + m->plan.config.layers;
-    job->fp8 = any ? qlora__codes_of_norm(pass, next, group, false) : NULL;
-    QLORA__ENTER(pass->ctx, "qlora_rmsnorm_residual_forward");
-    return qlora__leave(pass->ctx, qlora__norm_forward(pass->ctx, job));
-}
-
-// Adds the output of attention (0) or MLP (1), through its own norm and with the factor of the
-// family, to `stream`, giving `next`; then, unless that is left to the next loop over tiles,
-// prepares the input of the stack that follows, whose norm is `before` (NULL = none), in m->x.
-static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* layer, int part,
-                                     const qlora_tensor* stream, const qlora_tensor* next,
-                                     const qlora_tensor* before, bool wants_x) {
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    float eps = (float)c->rms_eps;
-    const qlora_tensor* after =
-        qlora__layer_norm(m, layer, part == 0 ? QLORA__NORM_ATTENTION_OUT : QLORA__NORM_MLP_OUT);
-    qlora_tensor h = qlora__window(stream, pass->rows, 0, c->hidden);
-    qlora_tensor sum = qlora__window(next, pass->rows, 0, c->hidden);
-    qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
-    if (after != NULL) {
-        qlora_tensor out = qlora__window(&layer->kept.out[part], pass->rows, 0, c->hidden);
-        QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &out, after, eps, &delta));
-    }
-    if (c->residual_scale != 1.0) {
-        QLORA__TRY(qlora_scale(pass->ctx, (float)c->residual_scale, &delta, &delta));
-    }
-    if (before != NULL && wants_x) {
-        qlora__norm_job job;
-        memset(&job, 0, sizeof job);
-        job.x = &h;
-        job.delta = &delta;
-        job.sum = &sum;
-        job.w = before;
-        job.y = &x;
-        job.eps = eps;
-        return qlora__layer_norm_add(pass, layer, part, &job);
-    }
-    QLORA__TRY(qlora_add(pass->ctx, &h, &delta, &sum));
-    return wants_x ? qlora__layer_input(pass, next, NULL) : QLORA_OK;
-}
-
-// Gathers the output of attention and the residual stream of the labelled rows.
-static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__layer* layer,
-                                        qlora_tensor* o, qlora_tensor* h) {
-    const qlora_model* m = pass->m;
-    *o = qlora__labelled_o(m, pass->labelled);
-    qlora__arena_window(&layer->kept.gu, 0, pass->rows, m->plan.config.hidden, h);
-    qlora_tensor heads = qlora__window(o, pass->rows, 0, qlora__q_width(&m->plan.config));
-    QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));
-    return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
+    return qlora__softmax_rotate(pass, layer, &rotated, bias, false);
 }
 
 // A copy of bytes [from, end) of what a layer keeps of attention, to the host or back.
-static qlora_result qlora__turn_copy(const qlora__pass* pass, const qlora__layer* layer,
+static qlora_result qlora__offload_copy(const qlora__pass* pass, const qlora__layer* layer,
                                      size_t from, size_t end, bool back) {
     if (layer->away_attention == NULL || from == end) {
         return QLORA_OK;
@@ -41852,65 +42227,62 @@ static qlora_result qlora__turn_copy(const qlora__pass* pass, const qlora__layer
 }
 
 // The copy back.
-static qlora_result qlora__turn_back(const qlora__pass* pass, const qlora__layer* layer) {
-    return qlora__turn_copy(pass, layer, 0, qlora__turn_bytes(pass->m, layer), true);
+static qlora_result qlora__offload_back(const qlora__pass* pass, const qlora__layer* layer) {
+    return qlora__offload_copy(pass, layer, 0, qlora__offload_bytes(pass->m, layer), true);
 }
 
 // Waits for the copies of the memory of a layer's turn: of what it keeps of attention, or before
 // that of the last layer that had this memory.
-static qlora_result qlora__turn_wait(const qlora__pass* pass, const qlora__layer* layer) {
+static qlora_result qlora__offload_wait(const qlora__pass* pass, const qlora__layer* layer) {
     return layer->turn >= 0 ? qlora__away_wait(pass->ctx, 4u << layer->turn % 2) : QLORA_OK;
 }
 
 // Begins the copies to the host, each as soon as its part is there. Those of a layer take longer
 // than the layer itself if its products are fast. A recomputed layer has one, before o_proj, whose
 // z is computed once more before it is needed.
-typedef enum qlora__turn_part {
-    QLORA__TURN_HEADS,     // q, k and v, rotated
-    QLORA__TURN_ATTENTION, // its output
-    QLORA__TURN_O          // z of o_proj, in the same rows
-} qlora__turn_part;
+typedef enum qlora__offload_part {
+    QLORA__OFFLOAD_HEADS,     // q, k and v, rotated
+    QLORA__OFFLOAD_ATTENTION, // its output
+    QLORA__OFFLOAD_O          // z of o_proj, in the same rows
+} qlora__offload_part;
 
-static qlora_result qlora__turn_away(const qlora__pass* pass, const qlora__layer* layer,
-                                     qlora__turn_part part) {
+static qlora_result qlora__offload_begin(const qlora__pass* pass, const qlora__layer* layer,
+                                     qlora__offload_part part) {
     const qlora_model* m = pass->m;
     if (!pass->training || layer->away_attention == NULL ||
-        layer->recompute != (part == QLORA__TURN_ATTENTION)) {
+        layer->recompute != (part == QLORA__OFFLOAD_ATTENTION)) {
         return QLORA_OK;
     }
-    if (part == QLORA__TURN_HEADS) {
-        return qlora__turn_copy(pass, layer, m->turn_bytes[1], m->turn_bytes[2], false);
+    if (part == QLORA__OFFLOAD_HEADS) {
+        return qlora__offload_copy(pass, layer, m->turn_bytes[1], m->turn_bytes[2], false);
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z of q, k and v
-    size_t end = layer->recompute ? qlora__turn_bytes(m, layer) : m->turn_bytes[1];
-    return qlora__turn_copy(pass, layer, 0, end, false);
+    size_t end = layer->recompute ? qlora__offload_bytes(m, layer) : m->turn_bytes[1];
+    return qlora__offload_copy(pass, layer, 0, end, false);
 }
 
-// Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->x, gate
-// and up.
-static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
+// Input of a layer -> rotated q, k and v, tile by tile.
+static qlora_result qlora__softmax_heads(const qlora__pass* pass, qlora__layer* layer, bool again) {
     qlora_model* m = pass->m;
-    qlora_tensor o = qlora__slice(pass, &layer->kept.o, 0, layer->kept.o.cols);
-    qlora_tensor h = qlora__slice(pass, &layer->kept.h, 0, m->plan.config.hidden);
-    qlora_tensor h2 = qlora__layer_h2(pass, layer);
-    if (pass->gathered) {
-        QLORA__TRY(qlora__layer_gather(pass, layer, &o, &h));
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        if (again || m->plan.tile > 0) {
+            qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
+            QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
+            QLORA__TRY(
+                qlora__layer_input(&tile, &h, qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
+        }
+        QLORA__TRY(qlora__softmax_qkv(&tile, layer));
+        // Those that are recomputed later share the memory of z.
+        if (again || !layer->recompute || layer->keeps_heads) {
+            QLORA__TRY(qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->x));
+        }
     }
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &o, qlora__layer_out(m, layer, 0)));
-    QLORA__TRY(qlora__turn_away(pass, layer, QLORA__TURN_O));
-    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
-    QLORA__TRY(qlora__layer_add(pass, layer, 0, &h, &h2,
-                                qlora__layer_norm(m, layer, QLORA__NORM_MLP), true));
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu));
-    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->x);
+    return QLORA_OK;
 }
 
-// The bounds of the sequences.
-static qlora_tensor qlora__pass_seqs(const qlora__pass* pass) {
-    return qlora__window(&pass->m->batch.seqs, 1, 0, pass->sequences + 1);
-}
-
-static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer* layer) {
+static qlora_result qlora__softmax_forward(const qlora__pass* pass, qlora__layer* layer) {
     const qlora_model_config* c = &pass->m->plan.config;
     qlora__heads heads = qlora__heads_of(pass, layer);
     qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, qlora__q_width(c));
@@ -41922,8 +42294,179 @@ static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer
                                    &lse);
 }
 
+// The output of attention -> that of the branch.
+static qlora_result qlora__softmax_out(const qlora__pass* pass, qlora__layer* layer,
+                                       const qlora_tensor* o) {
+    qlora_tensor* out = qlora__branch_out(pass->m, layer, QLORA__ATTENTION);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, o, out));
+    return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_O);
+}
+
+// Backward pass of the norms of q and k, in m->dqkv. With a weight gradient, the result must not
+// overwrite dy, so it is computed in d_o and copied.
+static qlora_result qlora__softmax_norms_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    float eps = (float)c->rms_eps;
+    const struct {
+        int norm;
+        int64_t at;
+        int64_t width;
+    } parts[] = {{QLORA__NORM_Q, 0, q}, {QLORA__NORM_K, q, kv}};
+    for (int i = 0; i < 2; i++) {
+        const qlora_tensor* w = &layer->norms[parts[i].norm];
+        qlora_tensor raw = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
+        qlora_tensor d = qlora__slice(pass, &m->dqkv, parts[i].at, parts[i].width);
+        if (!m->desc.train_norms) {
+            QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &d, NULL));
+            continue;
+        }
+        qlora_tensor through = qlora__slice(pass, &m->d_o, 0, parts[i].width);
+        QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &through,
+                                          &layer->d_norms[parts[i].norm]));
+        QLORA__TRY(qlora_scale(ctx, 1.0f, &through, &d));
+    }
+    return QLORA_OK;
+}
+
+// Backward pass of o_proj: d_out -> the gradient of the output of attention in m->d_o.
+static qlora_result qlora__softmax_out_run(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    int64_t q = qlora__q_width(&m->plan.config);
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
+    qlora_tensor x = qlora__slice(pass, &layer->kept.o, 0, q + stack.pad);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    qlora_tensor d_o = qlora__slice(pass, &m->d_o, 0, q);
+    if (pass->gathered) {
+        qlora_tensor o = qlora__labelled_o(m, pass->labelled);
+        x = qlora__slice(pass, &o, 0, q + stack.pad);
+    }
+    if (qlora__stack_is_dora(m, layer, QLORA__O)) {
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
+    }
+    if (stack.linear.owners != NULL) { // this z is that of the forward pass
+        qlora_tensor inner = qlora__window(&x, pass->rows, 0, q);
+        qlora_tensor z = qlora__window(&x, pass->rows, q, stack.pad);
+        QLORA__TRY(qlora__linear_keep_own(pass->ctx, &stack.linear, &inner, &z));
+    }
+    return qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o);
+}
+
+static qlora_result qlora__softmax_out_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora__pass run;
+    QLORA__TRY(qlora__branch_out_backward(pass, layer, QLORA__ATTENTION));
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        if (run.rows > 0) {
+            QLORA__TRY(qlora__softmax_out_run(&run, layer));
+        }
+    }
+    return QLORA_OK;
+}
+
+// d_o -> gradients of q, k and v, normalised and rotated, in m->dqkv.
+static qlora_result qlora__softmax_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, q);
+    qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
+    qlora_tensor lse = layer->kept.lse;
+    lse.cols = pass->rows;
+    lse.ld = pass->rows;
+    qlora_tensor dq = qlora__window(&m->dqkv, pass->rows, 0, q);
+    qlora_tensor dk = qlora__window(&m->dqkv, pass->rows, q, kv);
+    qlora_tensor dv = qlora__window(&m->dqkv, pass->rows, q + kv, kv);
+    qlora_tensor seqs = qlora__pass_seqs(pass);
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.q = &heads.q;
+    a.k = &heads.k;
+    a.v = &heads.v;
+    a.seqs = &seqs;
+    a.o = &o;
+    a.lse = &lse;
+    a.d_o = &d_o;
+    a.dq = &dq;
+    a.dk = &dk;
+    a.dv = &dv;
+    a.stats = m->stats.data;
+    QLORA__ENTER(ctx, "qlora_attention_backward"); // frees the scratch on return
+    return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
+}
+
+// Whether the rotation writes the codes of dy of q, k and v for the product after it: it is the
+// last thing before that and takes all columns of a head, in pairs half of it apart.
+static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t turned = qlora__q_width(c) + qlora__kv_width(c);
+    return m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
+           m->desc.dropout == 0.0f && !qlora__pass_has_runs(pass) && !c->qk_norm &&
+           !layer->no_rope && !qlora__scales_queries(m) &&
+           (m->arch->has & QLORA__HAS_PAIRED_ROPE) == 0 && m->rope.cols == c->head_dim &&
+           c->head_dim % 16 == 0 && turned / 2 <= QLORA__ROPE_CODED;
+}
+
+// Gradients of q, k and v -> those before norm and rotation.
+static qlora_result qlora__softmax_heads_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    if (qlora__rotation_writes_codes(pass, layer)) {
+        int64_t cols = qlora__q_width(c) + 2 * qlora__kv_width(c);
+        qlora_tensor all = qlora__slice(pass, &m->dqkv, 0, cols);
+        qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
+        return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &angles,
+                                 layer->sliding ? &m->rope_sliding : &m->rope, &m->flag,
+                                 qlora__codes_note(pass, layer, QLORA__QKV, true));
+    }
+    qlora_tensor turned =
+        qlora__slice(pass, &pass->m->dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
+    QLORA__TRY(qlora__softmax_rotate(pass, layer, &turned, NULL, true));
+    return c->qk_norm ? qlora__softmax_norms_backward(pass, layer) : QLORA_OK;
+}
+
+// The same for what a layer keeps of attention and is not recomputed: the layer below it is the one
+// whose turn was before. The second stream no longer reads that memory: it has finished the
+// gradients of o of the layer above, and is waited for here with those of q, k and v.
+static qlora_result qlora__attention_back(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora__layer* below = layer;
+    QLORA__TRY(qlora__offload_wait(pass, layer));
+    if (layer->turn < 1 || layer->recompute) {
+        return QLORA_OK;
+    }
+    while (below->turn != layer->turn - 1) {
+        below--;
+    }
+    if (below->away_attention == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV));
+    return qlora__offload_back(pass, below);
+}
+
+//@@ src/model/ffns/gated.h
+
+// ---- the gated MLP ------------------------------------------------------------------------------
+//
+// gate and up, their product through the activation, down.
+
+// Input of the MLP in m->x -> gate and up.
+static qlora_result qlora__gated_in(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu));
+    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->x);
+}
+
 // s = act(gate) up.
-static qlora_result qlora__layer_gated(const qlora__pass* pass, const qlora_tensor* gate,
+static qlora_result qlora__gated_activation(const qlora__pass* pass, const qlora_tensor* gate,
                                        const qlora_tensor* up, const qlora_tensor* s) {
     return (pass->m->arch->has & QLORA__HAS_GELU) != 0
                ? qlora_geglu_forward(pass->ctx, gate, up, s)
@@ -41940,7 +42483,7 @@ static bool qlora__activation_is_coded(const qlora__pass* pass, const qlora__lay
 }
 
 // The gated activation in m->s, or its codes, and z of down if the activation comes with it.
-static qlora_result qlora__layer_activation(const qlora__pass* pass, const qlora__layer* layer) {
+static qlora_result qlora__gated_hidden(const qlora__pass* pass, const qlora__layer* layer) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.intermediate;
     qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
@@ -41953,29 +42496,153 @@ static qlora_result qlora__layer_activation(const qlora__pass* pass, const qlora
                                 layer->linears[QLORA__DOWN].parts[0].a, &z);
     }
     return qlora__z_comes(pass, layer) ? qlora__layer_tail(pass, layer, &gate, &up, &s)
-                                       : qlora__layer_gated(pass, &gate, &up, &s);
+                                       : qlora__gated_activation(pass, &gate, &up, &s);
 }
 
 // The gated activation and down_proj.
-static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
+static qlora_result qlora__gated_out(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
-    QLORA__TRY(qlora__layer_activation(pass, layer));
+    QLORA__TRY(qlora__gated_hidden(pass, layer));
     QLORA__TRY(
-        qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1)));
+        qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s,
+                             qlora__branch_out(m, layer, QLORA__MLP)));
     return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->s);
 }
 
-// The norm before layer number `index`, or NULL; after the last layer, the final norm.
-static const qlora_tensor* qlora__norm_before(const qlora_model* m, int64_t index) {
-    return index < m->plan.config.layers
-               ? qlora__layer_norm(m, &m->layers[index], QLORA__NORM_ATTENTION)
-               : &m->final_norm;
+static qlora_result qlora__gated_activation_backward(const qlora__pass* pass, const qlora_tensor* ds,
+                                                const qlora_tensor* gate, const qlora_tensor* up,
+                                                const qlora_tensor* s) {
+    return (pass->m->arch->has & QLORA__HAS_GELU) != 0
+               ? qlora_geglu_backward(pass->ctx, ds, gate, up, gate, up, s)
+               : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
 }
 
-// The residual stream before layer number `index`; after the last layer, last_h.
-static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t index) {
-    return index < m->plan.config.layers ? &m->layers[index].kept.h : &m->last_h;
+// Whether ds lacks what the adapter of down adds to it, which the activation's backward pass then
+// adds: in FP8, where it is a product of its own that writes a matrix as large as the activation.
+static bool qlora__ds_lacks_share(const qlora__pass* pass, const qlora__layer* layer,
+                                  const qlora__stack* down) {
+    int64_t ranks[3];
+    return QLORA__GATED_SHARE && down->linear.fp8 != NULL &&
+           qlora__gated_ranks(pass->m, layer, ranks) && ranks[2] > 0;
+}
+
+// The gradients of gate and up from ds, and with them dB of gate and up and dA of down, which are
+// added up on the second stream: dy has u of down.
+static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__layer* layer,
+                                                 const qlora__stack* down, const qlora_tensor* ds,
+                                                 const qlora_tensor* dy) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.intermediate;
+    qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
+    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
+    bool kept = layer->kept.z[QLORA__GATE_UP].cols > 0; // otherwise it is in x
+    qlora__gated g;
+    qlora_tensor halves[2]; // of dB, if gate and up are one projection
+    int64_t ranks[3];
+    int64_t at = 0;
+    memset(&g, 0, sizeof g);
+    qlora__gated_ranks(m, layer, ranks);
+    g.dh = ds;
+    g.gate = &gate;
+    g.up = &up;
+    g.gelu = (m->arch->has & QLORA__HAS_GELU) != 0;
+    g.parts = &m->gated_parts;
+    for (int i = 0; i < 2; i++) {
+        const qlora_linear_part* part = &l.parts[l.count == 1 ? 0 : i];
+        qlora__gated_factor* f = &g.factors[i];
+        if (ranks[i] == 0) {
+            continue;
+        }
+        halves[i] = *part->db;
+        halves[i].rows = width;
+        halves[i].data = (float*)part->db->data + (l.count == 1 ? i * width * part->db->ld : 0);
+        f->z = kept ? qlora__slice(pass, &layer->kept.z[QLORA__GATE_UP], at, ranks[i])
+                    : qlora__local(pass, &m->x, l.in + at, ranks[i]);
+        f->d = &halves[i];
+        f->scale = part->scale;
+        at += l.count == 1 ? 0 : ranks[i];
+    }
+    if (ranks[2] > 0) {
+        g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
+        g.factors[2].d = down->linear.parts[0].da;
+    }
+    qlora_tensor a;
+    qlora_tensor sb;
+    if (qlora__ds_lacks_share(pass, layer, down)) {
+        bool joined = qlora__linear_joined(&down->linear, down->pad, &a, &sb);
+        QLORA_ASSERT(joined); // or ds would lose the share
+        g.a = joined ? &a : NULL;
+    }
+    qlora_tensor most;
+    if (qlora__u_is_coded(m, layer)) {
+        most = qlora__window(&m->fp8_most, 1, 0, pass->rows);
+        QLORA__TRY(qlora__tensor_zero(pass->ctx, &most));
+        g.most = &most;
+    }
+    QLORA__TRY(qlora__gated_tiles(pass->ctx, &g));
+    QLORA__TRY(qlora__beside_begin(pass->ctx));
+    return qlora__beside_end(pass->ctx, QLORA__DOWN, qlora__gated_sum(pass->ctx, &g));
+}
+
+// Backward pass of down_proj and the activation: d_out -> the gradient of gate and up in kept.gu.
+static qlora_result qlora__gated_out_run(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.intermediate;
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
+    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
+    qlora_tensor x = qlora__local(pass, &m->s, 0, width + stack.pad);
+    qlora_tensor s = qlora__local(pass, &m->s, 0, width);
+    qlora_tensor ds = qlora__local(pass, &m->ds, 0, width);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
+    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
+        QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &s));
+        QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
+        QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
+        return qlora__gated_activation_backward(pass, &ds, &gate, &up, NULL);
+    }
+    if (qlora__stack_is_dora(m, layer, QLORA__DOWN)) { // its output is computed again from s
+        QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &s));
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__DOWN, &stack, &x, &dy));
+        QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
+        return qlora__gated_activation_backward(pass, &ds, &gate, &up, NULL);
+    }
+    // The activation is computed again, over its gradient, in the same pass over gate and up.
+    if (qlora__ds_lacks_share(pass, layer, &stack)) {
+        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
+        QLORA__TRY(qlora__fp8_product(ctx, stack.linear.fp8, true, stack.coded, &dy_inner, &ds,
+                                      false));
+    } else {
+        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded,
+                                      &ds));
+    }
+    if (qlora__gated_ranks(m, layer, NULL)) {
+        QLORA__TRY(qlora__gated_fused_backward(pass, layer, &stack, &ds, &dy));
+    } else if (qlora__u_comes(pass, layer)) {
+        qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
+        qlora_tensor u =
+            qlora__local(pass, &layer->kept.gu, 2 * width, layer->pads[QLORA__GATE_UP]);
+        QLORA__TRY(qlora__tails_backward(ctx, (m->arch->has & QLORA__HAS_GELU) != 0, &l, &ds, &gate,
+                                         &up, &s, &u));
+    } else {
+        QLORA__TRY(qlora__gated_activation_backward(pass, &ds, &gate, &up, &s));
+    }
+    return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
+}
+
+static qlora_result qlora__gated_out_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora__pass run;
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        if (run.rows > 0) {
+            QLORA__TRY(qlora__gated_out_run(&run, layer));
+        }
+    }
+    return QLORA_OK;
 }
 
 //@@ src/model/decode.h
@@ -42148,25 +42815,32 @@ static qlora_result qlora__input_away(const qlora__pass* pass, int64_t index) {
                : QLORA_OK;
 }
 
-// Input of a layer -> rotated q, k and v, tile by tile.
-static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* layer, bool again) {
+// Gathers the output of attention and the residual stream of the labelled rows.
+static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__layer* layer,
+                                        qlora_tensor* o, qlora_tensor* h) {
+    const qlora_model* m = pass->m;
+    *o = qlora__labelled_o(m, pass->labelled);
+    qlora__arena_window(&layer->kept.gu, 0, pass->rows, m->plan.config.hidden, h);
+    qlora_tensor heads = qlora__window(o, pass->rows, 0, qlora__q_width(&m->plan.config));
+    QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));
+    return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
+}
+
+// Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->x, gate
+// and up.
+static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
-    qlora__tiles_begin(pass);
-    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
-        qlora__pass tile = qlora__tile_at(pass, at);
-        if (again || m->plan.tile > 0) {
-            qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
-            QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
-            QLORA__TRY(
-                qlora__layer_input(&tile, &h, qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
-        }
-        QLORA__TRY(qlora__layer_qkv(&tile, layer));
-        // Those that are recomputed later share the memory of z.
-        if (again || !layer->recompute || layer->keeps_heads) {
-            QLORA__TRY(qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->x));
-        }
+    qlora_tensor o = qlora__slice(pass, &layer->kept.o, 0, layer->kept.o.cols);
+    qlora_tensor h = qlora__slice(pass, &layer->kept.h, 0, m->plan.config.hidden);
+    qlora_tensor h2 = qlora__layer_h2(pass, layer);
+    if (pass->gathered) {
+        QLORA__TRY(qlora__layer_gather(pass, layer, &o, &h));
     }
-    return QLORA_OK;
+    QLORA__TRY(qlora__softmax_out(pass, layer, &o));
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
+    QLORA__TRY(qlora__branch_add(pass, layer, QLORA__ATTENTION, &h, &h2,
+                                 qlora__layer_norm(m, layer, QLORA__NORM_MLP), true));
+    return qlora__gated_in(pass, layer);
 }
 
 // When decoding, several rows at the beginning of a text see only each other. Rows that continue a
@@ -42177,15 +42851,15 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
     if (pass->group && layer->keeps_attention) { // its output is there
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__turn_wait(pass, layer));
-    QLORA__TRY(qlora__layer_heads(pass, layer, false));
-    QLORA__TRY(qlora__turn_away(pass, layer, QLORA__TURN_HEADS));
+    QLORA__TRY(qlora__offload_wait(pass, layer));
+    QLORA__TRY(qlora__softmax_heads(pass, layer, false));
+    QLORA__TRY(qlora__offload_begin(pass, layer, QLORA__OFFLOAD_HEADS));
     if (pass->decoding) {
         QLORA__TRY(qlora__cache_store(pass, index));
     }
     if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
-        QLORA__TRY(qlora__layer_attention(pass, layer));
-        return qlora__turn_away(pass, layer, QLORA__TURN_ATTENTION);
+        QLORA__TRY(qlora__softmax_forward(pass, layer));
+        return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_ATTENTION);
     }
     return pass->rows > 1 ? qlora__cache_attention_rows(pass, index)
                           : qlora__cache_attention(pass, index);
@@ -42203,12 +42877,12 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
         qlora_tensor h2 = qlora__layer_h2(&tile, layer);
         qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
         QLORA__TRY(qlora__layer_middle(&tile, layer));
-        QLORA__TRY(qlora__layer_down(&tile, layer));
+        QLORA__TRY(qlora__gated_out(&tile, layer));
         // The copy of the input before that of this layer, which was in the same memory.
         QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
         QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__GATE_UP)); // z in x
-        QLORA__TRY(qlora__layer_add(&tile, layer, 1, &h2, &next, qlora__norm_before(m, index + 1),
-                                    m->plan.tile == 0));
+        QLORA__TRY(qlora__branch_add(&tile, layer, QLORA__MLP, &h2, &next,
+                                     qlora__norm_before(m, index + 1), m->plan.tile == 0));
     }
     return QLORA_OK;
 }
@@ -42469,7 +43143,7 @@ static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer
     if (!qlora__has_norm(pass->m, QLORA__NORM_MLP_OUT)) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__layer_down(pass, layer));
+    QLORA__TRY(qlora__gated_out(pass, layer));
     return qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN); // z in s
 }
 
@@ -42481,545 +43155,12 @@ static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pas
                                        qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
     if (!layer->keeps_heads) {
-        QLORA__TRY(qlora__layer_heads(pass, layer, true));
+        QLORA__TRY(qlora__softmax_heads(pass, layer, true));
     }
     if (!layer->keeps_attention) {
-        QLORA__TRY(qlora__layer_attention(pass, layer));
+        QLORA__TRY(qlora__softmax_forward(pass, layer));
     }
     return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(after, layer);
-}
-
-// Computes z again, into the last columns of x, for the gradient of B, unless it was kept.
-static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* stack, int group,
-                                   const qlora_tensor* x) {
-    if (stack->pad == 0 || stack->z.cols > 0) {
-        return QLORA_OK;
-    }
-    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
-    qlora_tensor inner = qlora__window(x, pass->rows, 0, stack->linear.in);
-    if (group == QLORA__DOWN && qlora__z_comes(pass, layer)) {
-        return qlora__layer_tail(pass, layer, NULL, NULL, &inner);
-    }
-    pass->m->readers |= 1u << group;
-    return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
-}
-
-// Which gradients of a stack are left if the activation comes with the others.
-static unsigned qlora__gradients_left(const qlora__pass* pass, const qlora__layer* layer,
-                                      int group) {
-    bool gated = (group == QLORA__GATE_UP || group == QLORA__DOWN) &&
-                 qlora__gated_ranks(pass->m, layer, NULL);
-    return !gated                   ? QLORA__GRADIENT_A | QLORA__GRADIENT_B
-           : group == QLORA__GATE_UP ? QLORA__GRADIENT_A
-                                     : QLORA__GRADIENT_B;
-}
-
-// Computes dA and dB of a stack from u, and first z if wants_z. None of this needs scratch.
-static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora__stack* stack,
-                                           int group, const qlora_tensor* x, const qlora_tensor* dy,
-                                           bool wants_z) {
-    qlora_ctx* ctx = pass->ctx;
-    if (stack->pad == 0) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__beside_begin(ctx));
-    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
-    qlora_result r = wants_z ? qlora__stack_z(pass, stack, group, x) : QLORA_OK;
-    if (r == QLORA_OK) {
-        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x,
-                                    stack->z.cols > 0 ? &stack->z : NULL, dy, NULL,
-                                    stack->linear.owners != NULL ? 0.0f : 1.0f,
-                                    qlora__gradients_left(pass, layer, group),
-                                    &pass->m->skinny_parts);
-    }
-    if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
-        const qlora__wide_layer* wide = &pass->m->wide[stack->linear.layer];
-        r = qlora__collect(ctx, &wide->shares[group], wide->share_count[group], wide->most[group],
-                           &pass->m->batch.states);
-    }
-    return qlora__beside_end(ctx, group, r);
-}
-
-// Computes all gradients of a stack with dropout, whose masks need scratch.
-static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const qlora__stack* stack,
-                                                 const qlora_tensor* x, const qlora_tensor* dy,
-                                                 const qlora_tensor* dx) {
-    QLORA__ENTER(pass->ctx, "qlora_linear_backward");
-    return qlora__leave(
-        pass->ctx, qlora__linear_backward(pass->ctx, pass->math, &stack->linear, x, dy, dx, 0));
-}
-
-// Whether u of gate and up comes with the codes of their gradients for FP8 products, whose largest
-// magnitudes the activation found: see ops/fp8_tails.h. The sums of the pieces are in the memory of
-// ds, which the activation has read.
-static bool qlora__u_is_coded(const qlora_model* m, const qlora__layer* layer) {
-    const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
-    int64_t part = qlora_linear_out(l) / l->count;
-    int64_t room = qlora__fp8_u_room(qlora__tile_rows(m), part, l->count);
-    return qlora__is_fp8(m) && qlora__gated_ranks(m, layer, NULL) &&
-           layer->pads[QLORA__GATE_UP] > 0 && (uint64_t)room * sizeof(float) <= m->ds.bytes;
-}
-
-// Computes u of a stack in the last columns of dy, unless it came with the activation. *coded:
-// whether the codes of dy are there then.
-static qlora_result qlora__stack_u(const qlora__pass* pass, const qlora__stack* stack, int group,
-                                   const qlora_tensor* dy, const qlora_tensor* inner, bool* coded) {
-    const qlora_model* m = pass->m;
-    const qlora__layer* layer = &m->layers[stack->linear.layer];
-    const qlora_linear_desc* l = &stack->linear;
-    qlora_tensor a;
-    qlora_tensor sb;
-    *coded = stack->coded;
-    if (group == QLORA__GATE_UP && qlora__u_is_coded(m, layer) &&
-        qlora__linear_joined(l, stack->pad, &a, &sb)) {
-        *coded = true;
-        int64_t ranks[2] = {l->parts[0].rank, l->parts[l->count - 1].rank};
-        qlora_tensor u = qlora__window(dy, pass->rows, stack->out, stack->pad);
-        return qlora__fp8_u(pass->ctx, l->fp8, inner, &sb, ranks, l->count, &u, m->ds.data);
-    }
-    bool there = group == QLORA__GATE_UP && qlora__u_comes(pass, layer);
-    return stack->pad > 0 && !there ? qlora__linear_u(pass->ctx, pass->math, l, dy, inner)
-                                    : QLORA_OK;
-}
-
-// dy (with space for u) and x (with z) -> dx (may be NULL), dA and dB. With dropout, the adapters
-// are added to dx one by one, which needs scratch.
-static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__stack* stack,
-                                          int group, const qlora_tensor* x, const qlora_tensor* dy,
-                                          const qlora_tensor* dx) {
-    qlora_ctx* ctx = pass->ctx;
-    if (stack->linear.dropout > 0.0f) {
-        return qlora__stack_backward_masked(pass, stack, x, dy, dx);
-    }
-    qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
-    if (qlora__on_cpu(ctx)) { // both at once
-        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, false, dx));
-        return qlora__stack_gradients(pass, stack, group, x, dy, false);
-    }
-    bool coded = false;
-    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner, &coded));
-    QLORA__TRY(qlora__stack_gradients(pass, stack, group, x, dy, false));
-    return dx != NULL ? qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, dx)
-                      : QLORA_OK;
-}
-
-// The part of a stack's backward pass that belongs to DoRA: the gradients of the magnitudes, which
-// need the output before the gains once more, and then the gains on dy. Writes z into the last
-// columns of x.
-static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__layer* layer,
-                                                int group, const qlora__stack* stack,
-                                                const qlora_tensor* x, const qlora_tensor* dy) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    qlora_tensor raw = qlora__window(&m->raw, pass->rows, 0, stack->out);
-    qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
-    QLORA__ENTER(ctx, "qlora_linear_forward"); // frees the scratch on return
-    QLORA__TRY(qlora__leave(
-        ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, 0u, x, &raw)));
-    int64_t at = 0;
-    for (int i = 0; i < layer->layout->groups[group].count; i++) {
-        qlora__projection* p = &layer->projections[layer->layout->groups[group].first + i];
-        qlora_tensor a = qlora__window(&inner, pass->rows, at, p->out);
-        qlora_tensor b = qlora__window(&raw, pass->rows, at, p->out);
-        qlora_tensor inverse;
-        qlora__arena_window(&layer->inverses[group], at, 1, p->out, &inverse);
-        if (qlora__is_dora(m, p)) {
-            QLORA__TRY(qlora__dot_columns(ctx, &a, &b, &inverse, &p->dm));
-        }
-        at += p->out;
-    }
-    return qlora__scale_columns(ctx, &layer->gains[group], &inner);
-}
-
-// The first columns of the gradient of the output of attention or MLP, which is that of the
-// residual stream unless something comes between.
-static qlora_tensor qlora__layer_d_out(const qlora__pass* pass, int64_t cols) {
-    const qlora_model* m = pass->m;
-    return qlora__has_own_d_out(m) ? qlora__local(pass, &m->d_out, 0, cols)
-                                   : qlora__slice(pass, &m->d_out, 0, cols);
-}
-
-// The gradient of the output of attention (0) or MLP (1) in m->d_out, from that of the residual
-// stream: through the factor or the norm that comes between.
-static qlora_result qlora__layer_out_backward(const qlora__pass* pass, qlora__layer* layer,
-                                              int part) {
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int norm = part == 0 ? QLORA__NORM_ATTENTION_OUT : QLORA__NORM_MLP_OUT;
-    const qlora_tensor* after = qlora__layer_norm(m, layer, norm);
-    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
-    qlora_tensor d_out = qlora__layer_d_out(pass, c->hidden);
-    if (after != NULL) {
-        qlora_tensor out = qlora__window(&layer->kept.out[part], pass->rows, 0, c->hidden);
-        return qlora_rmsnorm_backward(pass->ctx, &dh, &out, after, (float)c->rms_eps, NULL, &d_out,
-                                      m->desc.train_norms ? &layer->d_norms[norm] : NULL);
-    }
-    return qlora__has_own_d_out(m) ? qlora_scale(pass->ctx, (float)c->residual_scale, &dh, &d_out)
-                                   : QLORA_OK;
-}
-
-static qlora_result qlora__layer_gated_backward(const qlora__pass* pass, const qlora_tensor* ds,
-                                                const qlora_tensor* gate, const qlora_tensor* up,
-                                                const qlora_tensor* s) {
-    return (pass->m->arch->has & QLORA__HAS_GELU) != 0
-               ? qlora_geglu_backward(pass->ctx, ds, gate, up, gate, up, s)
-               : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
-}
-
-// Whether ds lacks what the adapter of down adds to it, which the activation's backward pass then
-// adds: in FP8, where it is a product of its own that writes a matrix as large as the activation.
-static bool qlora__ds_lacks_share(const qlora__pass* pass, const qlora__layer* layer,
-                                  const qlora__stack* down) {
-    int64_t ranks[3];
-    return QLORA__GATED_SHARE && down->linear.fp8 != NULL &&
-           qlora__gated_ranks(pass->m, layer, ranks) && ranks[2] > 0;
-}
-
-// The gradients of gate and up from ds, and with them dB of gate and up and dA of down, which are
-// added up on the second stream: dy has u of down.
-static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora__layer* layer,
-                                                 const qlora__stack* down, const qlora_tensor* ds,
-                                                 const qlora_tensor* dy) {
-    qlora_model* m = pass->m;
-    int64_t width = m->plan.config.intermediate;
-    qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
-    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
-    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
-    bool kept = layer->kept.z[QLORA__GATE_UP].cols > 0; // otherwise it is in x
-    qlora__gated g;
-    qlora_tensor halves[2]; // of dB, if gate and up are one projection
-    int64_t ranks[3];
-    int64_t at = 0;
-    memset(&g, 0, sizeof g);
-    qlora__gated_ranks(m, layer, ranks);
-    g.dh = ds;
-    g.gate = &gate;
-    g.up = &up;
-    g.gelu = (m->arch->has & QLORA__HAS_GELU) != 0;
-    g.parts = &m->gated_parts;
-    for (int i = 0; i < 2; i++) {
-        const qlora_linear_part* part = &l.parts[l.count == 1 ? 0 : i];
-        qlora__gated_factor* f = &g.factors[i];
-        if (ranks[i] == 0) {
-            continue;
-        }
-        halves[i] = *part->db;
-        halves[i].rows = width;
-        halves[i].data = (float*)part->db->data + (l.count == 1 ? i * width * part->db->ld : 0);
-        f->z = kept ? qlora__slice(pass, &layer->kept.z[QLORA__GATE_UP], at, ranks[i])
-                    : qlora__local(pass, &m->x, l.in + at, ranks[i]);
-        f->d = &halves[i];
-        f->scale = part->scale;
-        at += l.count == 1 ? 0 : ranks[i];
-    }
-    if (ranks[2] > 0) {
-        g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
-        g.factors[2].d = down->linear.parts[0].da;
-    }
-    qlora_tensor a;
-    qlora_tensor sb;
-    if (qlora__ds_lacks_share(pass, layer, down)) {
-        bool joined = qlora__linear_joined(&down->linear, down->pad, &a, &sb);
-        QLORA_ASSERT(joined); // or ds would lose the share
-        g.a = joined ? &a : NULL;
-    }
-    qlora_tensor most;
-    if (qlora__u_is_coded(m, layer)) {
-        most = qlora__window(&m->fp8_most, 1, 0, pass->rows);
-        QLORA__TRY(qlora__tensor_zero(pass->ctx, &most));
-        g.most = &most;
-    }
-    QLORA__TRY(qlora__gated_tiles(pass->ctx, &g));
-    QLORA__TRY(qlora__beside_begin(pass->ctx));
-    return qlora__beside_end(pass->ctx, QLORA__DOWN, qlora__gated_sum(pass->ctx, &g));
-}
-
-// Backward pass of down_proj and the activation: d_out -> the gradient of gate and up in kept.gu.
-static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    int64_t width = m->plan.config.intermediate;
-    qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
-    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
-    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
-    qlora_tensor x = qlora__local(pass, &m->s, 0, width + stack.pad);
-    qlora_tensor s = qlora__local(pass, &m->s, 0, width);
-    qlora_tensor ds = qlora__local(pass, &m->ds, 0, width);
-    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
-    qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
-    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
-        QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
-        QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
-        QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
-        return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
-    }
-    if (qlora__stack_is_dora(m, layer, QLORA__DOWN)) { // its output is computed again from s
-        QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
-        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__DOWN, &stack, &x, &dy));
-        QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
-        return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
-    }
-    // The activation is computed again, over its gradient, in the same pass over gate and up.
-    if (qlora__ds_lacks_share(pass, layer, &stack)) {
-        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
-        QLORA__TRY(qlora__fp8_product(ctx, stack.linear.fp8, true, stack.coded, &dy_inner, &ds,
-                                      false));
-    } else {
-        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded,
-                                      &ds));
-    }
-    if (qlora__gated_ranks(m, layer, NULL)) {
-        QLORA__TRY(qlora__layer_gated_gradients(pass, layer, &stack, &ds, &dy));
-    } else if (qlora__u_comes(pass, layer)) {
-        qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
-        qlora_tensor u =
-            qlora__local(pass, &layer->kept.gu, 2 * width, layer->pads[QLORA__GATE_UP]);
-        QLORA__TRY(qlora__tails_backward(ctx, (m->arch->has & QLORA__HAS_GELU) != 0, &l, &ds, &gate,
-                                         &up, &s, &u));
-    } else {
-        QLORA__TRY(qlora__layer_gated_backward(pass, &ds, &gate, &up, &s));
-    }
-    return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
-}
-
-static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora__pass run;
-    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        if (run.rows > 0) {
-            QLORA__TRY(qlora__down_backward_run(&run, layer));
-        }
-    }
-    return QLORA_OK;
-}
-
-// Computes the input of a stack that reads the residual stream again, with z.
-static qlora_result qlora__stack_input(const qlora__pass* pass, const qlora__stack* stack,
-                                       int group, const qlora_tensor* in, const qlora_tensor* norm,
-                                       const qlora_tensor* x) {
-    qlora_tensor inner = qlora__window(x, pass->rows, 0, pass->m->plan.config.hidden);
-    QLORA__TRY(qlora__rows_input(pass, in, norm, &inner));
-    return qlora__stack_z(pass, stack, group, x);
-}
-
-// Whether m->x still has the input of a stack, with z: that of gate and up is the last thing that
-// recomputing a layer writes there.
-static bool qlora__x_is_there(const qlora_model* m, const qlora__layer* layer, int group) {
-    return qlora__keeps_z(m) && layer->recompute && group == QLORA__GATE_UP;
-}
-
-// A stack whose dA is computed from h, the input of its norm, once the backward pass of the norm
-// has its factors: k is that launch, and *has tells whether there is one. Otherwise the norm is
-// computed again, if m->x does not have its output, and dA comes before.
-static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__layer* layer,
-                                        int group, const qlora__stack* stack, const qlora_tensor* h,
-                                        const qlora_tensor* dy, const qlora_tensor* norm,
-                                        qlora__skinny* k, bool* has) {
-    qlora_model* m = pass->m;
-    qlora_tensor z = stack->z;
-    if (qlora__x_is_there(m, layer, group)) {
-        z = qlora__local(pass, &m->x, stack->linear.in, stack->pad);
-    }
-    *has = false;
-    if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m)) {
-        return QLORA_OK;
-    }
-    unsigned which = qlora__gradients_left(pass, layer, group);
-    int64_t room = qlora__linear_parts_of(&stack->linear, pass->rows, which);
-    if (room == 0 || room > m->skinny_parts.cols) {
-        return QLORA_OK;
-    }
-    return qlora__linear_skinny(pass->ctx, &stack->linear, h, &z, dy, 1.0f, which, k, has);
-}
-
-// Where the norm of a stack writes the codes of its result, which is dy of the product after it: of
-// o of the same layer, or of down of the layer below, unless that is computed again before; NULL if
-// nowhere.
-static const qlora__fp8* qlora__dh_codes(const qlora__pass* pass, const qlora__layer* layer,
-                                         int group) {
-    const qlora_model* m = pass->m;
-    bool below = group != QLORA__GATE_UP;
-    if (below && layer == m->layers) {
-        return NULL;
-    }
-    const qlora__layer* next = below ? layer - 1 : layer;
-    int to = below ? QLORA__DOWN : QLORA__O;
-    bool any = !qlora__has_own_d_out(m) && m->desc.dropout == 0.0f &&
-               (!below || (m->plan.tile == 0 && !next->recompute));
-    return any ? qlora__codes_of_norm(pass, next, to, true) : NULL;
-}
-
-// The backward pass of such a stack.
-static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora__layer* layer,
-                                                 int group, int above, const qlora__stack* stack,
-                                                 const qlora_tensor* dy, const qlora_tensor* h,
-                                                 int number, qlora__skinny* k) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
-    qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
-    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
-    qlora_tensor rstd = qlora__window(&m->rstd[group == QLORA__QKV ? 0 : 1], 1, 0, pass->rows);
-    qlora__norm_job job;
-    memset(&job, 0, sizeof job);
-    job.x = h;
-    job.w = qlora__layer_norm(m, layer, number);
-    job.dy = &dx;
-    job.dres = &dh;
-    job.dx = &dh;
-    job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
-    job.eps = (float)c->rms_eps;
-    job.rstd_out = &rstd;
-    bool coded = false;
-    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner, &coded));
-    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, &dx));
-    QLORA__TRY(qlora__beside_wait(ctx, 1u << above | 1u << group));
-    job.fp8 = qlora__dh_codes(pass, layer, group);
-    QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
-    QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));
-    qlora__skinny_norm(k, &rstd, job.w);
-    QLORA__TRY(qlora__beside_begin(ctx));
-    return qlora__beside_end(ctx, group, qlora__skinny_launch(ctx, k, m->skinny_parts.data));
-}
-
-// Backward pass of a stack that reads the residual stream h through norm number `number`, or
-// without one: dy (with space for u) -> gradients of its adapters, and dh += norm'(dx). Waits first
-// for the stack `above`, which reads dh on the second stream.
-static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__layer* layer,
-                                              int group, int above, const qlora_tensor* dy,
-                                              const qlora_tensor* h, int number, bool wants_dx) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    const qlora_tensor* norm = qlora__layer_norm(m, layer, number);
-    qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, group, true, &stack));
-    qlora_tensor in = qlora__local(pass, h, 0, c->hidden);
-    qlora_tensor x = qlora__local(pass, &m->x, 0, c->hidden + stack.pad);
-    qlora_tensor up = qlora__local(pass, dy, 0, stack.out + stack.pad);
-    qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
-    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
-    bool dora = qlora__stack_is_dora(m, layer, group);
-    qlora__skinny k;
-    bool skinny = false;
-    if (wants_dx) {
-        QLORA__TRY(qlora__input_skinny(pass, layer, group, &stack, &in, &up, norm, &k, &skinny));
-    }
-    if (skinny) {
-        return qlora__input_backward_skinny(pass, layer, group, above, &stack, &up, &in, number,
-                                            &k);
-    }
-    if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
-        // Unlike below, x is written on the main stream, and the stack before may still read it.
-        QLORA__TRY(qlora__beside_wait(ctx, ~0u));
-        QLORA__TRY(qlora__stack_input(pass, &stack, group, &in, norm, &x));
-        if (dora) {
-            QLORA__TRY(qlora__stack_gains_backward(pass, layer, group, &stack, &x, &up));
-        }
-    } else if (stack.pad > 0 && !qlora__x_is_there(m, layer, group)) {
-        QLORA__TRY(qlora__beside_begin(ctx));
-        QLORA__TRY(qlora__beside_end(ctx, group,
-                                     qlora__stack_input(pass, &stack, group, &in, norm, &x)));
-    }
-    QLORA__TRY(qlora__stack_backward(pass, &stack, group, &x, &up, wants_dx ? &dx : NULL));
-    QLORA__TRY(qlora__beside_wait(ctx, 1u << above));
-    if (!wants_dx) {
-        return QLORA_OK;
-    }
-    if (norm == NULL) {
-        return qlora_add(ctx, &dh, &dx, &dh);
-    }
-    qlora__norm_job job;
-    memset(&job, 0, sizeof job);
-    job.x = &in;
-    job.w = norm;
-    job.dy = &dx;
-    job.dres = &dh;
-    job.dx = &dh;
-    job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
-    job.eps = (float)c->rms_eps;
-    job.fp8 = qlora__dh_codes(pass, layer, group);
-    QLORA__ENTER(ctx, "qlora_rmsnorm_backward");
-    return qlora__leave(ctx, qlora__norm_backward(ctx, &job));
-}
-
-static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__layer* layer,
-                                                int group, int above, const qlora_tensor* dy,
-                                                const qlora_tensor* h, int number, bool wants_dx) {
-    qlora__pass run;
-    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        if (run.rows > 0) {
-            QLORA__TRY(
-                qlora__input_backward_run(&run, layer, group, above, dy, h, number, wants_dx));
-        }
-    }
-    return QLORA_OK;
-}
-
-// Backward pass of the norms of q and k, in m->dqkv. With a weight gradient, the result must not
-// overwrite dy, so it is computed in d_o and copied.
-static qlora_result qlora__layer_qk_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    float eps = (float)c->rms_eps;
-    const struct {
-        int norm;
-        int64_t at;
-        int64_t width;
-    } parts[] = {{QLORA__NORM_Q, 0, q}, {QLORA__NORM_K, q, kv}};
-    for (int i = 0; i < 2; i++) {
-        const qlora_tensor* w = &layer->norms[parts[i].norm];
-        qlora_tensor raw = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
-        qlora_tensor d = qlora__slice(pass, &m->dqkv, parts[i].at, parts[i].width);
-        if (!m->desc.train_norms) {
-            QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &d, NULL));
-            continue;
-        }
-        qlora_tensor through = qlora__slice(pass, &m->d_o, 0, parts[i].width);
-        QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &through,
-                                          &layer->d_norms[parts[i].norm]));
-        QLORA__TRY(qlora_scale(ctx, 1.0f, &through, &d));
-    }
-    return QLORA_OK;
-}
-
-// Backward pass of o_proj: d_out -> the gradient of the output of attention in m->d_o.
-static qlora_result qlora__o_backward_run(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    int64_t q = qlora__q_width(&m->plan.config);
-    qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
-    qlora_tensor x = qlora__slice(pass, &layer->kept.o, 0, q + stack.pad);
-    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
-    qlora_tensor d_o = qlora__slice(pass, &m->d_o, 0, q);
-    if (pass->gathered) {
-        qlora_tensor o = qlora__labelled_o(m, pass->labelled);
-        x = qlora__slice(pass, &o, 0, q + stack.pad);
-    }
-    if (qlora__stack_is_dora(m, layer, QLORA__O)) {
-        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
-    }
-    if (stack.linear.owners != NULL) { // this z is that of the forward pass
-        qlora_tensor inner = qlora__window(&x, pass->rows, 0, q);
-        qlora_tensor z = qlora__window(&x, pass->rows, q, stack.pad);
-        QLORA__TRY(qlora__linear_keep_own(pass->ctx, &stack.linear, &inner, &z));
-    }
-    return qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o);
-}
-
-static qlora_result qlora__layer_o_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora__pass run;
-    QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
-    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        if (run.rows > 0) {
-            QLORA__TRY(qlora__o_backward_run(&run, layer));
-        }
-    }
-    return QLORA_OK;
 }
 
 // Backward pass of o_proj of the last layer if it has only the labelled rows after attention: their
@@ -43029,79 +43170,13 @@ static qlora_result qlora__backward_labelled(const qlora__pass* pass, int64_t in
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     qlora__pass after = qlora__pass_after(pass, index);
-    QLORA__TRY(qlora__layer_o_backward(&after, &m->layers[index]));
+    QLORA__TRY(qlora__softmax_out_backward(&after, &m->layers[index]));
     // It still reads dh, and the output of attention in dqkv.
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__O));
     qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, qlora__q_width(&m->plan.config));
     qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, m->plan.config.hidden);
     QLORA__TRY(qlora__labelled_spread(ctx, m, pass->labelled, &m->dqkv, &d_o));
     return qlora__labelled_spread(ctx, m, pass->labelled, &m->delta, &dh);
-}
-
-// d_o -> gradients of q, k and v, normalised and rotated, in m->dqkv.
-static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
-    qlora__heads heads = qlora__heads_of(pass, layer);
-    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, q);
-    qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
-    qlora_tensor lse = layer->kept.lse;
-    lse.cols = pass->rows;
-    lse.ld = pass->rows;
-    qlora_tensor dq = qlora__window(&m->dqkv, pass->rows, 0, q);
-    qlora_tensor dk = qlora__window(&m->dqkv, pass->rows, q, kv);
-    qlora_tensor dv = qlora__window(&m->dqkv, pass->rows, q + kv, kv);
-    qlora_tensor seqs = qlora__pass_seqs(pass);
-    qlora__attention a;
-    memset(&a, 0, sizeof a);
-    a.q = &heads.q;
-    a.k = &heads.k;
-    a.v = &heads.v;
-    a.seqs = &seqs;
-    a.o = &o;
-    a.lse = &lse;
-    a.d_o = &d_o;
-    a.dq = &dq;
-    a.dk = &dk;
-    a.dv = &dv;
-    a.stats = m->stats.data;
-    QLORA__ENTER(ctx, "qlora_attention_backward"); // frees the scratch on return
-    return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
-}
-
-// Whether the rotation writes the codes of dy of q, k and v for the product after it: it is the
-// last thing before that and takes all columns of a head, in pairs half of it apart.
-static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__layer* layer) {
-    const qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t turned = qlora__q_width(c) + qlora__kv_width(c);
-    return m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
-           m->desc.dropout == 0.0f && !qlora__pass_has_runs(pass) && !c->qk_norm &&
-           !layer->no_rope && !qlora__scales_queries(m) &&
-           (m->arch->has & QLORA__HAS_PAIRED_ROPE) == 0 && m->rope.cols == c->head_dim &&
-           c->head_dim % 16 == 0 && turned / 2 <= QLORA__ROPE_CODED;
-}
-
-// Gradients of q, k and v -> those before norm and rotation.
-static qlora_result qlora__layer_heads_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    if (qlora__rotation_writes_codes(pass, layer)) {
-        int64_t cols = qlora__q_width(c) + 2 * qlora__kv_width(c);
-        qlora_tensor all = qlora__slice(pass, &m->dqkv, 0, cols);
-        qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
-        return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &angles,
-                                 layer->sliding ? &m->rope_sliding : &m->rope, &m->flag,
-                                 qlora__codes_note(pass, layer, QLORA__QKV, true));
-    }
-    qlora_tensor turned =
-        qlora__slice(pass, &pass->m->dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
-    QLORA__TRY(qlora__layer_rotate(pass, layer, &turned, NULL, true));
-    return c->qk_norm ? qlora__layer_qk_backward(pass, layer) : QLORA_OK;
 }
 
 // The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
@@ -43167,26 +43242,7 @@ static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
     QLORA__TRY(
         qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away));
-    return qlora__turn_back(pass, below);
-}
-
-// The same for what a layer keeps of attention and is not recomputed: the layer below it is the one
-// whose turn was before. The second stream no longer reads that memory: it has finished the
-// gradients of o of the layer above, and is waited for here with those of q, k and v.
-static qlora_result qlora__attention_back(const qlora__pass* pass, const qlora__layer* layer) {
-    const qlora__layer* below = layer;
-    QLORA__TRY(qlora__turn_wait(pass, layer));
-    if (layer->turn < 1 || layer->recompute) {
-        return QLORA_OK;
-    }
-    while (below->turn != layer->turn - 1) {
-        below--;
-    }
-    if (below->away_attention == NULL) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV));
-    return qlora__turn_back(pass, below);
+    return qlora__offload_back(pass, below);
 }
 
 // Whether the backward pass enters a group of layers of which only the first has its input on the
@@ -43236,7 +43292,7 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
     }
     QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
-        QLORA__TRY(qlora__turn_wait(pass, layer));
+        QLORA__TRY(qlora__offload_wait(pass, layer));
         QLORA__TRY(qlora__layer_again(pass, &after, layer));
     }
     qlora__tiles_begin(pass);
@@ -43247,12 +43303,12 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
             QLORA__TRY(qlora__layer_again_mlp(&tile, layer));
         }
         qlora_tensor h2 = qlora__layer_h2(&tile, layer);
-        QLORA__TRY(qlora__layer_out_backward(&tile, layer, 1));
-        QLORA__TRY(qlora__layer_down_backward(&tile, layer));
-        QLORA__TRY(qlora__layer_input_backward(&tile, layer, QLORA__GATE_UP, QLORA__DOWN,
-                                               &layer->kept.gu, &h2, QLORA__NORM_MLP, true));
+        QLORA__TRY(qlora__branch_out_backward(&tile, layer, QLORA__MLP));
+        QLORA__TRY(qlora__gated_out_backward(&tile, layer));
+        QLORA__TRY(qlora__branch_input_backward(&tile, layer, QLORA__MLP, &layer->kept.gu, &h2,
+                                                true));
         if (tiled) {
-            QLORA__TRY(qlora__layer_o_backward(&tile, layer));
+            QLORA__TRY(qlora__softmax_out_backward(&tile, layer));
         }
     }
     return QLORA_OK;
@@ -43267,9 +43323,9 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     if (gathered) {
         QLORA__TRY(qlora__backward_labelled(pass, index));
     } else if (!tiled) {
-        QLORA__TRY(qlora__layer_o_backward(pass, layer));
+        QLORA__TRY(qlora__softmax_out_backward(pass, layer));
     }
-    QLORA__TRY(qlora__layer_attention_backward(pass, layer));
+    QLORA__TRY(qlora__softmax_backward(pass, layer));
     // Below layer 0, at most its norm and the embedding are trained.
     bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);
     qlora__tiles_begin(pass);
@@ -43280,9 +43336,9 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
         if (tiled) {
             QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
         }
-        QLORA__TRY(qlora__layer_heads_backward(&tile, layer));
-        QLORA__TRY(qlora__layer_input_backward(&tile, layer, QLORA__QKV, QLORA__O, &dy, &h,
-                                               QLORA__NORM_ATTENTION, below));
+        QLORA__TRY(qlora__softmax_heads_backward(&tile, layer));
+        QLORA__TRY(
+            qlora__branch_input_backward(&tile, layer, QLORA__ATTENTION, &dy, &h, below));
     }
     return QLORA_OK;
 }
@@ -44460,29 +44516,33 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     return qlora__decode_multiply(m, m->head_is_nf4, false, &p);
 }
 
+// A branch, from its input in x to its output in y.
+static qlora_result qlora__decode_branch(qlora_model* m, int64_t l, int branch) {
+    const qlora__decode* d = &m->decode;
+    qlora__layer* layer = &m->layers[l];
+    if (branch == QLORA__MLP) {
+        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &d->x, &d->s));
+        return qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y);
+    }
+    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__QKV, &d->x, &d->qkv));
+    QLORA__TRY(qlora__decode_attention_run(m, l));
+    return qlora__decode_product_run(m, layer, QLORA__O, &d->o, &d->y);
+}
+
 // The layers one by one, from the embedding on; *b is then what the norm before the head needs.
 static qlora_result qlora__decode_each(qlora_model* m, qlora__decode_between* b) {
-    const qlora__decode* d = &m->decode;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        b->norm = qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION);
-        b->next = &layer->linears[QLORA__QKV];
-        QLORA__TRY(qlora__decode_norm_run(m, b));
-        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__QKV, &d->x, &d->qkv));
-        QLORA__TRY(qlora__decode_attention_run(m, l));
-        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__O, &d->o, &d->y));
-        b->layer = layer;
-        b->before = QLORA__O;
-        b->after = qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION_OUT);
-        b->norm = qlora__layer_norm(m, layer, QLORA__NORM_MLP);
-        b->next = &layer->linears[QLORA__GATE_UP];
-        b->turn = 1 - b->turn;
-        QLORA__TRY(qlora__decode_norm_run(m, b));
-        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &d->x, &d->s));
-        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y));
-        b->before = QLORA__DOWN;
-        b->after = qlora__layer_norm(m, layer, QLORA__NORM_MLP_OUT);
-        b->turn = 1 - b->turn;
+        for (int i = 0; i < QLORA__BRANCHES; i++) {
+            b->norm = qlora__layer_norm(m, layer, qlora__branches[i].before);
+            b->next = &layer->linears[qlora__branches[i].in];
+            QLORA__TRY(qlora__decode_norm_run(m, b));
+            QLORA__TRY(qlora__decode_branch(m, l, i));
+            b->layer = layer;
+            b->before = qlora__branches[i].out;
+            b->after = qlora__layer_norm(m, layer, qlora__branches[i].after);
+            b->turn = 1 - b->turn;
+        }
     }
     return QLORA_OK;
 }
@@ -55838,4 +55898,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 873cc83699584af3
+//@@ end 6f1208d8ea221f0d

@@ -31,6 +31,21 @@ enum {
     QLORA__NORMS
 };
 
+// A branch of a layer: the residual stream, through the norm `before`, enters the stack `in`; what
+// leaves the stack `out`, through the norm `after`, is added to the stream. The branches of a layer
+// follow each other.
+typedef struct qlora__branch {
+    int before;
+    int after;
+    int in;
+    int out;
+} qlora__branch;
+
+enum { QLORA__ATTENTION, QLORA__MLP, QLORA__BRANCHES };
+static const qlora__branch qlora__branches[QLORA__BRANCHES] = {
+    {QLORA__NORM_ATTENTION, QLORA__NORM_ATTENTION_OUT, QLORA__QKV, QLORA__O},
+    {QLORA__NORM_MLP, QLORA__NORM_MLP_OUT, QLORA__GATE_UP, QLORA__DOWN}};
+
 // The numbers of rows and columns of projections, which follow from the config.
 typedef enum qlora__width {
     QLORA__WIDTH_HIDDEN,

@@ -228,7 +228,11 @@ QLORA__ONCE_END
 QLORA__ONCE_PER_CALL
 #include "model/labelled.h"
 #include "model/batch.h"
-#include "model/layer.h"
+#include "model/pass.h"
+#include "model/stacks.h"
+#include "model/branch.h"
+#include "model/mixers/softmax.h"
+#include "model/ffns/gated.h"
 #include "model/decode.h"
 #include "model/forward.h"
 #include "model/head.h"

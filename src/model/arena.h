@@ -441,11 +441,10 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
     qlora__arena_tensor(arena, m->compute, some, 2 * c->intermediate + pads[QLORA__GATE_UP],
                         &kept->gu);
-    if (qlora__has_norm(m, QLORA__NORM_ATTENTION_OUT)) {
-        qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[0]);
-    }
-    if (qlora__has_norm(m, QLORA__NORM_MLP_OUT)) {
-        qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[1]);
+    for (int i = 0; i < QLORA__BRANCHES; i++) {
+        if (qlora__has_norm(m, qlora__branches[i].after)) {
+            qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[i]);
+        }
     }
 }
 
@@ -477,7 +476,7 @@ static void qlora__layout_turn(qlora__arena* arena, qlora_model* m,
 }
 
 // Bytes of what a layer keeps of it.
-static size_t qlora__turn_bytes(const qlora_model* m, const qlora__layer* layer) {
+static size_t qlora__offload_bytes(const qlora_model* m, const qlora__layer* layer) {
     return m->turn_bytes[layer->keeps_heads || !layer->recompute ? 2 : 0];
 }
 
@@ -601,7 +600,7 @@ static void qlora__layout_host(qlora_model* m) {
         int64_t number = m->layers[l].turn;
         bool leaves = number >= 0 && number < qlora__min(m->plan.offloaded_attention, users - 2);
         m->layers[l].away_attention =
-            leaves ? qlora__arena_take(&host, qlora__turn_bytes(m, &m->layers[l])) : NULL;
+            leaves ? qlora__arena_take(&host, qlora__offload_bytes(m, &m->layers[l])) : NULL;
     }
     m->plan.host = host.used;
 }

@@ -55,25 +55,32 @@ static qlora_result qlora__input_away(const qlora__pass* pass, int64_t index) {
                : QLORA_OK;
 }
 
-// Input of a layer -> rotated q, k and v, tile by tile.
-static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* layer, bool again) {
+// Gathers the output of attention and the residual stream of the labelled rows.
+static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__layer* layer,
+                                        qlora_tensor* o, qlora_tensor* h) {
+    const qlora_model* m = pass->m;
+    *o = qlora__labelled_o(m, pass->labelled);
+    qlora__arena_window(&layer->kept.gu, 0, pass->rows, m->plan.config.hidden, h);
+    qlora_tensor heads = qlora__window(o, pass->rows, 0, qlora__q_width(&m->plan.config));
+    QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));
+    return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
+}
+
+// Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->x, gate
+// and up.
+static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
-    qlora__tiles_begin(pass);
-    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
-        qlora__pass tile = qlora__tile_at(pass, at);
-        if (again || m->plan.tile > 0) {
-            qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
-            QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
-            QLORA__TRY(
-                qlora__layer_input(&tile, &h, qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
-        }
-        QLORA__TRY(qlora__layer_qkv(&tile, layer));
-        // Those that are recomputed later share the memory of z.
-        if (again || !layer->recompute || layer->keeps_heads) {
-            QLORA__TRY(qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->x));
-        }
+    qlora_tensor o = qlora__slice(pass, &layer->kept.o, 0, layer->kept.o.cols);
+    qlora_tensor h = qlora__slice(pass, &layer->kept.h, 0, m->plan.config.hidden);
+    qlora_tensor h2 = qlora__layer_h2(pass, layer);
+    if (pass->gathered) {
+        QLORA__TRY(qlora__layer_gather(pass, layer, &o, &h));
     }
-    return QLORA_OK;
+    QLORA__TRY(qlora__softmax_out(pass, layer, &o));
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
+    QLORA__TRY(qlora__branch_add(pass, layer, QLORA__ATTENTION, &h, &h2,
+                                 qlora__layer_norm(m, layer, QLORA__NORM_MLP), true));
+    return qlora__gated_in(pass, layer);
 }
 
 // When decoding, several rows at the beginning of a text see only each other. Rows that continue a
@@ -84,15 +91,15 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
     if (pass->group && layer->keeps_attention) { // its output is there
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__turn_wait(pass, layer));
-    QLORA__TRY(qlora__layer_heads(pass, layer, false));
-    QLORA__TRY(qlora__turn_away(pass, layer, QLORA__TURN_HEADS));
+    QLORA__TRY(qlora__offload_wait(pass, layer));
+    QLORA__TRY(qlora__softmax_heads(pass, layer, false));
+    QLORA__TRY(qlora__offload_begin(pass, layer, QLORA__OFFLOAD_HEADS));
     if (pass->decoding) {
         QLORA__TRY(qlora__cache_store(pass, index));
     }
     if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
-        QLORA__TRY(qlora__layer_attention(pass, layer));
-        return qlora__turn_away(pass, layer, QLORA__TURN_ATTENTION);
+        QLORA__TRY(qlora__softmax_forward(pass, layer));
+        return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_ATTENTION);
     }
     return pass->rows > 1 ? qlora__cache_attention_rows(pass, index)
                           : qlora__cache_attention(pass, index);
@@ -110,12 +117,12 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
         qlora_tensor h2 = qlora__layer_h2(&tile, layer);
         qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
         QLORA__TRY(qlora__layer_middle(&tile, layer));
-        QLORA__TRY(qlora__layer_down(&tile, layer));
+        QLORA__TRY(qlora__gated_out(&tile, layer));
         // The copy of the input before that of this layer, which was in the same memory.
         QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
         QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__GATE_UP)); // z in x
-        QLORA__TRY(qlora__layer_add(&tile, layer, 1, &h2, &next, qlora__norm_before(m, index + 1),
-                                    m->plan.tile == 0));
+        QLORA__TRY(qlora__branch_add(&tile, layer, QLORA__MLP, &h2, &next,
+                                     qlora__norm_before(m, index + 1), m->plan.tile == 0));
     }
     return QLORA_OK;
 }

@@ -88,29 +88,33 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     return qlora__decode_multiply(m, m->head_is_nf4, false, &p);
 }
 
+// A branch, from its input in x to its output in y.
+static qlora_result qlora__decode_branch(qlora_model* m, int64_t l, int branch) {
+    const qlora__decode* d = &m->decode;
+    qlora__layer* layer = &m->layers[l];
+    if (branch == QLORA__MLP) {
+        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &d->x, &d->s));
+        return qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y);
+    }
+    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__QKV, &d->x, &d->qkv));
+    QLORA__TRY(qlora__decode_attention_run(m, l));
+    return qlora__decode_product_run(m, layer, QLORA__O, &d->o, &d->y);
+}
+
 // The layers one by one, from the embedding on; *b is then what the norm before the head needs.
 static qlora_result qlora__decode_each(qlora_model* m, qlora__decode_between* b) {
-    const qlora__decode* d = &m->decode;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        b->norm = qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION);
-        b->next = &layer->linears[QLORA__QKV];
-        QLORA__TRY(qlora__decode_norm_run(m, b));
-        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__QKV, &d->x, &d->qkv));
-        QLORA__TRY(qlora__decode_attention_run(m, l));
-        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__O, &d->o, &d->y));
-        b->layer = layer;
-        b->before = QLORA__O;
-        b->after = qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION_OUT);
-        b->norm = qlora__layer_norm(m, layer, QLORA__NORM_MLP);
-        b->next = &layer->linears[QLORA__GATE_UP];
-        b->turn = 1 - b->turn;
-        QLORA__TRY(qlora__decode_norm_run(m, b));
-        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &d->x, &d->s));
-        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y));
-        b->before = QLORA__DOWN;
-        b->after = qlora__layer_norm(m, layer, QLORA__NORM_MLP_OUT);
-        b->turn = 1 - b->turn;
+        for (int i = 0; i < QLORA__BRANCHES; i++) {
+            b->norm = qlora__layer_norm(m, layer, qlora__branches[i].before);
+            b->next = &layer->linears[qlora__branches[i].in];
+            QLORA__TRY(qlora__decode_norm_run(m, b));
+            QLORA__TRY(qlora__decode_branch(m, l, i));
+            b->layer = layer;
+            b->before = qlora__branches[i].out;
+            b->after = qlora__layer_norm(m, layer, qlora__branches[i].after);
+            b->turn = 1 - b->turn;
+        }
     }
     return QLORA_OK;
 }

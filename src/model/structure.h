@@ -57,7 +57,7 @@ typedef struct qlora__kept {
     qlora_tensor lse; // [heads, T]
     qlora_tensor h2;  // [T, H] residual stream after attention
     qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
-    qlora_tensor out[2]; // [T, H] outputs of attention and MLP; only if a norm follows them
+    qlora_tensor out[QLORA__BRANCHES]; // [T, H] their outputs; only if a norm follows them
     qlora_tensor z[QLORA__GROUPS]; // [T, pad] of stacks whose x is overwritten; without columns if
                                    // it is computed again
 } qlora__kept;
@@ -383,7 +383,7 @@ struct qlora_model {
     qlora_tensor d_o;     // [T, q]
     qlora_tensor gated_parts; // f32: see ops/gated.h
     qlora_tensor skinny_parts; // f32: see ops/skinny.h; used on the second stream alone
-    qlora_tensor rstd[2]; // f32 [1, T]: of the norms before qkv and before gate and up, backward
+    qlora_tensor rstd[QLORA__BRANCHES]; // f32 [1, T]: of the norms before them, backward
     qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
