@@ -4155,21 +4155,21 @@ static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
 // ---- errands ------------------------------------------------------------------------------------
 //
 // An errand is work on the CPU that can be interrupted: it has a thread of its own, which takes
-// turns with the thread that waits for it. A turn ends with the errand or, once its time is over,
+// turns with the thread that waits for it. A slice ends with the errand or, once its time is over,
 // between two ranges of a parallel loop, wherever in the code that is. So the work and its order,
-// and with them the bits, do not depend on how it is divided into turns.
+// and with them the bits, do not depend on how it is divided into slices.
 
 typedef qlora_result (*qlora__errand_fn)(void* user);
 
 // What a range of a loop should take: long enough for the clock not to matter, short enough to end
-// a turn in time.
+// a slice in time.
 #define QLORA__RANGE_MS 0.1
-// In turns shorter than this, products are cut into smaller units, which take a little longer.
+// In slices shorter than this, products are cut into smaller units, which take a little longer.
 #define QLORA__FINE_MS 50.0
 // How many loops an errand remembers the first range of.
 #define QLORA__FIRSTS 32
 
-// What the context has of its own during a turn, and what it had before.
+// What the context has of its own during a slice, and what it had before.
 typedef struct qlora__errand_room {
     qlora__buffer* scratch;
     size_t scratch_used;
@@ -4183,22 +4183,22 @@ struct qlora__errand {
     qlora__thread thread;
     qlora__mutex mutex;
     qlora__cond change;
-    bool inside; // it is the turn of the errand's thread
+    bool inside; // the errand's thread runs
     bool quit;
     bool taken;     // somebody uses it
     bool under_way; // fn has been called and has not returned
     bool dropped;   // loops do nothing from now on, so that fn returns soon
-    bool fresh;     // nothing has been done in this turn
-    bool fine;      // the turn is short
+    bool fresh;     // nothing has been done in this slice
+    bool fine;      // the slice is short
     qlora__errand_fn fn;
     void* user;
     qlora_result result;
-    double now;     // when the last range ended, or the turn began
-    double until;   // when the turn is over
-    double longest; // milliseconds without a place where the turn could have ended
+    double now;     // when the last range ended, or the slice began
+    double until;   // when the slice is over
+    double longest; // milliseconds without a place where the slice could have ended
     double firsts[QLORA__FIRSTS]; // milliseconds of the first range of the last loops
     int64_t loops;
-    // Of the model between two turns
+    // Of the model between two slices
     int32_t adapter;
     bool use_adapters;
     qlora__buffer memory;
@@ -4229,7 +4229,7 @@ static QLORA__UNUSED void qlora__errand_thread(void* user) {
     qlora__mutex_unlock(&e->mutex);
 }
 
-// Gives the other side its turn and waits until it is given back.
+// Lets the other side run and waits until it is done.
 static QLORA__UNUSED void qlora__errand_pass(qlora__errand* e, bool inside) {
     qlora__mutex_lock(&e->mutex);
     e->inside = inside;
@@ -4268,14 +4268,14 @@ static QLORA__UNUSED double qlora__errand_first(const qlora__errand* e) {
     return second;
 }
 
-// Ends the turn if what comes next, which takes `expected` milliseconds, does not fit into it.
+// Ends the slice if what comes next, which takes `expected` milliseconds, does not fit into it.
 static QLORA__UNUSED void qlora__errand_rest(qlora__errand* e, double expected) {
     if (!e->fresh && !e->dropped && !(e->now + expected <= e->until)) {
         qlora__errand_pass(e, false);
     }
 }
 
-// A place in serial code where a turn can end.
+// A place in serial code where a slice can end.
 static QLORA__UNUSED void qlora__breathe(qlora_ctx* ctx) {
     if (ctx->errand != NULL) {
         (void)qlora__errand_tick(ctx->errand);
@@ -5312,8 +5312,9 @@ typedef struct qlora__keep_row {
     QLORA__REAL* factor;
 } qlora__keep_row;
 
-// c[m, n] = a[m, k] b[k, n], added to c if `add` is true; with `turned`, a is stored [k, m]. m is a
-// multiple of QLORA__BLOCK_ROWS, n of QLORA__BLOCK_COLS; each element is one sum in ascending k.
+// c[m, n] = a[m, k] b[k, n], added to c if `add` is true; with `transposed`, a is stored [k, m]. m
+// is a multiple of QLORA__BLOCK_ROWS, n of QLORA__BLOCK_COLS; each element is one sum in ascending
+// k.
 #define QLORA__BLOCK 64 // rows of a block of queries, and keys of a block
 #define QLORA__BLOCK_ROWS 8
 #define QLORA__BLOCK_COLS 16
@@ -5328,7 +5329,7 @@ typedef struct qlora__block_product {
     QLORA__REAL* c;
     int64_t ldc;
     bool add;
-    bool turned;
+    bool transposed;
     int64_t ahead; // elements after those of b that are multiplied: memory that is soon read
 } qlora__block_product;
 
@@ -5426,7 +5427,7 @@ struct qlora__cpu_rows {
     // For attention in blocks; NULL in the portable tier, which has no blocks.
     void (*product)(const qlora__block_product* p);
     // y[c * QLORA__BLOCK + r] = x[r * ld + c]
-    void (*turn)(const QLORA__REAL* x, int64_t ld, int64_t rows, int64_t cols, QLORA__REAL* y);
+    void (*transpose)(const QLORA__REAL* x, int64_t ld, int64_t rows, int64_t cols, QLORA__REAL* y);
     void (*scores)(const qlora__score_row* r);
     void (*soften)(const qlora__soften_block* b);
 };
@@ -5744,7 +5745,7 @@ static void qlora__keep_portable(const qlora__keep_row* r) {
     }
 }
 
-static void qlora__turn_portable(const QLORA__REAL* x, int64_t ld, int64_t rows, int64_t cols,
+static void qlora__transpose_portable(const QLORA__REAL* x, int64_t ld, int64_t rows, int64_t cols,
                                  QLORA__REAL* y) {
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t c = 0; c < cols; c++) {
@@ -5776,7 +5777,7 @@ static const qlora__cpu_rows qlora__rows_portable = {
     qlora__nf4_portable,
     qlora__keep_portable,
     NULL,
-    qlora__turn_portable,
+    qlora__transpose_portable,
     NULL,
     NULL,
 };
@@ -6476,7 +6477,7 @@ static void qlora__tile_neon(const qlora__block_product* p, const float* a, cons
         QLORA__ROW_LOAD(3);
     }
     int64_t k = 0;
-    for (; p->turned && k < p->k; k++) {
+    for (; p->transposed && k < p->k; k++) {
         float32x4_t x = vld1q_f32(a + k * p->lda);
         QLORA__STEP(x, 0, x, 1, x, 2, x, 3);
     }
@@ -6508,18 +6509,18 @@ static void qlora__tile_neon(const qlora__block_product* p, const float* a, cons
 #undef QLORA__ROW_STORE
 #undef QLORA__STEP
 
-static QLORA__NOINLINE void qlora__turned_neon(const qlora__block_product* p, const float* a,
+static QLORA__NOINLINE void qlora__transposed_neon(const qlora__block_product* p, const float* a,
                                                const float* b, float* c) {
     qlora__neon_sums(p->k, a, p->lda, b, p->ldb, p->ahead, c, p->ldc, p->add);
 }
 
 static void qlora__product_neon(const qlora__block_product* p) {
-    int64_t row = p->turned ? 1 : p->lda;
+    int64_t row = p->transposed ? 1 : p->lda;
     int64_t j = 0;
-    for (; p->turned && j + 48 <= p->n; j += 48) {
+    for (; p->transposed && j + 48 <= p->n; j += 48) {
         for (int64_t i = 0; i < 4 * p->m; i += 8) { // four tiles next to each other
             int64_t col = j + i / p->m * 12;
-            qlora__turned_neon(p, p->a + i % p->m, p->b + col, p->c + i % p->m * p->ldc + col);
+            qlora__transposed_neon(p, p->a + i % p->m, p->b + col, p->c + i % p->m * p->ldc + col);
         }
     }
     for (; j < p->n; j += 16) {
@@ -6529,7 +6530,8 @@ static void qlora__product_neon(const qlora__block_product* p) {
     }
 }
 
-static void qlora__turn_neon(const float* x, int64_t ld, int64_t rows, int64_t cols, float* y) {
+static void qlora__transpose_neon(const float* x, int64_t ld, int64_t rows, int64_t cols,
+                                  float* y) {
     int64_t r = 0;
     for (; r + 4 <= rows; r += 4) {
         const float* at = x + r * ld;
@@ -6546,9 +6548,9 @@ static void qlora__turn_neon(const float* x, int64_t ld, int64_t rows, int64_t c
             vst1q_f32(to + 3 * QLORA__BLOCK,
                       vcombine_f32(vget_high_f32(even.val[1]), vget_high_f32(odd.val[1])));
         }
-        qlora__turn_portable(at + c, ld, 4, cols - c, y + c * QLORA__BLOCK + r);
+        qlora__transpose_portable(at + c, ld, 4, cols - c, y + c * QLORA__BLOCK + r);
     }
-    qlora__turn_portable(x + r * ld, ld, rows - r, cols, y + r);
+    qlora__transpose_portable(x + r * ld, ld, rows - r, cols, y + r);
 }
 
 static const qlora__cpu_rows qlora__rows_neon = {
@@ -6573,7 +6575,7 @@ static const qlora__cpu_rows qlora__rows_neon = {
     qlora__nf4_neon,
     qlora__keep_neon,
     qlora__product_neon,
-    qlora__turn_neon,
+    qlora__transpose_neon,
     qlora__scores_neon,
     qlora__soften_neon,
 };
@@ -7197,8 +7199,8 @@ QLORA__TARGET_AVX2 static void qlora__soften_avx2(const qlora__soften_block* b) 
 // Four rows and 16 columns of a product, in named variables.
 QLORA__TARGET_AVX2 static void qlora__tile_avx2(const qlora__block_product* p, const float* a,
                                                 const float* b, float* c) {
-    const int64_t row = p->turned ? 1 : p->lda;
-    const int64_t step = p->turned ? p->lda : 1;
+    const int64_t row = p->transposed ? 1 : p->lda;
+    const int64_t step = p->transposed ? p->lda : 1;
     __m256 c00 = _mm256_setzero_ps(), c01 = c00, c10 = c00, c11 = c00;
     __m256 c20 = c00, c21 = c00, c30 = c00, c31 = c00;
     float* r1 = c + p->ldc;
@@ -7236,7 +7238,7 @@ QLORA__TARGET_AVX2 static void qlora__tile_avx2(const qlora__block_product* p, c
 }
 
 QLORA__TARGET_AVX2 static void qlora__product_avx2(const qlora__block_product* p) {
-    int64_t row = p->turned ? 1 : p->lda;
+    int64_t row = p->transposed ? 1 : p->lda;
     for (int64_t j = 0; j < p->n; j += 16) {
         for (int64_t i = 0; i < p->m; i += 4) {
             qlora__tile_avx2(p, p->a + i * row, p->b + j, p->c + i * p->ldc + j);
@@ -7245,7 +7247,7 @@ QLORA__TARGET_AVX2 static void qlora__product_avx2(const qlora__block_product* p
     _mm256_zeroupper();
 }
 
-QLORA__TARGET_AVX2 static void qlora__turn_avx2(const float* x, int64_t ld, int64_t rows,
+QLORA__TARGET_AVX2 static void qlora__transpose_avx2(const float* x, int64_t ld, int64_t rows,
                                                 int64_t cols, float* y) {
     int64_t r = 0;
     for (; r + 4 <= rows; r += 4) {
@@ -7263,9 +7265,9 @@ QLORA__TARGET_AVX2 static void qlora__turn_avx2(const float* x, int64_t ld, int6
             _mm_storeu_ps(to + 2 * QLORA__BLOCK, l2);
             _mm_storeu_ps(to + 3 * QLORA__BLOCK, l3);
         }
-        qlora__turn_portable(at + c, ld, 4, cols - c, y + c * QLORA__BLOCK + r);
+        qlora__transpose_portable(at + c, ld, 4, cols - c, y + c * QLORA__BLOCK + r);
     }
-    qlora__turn_portable(x + r * ld, ld, rows - r, cols, y + r);
+    qlora__transpose_portable(x + r * ld, ld, rows - r, cols, y + r);
     _mm256_zeroupper();
 }
 
@@ -7291,7 +7293,7 @@ static const qlora__cpu_rows qlora__rows_avx2 = {
     qlora__nf4_avx2,
     qlora__keep_avx2,
     qlora__product_avx2,
-    qlora__turn_avx2,
+    qlora__transpose_avx2,
     qlora__scores_avx2,
     qlora__soften_avx2,
 };
@@ -7897,8 +7899,8 @@ QLORA__TARGET_AVX512 static void qlora__soften_avx512(const qlora__soften_block*
 // touched in memory, and its sums are not used.
 QLORA__TARGET_AVX512 static void qlora__tile_avx512(const qlora__block_product* p, const float* a,
                                                     const float* b, float* c, __mmask16 both) {
-    const int64_t row = p->turned ? 1 : p->lda;
-    const int64_t step = p->turned ? p->lda : 1;
+    const int64_t row = p->transposed ? 1 : p->lda;
+    const int64_t step = p->transposed ? p->lda : 1;
     __m512 c00 = _mm512_setzero_ps(), c01 = c00, c10 = c00, c11 = c00, c20 = c00, c21 = c00;
     __m512 c30 = c00, c31 = c00, c40 = c00, c41 = c00, c50 = c00, c51 = c00;
     __m512 c60 = c00, c61 = c00, c70 = c00, c71 = c00;
@@ -7949,7 +7951,7 @@ QLORA__TARGET_AVX512 static void qlora__tile_avx512(const qlora__block_product* 
 #undef QLORA__ROW_STORE
 
 QLORA__TARGET_AVX512 static void qlora__product_avx512(const qlora__block_product* p) {
-    int64_t row = p->turned ? 1 : p->lda;
+    int64_t row = p->transposed ? 1 : p->lda;
     for (int64_t j = 0; j < p->n; j += 32) {
         __mmask16 both = (__mmask16)(j + 32 <= p->n ? 0xffffu : 0u);
         for (int64_t i = 0; i < p->m; i += 8) {
@@ -7982,7 +7984,7 @@ static const qlora__cpu_rows qlora__rows_avx512 = {
     qlora__nf4_row_avx512,
     qlora__keep_avx512,
     qlora__product_avx512,
-    qlora__turn_avx2, // bound by its stores
+    qlora__transpose_avx2, // bound by its stores
     qlora__scores_avx512,
     qlora__soften_avx512,
 };
@@ -11327,7 +11329,7 @@ static int64_t qlora__packing_room(void) {
 typedef struct qlora__outer {
     const qlora__gemm* g;
     const qlora__cpu_rows* rows;
-    bool turned;             // the wide side is A
+    bool transposed;             // the wide side is A
     int64_t few;             // columns of the other side
     int64_t padded;          // to a multiple of QLORA__BLOCK_ROWS
     const QLORA__REAL* side; // its columns times alpha [K][padded]
@@ -11340,9 +11342,9 @@ typedef struct qlora__outer {
 static void qlora__outer_move(const qlora__outer* o, int64_t col, int64_t n, bool in,
                               QLORA__REAL sums[QLORA__OUTER_FEW][QLORA__OUTER_COLS]) {
     const qlora__gemm* g = o->g;
-    QLORA__REAL* c = (QLORA__REAL*)g->C + (o->turned ? col * g->ldc : col);
-    int64_t row = o->turned ? 1 : g->ldc;
-    int64_t step = o->turned ? g->ldc : 1;
+    QLORA__REAL* c = (QLORA__REAL*)g->C + (o->transposed ? col * g->ldc : col);
+    int64_t row = o->transposed ? 1 : g->ldc;
+    int64_t step = o->transposed ? g->ldc : 1;
     for (int64_t i = 0; i < o->few; i++) {
         for (int64_t j = 0; j < n; j++) {
             QLORA__REAL* at = c + i * row + j * step;
@@ -11368,7 +11370,7 @@ static void qlora__outer_units(void* user, int64_t begin, int64_t end) {
         p.c = sums[0];
         p.ldc = QLORA__OUTER_COLS;
         p.add = true;
-        p.turned = true;
+        p.transposed = true;
         p.ahead = QLORA__OUTER_AHEAD * o->ld;
         memset(sums, 0, sizeof sums);
         if (o->g->beta != 0.0f) {
@@ -11398,14 +11400,14 @@ static void qlora__gemm_outer(qlora_ctx* ctx, const qlora__gemm* g) {
     qlora__outer o;
     o.g = g;
     o.rows = ctx->cpu->rows;
-    o.turned = g->M > g->N;
+    o.transposed = g->M > g->N;
     o.few = qlora__min(g->M, g->N);
     o.padded = qlora__ceil_div(o.few, QLORA__BLOCK_ROWS) * QLORA__BLOCK_ROWS;
-    o.wide = (const QLORA__REAL*)(o.turned ? g->A : g->B);
-    o.ld = o.turned ? g->lda : g->ldb;
+    o.wide = (const QLORA__REAL*)(o.transposed ? g->A : g->B);
+    o.ld = o.transposed ? g->lda : g->ldb;
     o.cols = qlora__max(g->M, g->N);
-    const QLORA__REAL* from = (const QLORA__REAL*)(o.turned ? g->B : g->A);
-    int64_t ld = o.turned ? g->ldb : g->lda;
+    const QLORA__REAL* from = (const QLORA__REAL*)(o.transposed ? g->B : g->A);
+    int64_t ld = o.transposed ? g->ldb : g->lda;
     QLORA__REAL* side = (QLORA__REAL*)(void*)ctx->packing->a;
     for (int64_t k = 0; k < g->K; k++) {
         QLORA__REAL* to = side + k * o.padded;
@@ -11695,11 +11697,11 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 #undef QLORA__FEW_STEPS
 #undef QLORA__FEW_PART
 
-//@@ src/cpu/turns.h
+//@@ src/cpu/errands.h
 
-// ---- turns of an errand -------------------------------------------------------------------------
+// ---- slices of an errand ------------------------------------------------------------------------
 //
-// Between two turns, other calls use the context. An errand therefore has scratch and working
+// Between two slices, other calls use the context. An errand therefore has scratch and working
 // memory of its own, of the same sizes as those of the context, so that it takes the same paths.
 
 // Exchanges what the context has for what the errand has.
@@ -11770,7 +11772,7 @@ static QLORA__UNUSED void qlora__errands_destroy(qlora_ctx* ctx) {
     }
 }
 
-// Prepares an errand that calls fn(user) in its turns; *out is NULL on a GPU, and if no thread can
+// Prepares an errand that calls fn(user) in slices; *out is NULL on a GPU, and if no thread can
 // be started: the caller then does without.
 static QLORA__UNUSED qlora_result qlora__errand_take(qlora_ctx* ctx, qlora__errand_fn fn,
                                                      void* user, qlora__errand** out) {
@@ -11802,8 +11804,8 @@ static QLORA__UNUSED qlora_result qlora__errand_take(qlora_ctx* ctx, qlora__erra
     return QLORA_OK;
 }
 
-// Gives an errand its turn, until a time of qlora__clock_ms; it does something in any case.
-static QLORA__UNUSED void qlora__errand_turn(qlora_ctx* ctx, qlora__errand* e, double until) {
+// Runs a slice of an errand, until a time of qlora__clock_ms; it does something in any case.
+static QLORA__UNUSED void qlora__errand_slice(qlora_ctx* ctx, qlora__errand* e, double until) {
     e->now = qlora__clock_ms();
     e->until = until;
     e->fresh = true;
@@ -26581,7 +26583,7 @@ qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x, cons
 typedef struct qlora_fp8_operand qlora__fp8;
 struct qlora_fp8_operand {
     qlora_tensor weights; // U8 [out, in rounded up], for y
-    qlora_tensor turned;  // U8 [in rounded up, out rounded up], for dx; may be the same memory
+    qlora_tensor transposed;  // U8 [in rounded up, out rounded up], for dx; may be the same memory
     qlora_tensor factors; // f32 [1, 2]: sw and 1 / sw
     qlora_tensor a;       // [pad, in]: the A_i below each other, in the type of x
     qlora_tensor sb;      // [out, pad]: the s B_i along the diagonal, in the type of x
@@ -26610,7 +26612,7 @@ typedef struct qlora__fp8_job {
     uint8_t* codes;
     int64_t pitch;
     int64_t until; // of a transposed weight: columns to fill with zeros
-    bool turned;
+    bool transposed;
     const QLORA__REAL* factors;
     QLORA__REAL* scales;
     const qlora_tensor* weights;
@@ -26661,10 +26663,10 @@ static void qlora__fp8_widen_rows(void* user, int64_t begin, int64_t end) {
     }
     for (int64_t r = begin; r < end; r++) {
         for (int64_t c = 0; c < job->cols; c++) {
-            job->codes[job->turned ? c * job->pitch + r : r * job->pitch + c] =
+            job->codes[job->transposed ? c * job->pitch + r : r * job->pitch + c] =
                 qlora__e4m3_from(qlora__fp8_element(job, levels, r, c));
         }
-        for (int64_t c = job->cols; c < job->pitch && !job->turned; c++) {
+        for (int64_t c = job->cols; c < job->pitch && !job->transposed; c++) {
             job->codes[r * job->pitch + c] = 0;
         }
     }
@@ -26789,10 +26791,11 @@ static qlora_result qlora__fp8_widen_gpu(qlora_ctx* ctx, const qlora__fp8_job* j
     args[11] = &codes;
     args[12] = &pitch;
     args[13] = &until;
-    return job->turned ? qlora__launch(ctx, QLORA__K_fp8_widen_turned, qlora__ceil_div(until, 64),
-                                       qlora__ceil_div(job->cols, 256), 1, 256, 0, args)
-                       : qlora__launch(ctx, QLORA__K_fp8_widen, qlora__ceil_div(job->rows, 4),
-                                       qlora__ceil_div(pitch, 1024), 1, 256, 0, args);
+    return job->transposed
+               ? qlora__launch(ctx, QLORA__K_fp8_widen_turned, qlora__ceil_div(until, 64),
+                               qlora__ceil_div(job->cols, 256), 1, 256, 0, args)
+               : qlora__launch(ctx, QLORA__K_fp8_widen, qlora__ceil_div(job->rows, 4),
+                               qlora__ceil_div(pitch, 1024), 1, 256, 0, args);
 }
 
 static qlora_result qlora__fp8_product_gpu(qlora_ctx* ctx, const qlora__fp8* f,
@@ -26878,11 +26881,11 @@ static QLORA__UNUSED qlora_result qlora__fp8_measure(qlora_ctx* ctx, const qlora
 
 // Writes the weights of a stack in one of their two forms.
 static QLORA__UNUSED qlora_result qlora__fp8_place(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                                   bool turned) {
+                                                   bool transposed) {
     const qlora__fp8* f = l->fp8;
-    const qlora_tensor* out = turned ? &f->turned : &f->weights;
+    const qlora_tensor* out = transposed ? &f->transposed : &f->weights;
     int64_t row = 0;
-    if (turned && qlora__on_cpu(ctx)) { // the kernel writes the columns that fill rows up
+    if (transposed && qlora__on_cpu(ctx)) { // the kernel writes the columns that fill rows up
         memset(out->data, 0, (size_t)(out->rows * out->ld));
     }
     for (int32_t i = 0; i < l->count; i++) {
@@ -26892,9 +26895,9 @@ static QLORA__UNUSED qlora_result qlora__fp8_place(qlora_ctx* ctx, const qlora_l
         job.rows = l->parts[i].out;
         job.cols = l->in;
         job.pitch = out->ld;
-        job.turned = turned;
+        job.transposed = transposed;
         job.until = i == l->count - 1 ? out->ld - row : job.rows;
-        job.codes = (uint8_t*)out->data + (turned ? row : row * out->ld);
+        job.codes = (uint8_t*)out->data + (transposed ? row : row * out->ld);
         job.factors = (const QLORA__REAL*)f->factors.data;
         if (!qlora__on_cpu(ctx)) {
             QLORA__TRY(qlora__fp8_widen_gpu(ctx, &job));
@@ -26906,12 +26909,12 @@ static QLORA__UNUSED qlora_result qlora__fp8_place(qlora_ctx* ctx, const qlora_l
     return QLORA_OK;
 }
 
-// y (+)= x W^T, or, turned, y (+)= x W. coded: the codes and scales of x are there, on a GPU.
+// y (+)= x W^T, or, transposed, y (+)= x W. coded: the codes and scales of x are there, on a GPU.
 static QLORA__UNUSED qlora_result qlora__fp8_product(qlora_ctx* ctx, const qlora__fp8* f,
-                                                     bool turned, bool coded,
+                                                     bool transposed, bool coded,
                                                      const qlora_tensor* x, const qlora_tensor* y,
                                                      bool adds) {
-    const qlora_tensor* weights = turned ? &f->turned : &f->weights;
+    const qlora_tensor* weights = transposed ? &f->transposed : &f->weights;
     QLORA__TRY(qlora__capture_note(ctx, weights->data));
     QLORA__TRY(qlora__capture_note(ctx, f->codes.data));
     if (x->rows == 0 || y->cols == 0) {
@@ -31746,7 +31749,7 @@ typedef struct qlora__skinny_product {
     int32_t ldw;
     int32_t rank;
     int32_t cols;
-    int32_t turned; // d is [cols, rank]
+    int32_t transposed; // d is [cols, rank]
     int32_t norm_bf16;
     float scale;
     int32_t room; // to a multiple of 8 bytes
@@ -31785,7 +31788,7 @@ static bool qlora__skinny_aligned(const qlora_tensor* t) {
 
 // Adds a product to the launch. Returns false if the kernel cannot compute it or should not.
 static bool qlora__skinny_add(qlora__skinny* k, const qlora_tensor* s, const qlora_tensor* w,
-                              const qlora_tensor* d, bool turned, float scale) {
+                              const qlora_tensor* d, bool transposed, float scale) {
     if (k->count == QLORA__SKINNY_PRODUCTS || !qlora__skinny_aligned(s) ||
         !qlora__skinny_aligned(w) || s->cols > QLORA__SKINNY_RANK || d->dtype != QLORA_F32 ||
         w->cols >= (1 << 24) || w->rows * w->cols > QLORA__SKINNY_MOST) {
@@ -31800,7 +31803,7 @@ static bool qlora__skinny_add(qlora__skinny* k, const qlora_tensor* s, const qlo
     p->ldw = (int32_t)w->ld;
     p->rank = (int32_t)s->cols;
     p->cols = (int32_t)w->cols;
-    p->turned = turned ? 1 : 0;
+    p->transposed = transposed ? 1 : 0;
     p->scale = scale;
     k->rows = w->rows;
     k->count++;
@@ -32829,7 +32832,7 @@ static qlora__block_matrix qlora__block_keys(const qlora__attention_job* job, co
 static void qlora__block_transpose(const qlora__attention_job* job, qlora__block_matrix x,
                                    int64_t n, QLORA__REAL* y) {
     int64_t hd = job->a->hd;
-    job->rows->turn(x.data, x.ld, n, hd, y);
+    job->rows->transpose(x.data, x.ld, n, hd, y);
     for (int64_t d = 0; d < hd && n < QLORA__BLOCK; d++) {
         memset(y + d * QLORA__BLOCK + n, 0, (size_t)(QLORA__BLOCK - n) * sizeof *y);
     }
@@ -32855,7 +32858,7 @@ static void qlora__block_queries(const qlora__attention_job* job, const qlora_te
 
 // c[m, n] = a[m, k] b[k, n], or c += a b; m and n are padded.
 static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, int64_t n, int64_t k,
-                                  qlora__block_matrix a, bool turned, qlora__block_matrix b,
+                                  qlora__block_matrix a, bool transposed, qlora__block_matrix b,
                                   qlora__block_matrix c, bool add) {
     qlora__block_product p;
     p.m = qlora__block_pad(m, QLORA__BLOCK_ROWS);
@@ -32868,7 +32871,7 @@ static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, in
     p.c = c.data;
     p.ldc = c.ld;
     p.add = add;
-    p.turned = turned;
+    p.transposed = transposed;
     p.ahead = 0;
     job->rows->product(&p);
 }
@@ -33238,14 +33241,14 @@ static void qlora__attention_query_lanes(void* user, int64_t from, int64_t to) {
     for (int64_t lane = from; lane < to; lane++) {
         qlora__attention_room room = qlora__attention_room_at(job, lane);
         qlora__query_block b;
-        int64_t turn = 0;
+        int64_t number = 0;
         for (b.head = 0; b.head < a->heads; b.head += b.heads) {
             b.heads = qlora__min(QLORA__BLOCK_HEADS, group - b.head % group);
             for (int64_t s = 0; s < a->n_seqs; s++) {
                 for (b.first = offsets[s]; b.first < offsets[s + 1]; b.first += each) {
                     b.queries = qlora__min(each, offsets[s + 1] - b.first);
                     b.rows = b.heads * b.queries;
-                    if (turn++ % job->lanes == lane) {
+                    if (number++ % job->lanes == lane) {
                         job->query(job, &room, &b, offsets[s]);
                     }
                 }
@@ -33260,11 +33263,11 @@ static void qlora__attention_key_lanes(void* user, int64_t from, int64_t to) {
     const int32_t* offsets = (const int32_t*)a->seqs->data;
     for (int64_t lane = from; lane < to; lane++) {
         qlora__attention_room room = qlora__attention_room_at(job, lane);
-        int64_t turn = 0;
+        int64_t number = 0;
         for (int64_t head = 0; head < a->kv_heads; head++) {
             for (int64_t s = 0; s < a->n_seqs; s++) {
                 for (int64_t j = offsets[s]; j < offsets[s + 1]; j += QLORA__BLOCK) {
-                    if (turn++ % job->lanes == lane) {
+                    if (number++ % job->lanes == lane) {
                         qlora__block_dkv(job, &room, head, j,
                                          qlora__min(QLORA__BLOCK, offsets[s + 1] - j), offsets[s],
                                          offsets[s + 1], false);
@@ -35088,7 +35091,7 @@ typedef struct qlora__layer {
     qlora__kept kept;
     void* away; // pinned host memory of its input, if that is offloaded
     void* away_attention; // and of what it keeps of attention
-    int64_t turn; // its number among the layers that have that in memory in turn; -1: in its own
+    int64_t offload_number; // among the layers that have that in slots; -1: in memory of its own
 } qlora__layer;
 
 // The inputs of a micro-batch: views of one block, which is filled on the host and copied as a
@@ -35390,8 +35393,8 @@ struct qlora_model {
     qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
-    qlora__kept turns[2]; // what layers have of attention in turn, if it is offloaded
-    size_t turn_bytes[3]; // output and row statistics; with z of q, k and v; with those
+    qlora__kept offload_slots[2]; // what layers have of attention in turn, if it is offloaded
+    size_t offload_bytes[3]; // output and row statistics; with z of q, k and v; with those
     // FP8 mode
     qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
     qlora_tensor fp8_codes;   // U8: rows of x or dy
@@ -35399,11 +35402,11 @@ struct qlora_model {
     qlora_tensor fp8_most;    // f32 [1, T]
     qlora_tensor fp8_ones;    // f32 [1, widest result]
     // The stack whose next product has its codes already, by the kernel that wrote its operand, or
-    // the codes in its place; that is dy if `coded_turned`. NULL if there is none.
+    // the codes in its place; that is dy if `coded_transposed`. NULL if there is none.
     const qlora__fp8* coded;
-    bool coded_turned;
+    bool coded_transposed;
     // head
-    size_t head_place;    // of rows_x and logits in the arena, see qlora__layout_turns
+    size_t head_place;    // of rows_x and logits in the arena, see qlora__layout_overlaid
     qlora_tensor rows_x;  // [chunk, H]
     qlora_tensor logits;  // [chunk, V]
     qlora_tensor rows_dx; // [R + 1, H]; the last row is zero
@@ -35623,18 +35626,18 @@ static qlora_linear_desc qlora__linear_of(const qlora_model* m, const qlora__lay
     return linear;
 }
 
-//@@ src/model/turns.h
+//@@ src/model/errands.h
 
-// ---- turns of an errand with a model ------------------------------------------------------------
+// ---- slices of an errand with a model -----------------------------------------------------------
 
-// Gives an errand that uses a model its turn. Between two turns the model has the adapter that is
+// Runs a slice of an errand that uses a model. Between two slices the model has the adapter that is
 // chosen, switched on or off, as if nothing were under way.
-static void qlora__model_turn(qlora_model* m, qlora__errand* e, double until) {
+static void qlora__model_slice(qlora_model* m, qlora__errand* e, double until) {
     int32_t adapter = m->adapter;
     bool use_adapters = m->use_adapters;
     qlora__adapter_focus(m, e->adapter);
     m->use_adapters = e->use_adapters;
-    qlora__errand_turn(m->ctx, e, until);
+    qlora__errand_slice(m->ctx, e, until);
     e->adapter = m->adapter;
     e->use_adapters = m->use_adapters;
     qlora__adapter_focus(m, adapter);
@@ -35656,7 +35659,7 @@ static qlora_result qlora__model_errand(qlora_model* m, qlora__errand_fn fn, voi
 static void qlora__model_errand_end(qlora_model* m, qlora__errand* e, bool drop) {
     e->dropped = drop;
     if (e->under_way) {
-        qlora__model_turn(m, e, 1e300);
+        qlora__model_slice(m, e, 1e300);
     }
     e->taken = false;
 }
@@ -35667,7 +35670,7 @@ static qlora_result qlora__model_settle(qlora_model* m) {
     if (e == NULL) {
         return QLORA_OK;
     }
-    qlora__model_turn(m, e, 1e300);
+    qlora__model_slice(m, e, 1e300);
     return e->result;
 }
 
@@ -36031,7 +36034,7 @@ static void qlora__layout_fp8(qlora__arena* arena, const qlora_model* m, qlora__
     }
     if (qlora__trains(m)) {
         qlora__arena_tensor(arena, QLORA_U8, qlora__fp8_width(in), qlora__fp8_pitch(out),
-                            &f->turned);
+                            &f->transposed);
     }
     arena->used = arena->used > after ? arena->used : after;
     qlora__arena_tensor(arena, m->compute, out + pad, pad, &f->sb);
@@ -36199,7 +36202,7 @@ static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
 
 // Whether q, k and v are in the memory that layers use in turn, if attention is offloaded: those of
 // layers that are not recomputed are.
-static bool qlora__turns_have_heads(const qlora_model* m) {
+static bool qlora__slots_have_heads(const qlora_model* m) {
     return m->plan.offloaded_attention > 0 &&
            (m->plan.heads_layers > 0 || m->plan.recompute_layers == 0);
 }
@@ -36316,36 +36319,36 @@ static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) 
 // Memory that layers use in turn for what they keep of attention while it is copied. One copy can
 // take all of it, so it is in one piece; what fewer layers keep is at the end, and last q, k and v,
 // which are there before the rest.
-static void qlora__layout_turn(qlora__arena* arena, qlora_model* m,
-                               const int64_t pads[QLORA__GROUPS], qlora__kept* turn) {
+static void qlora__layout_slot(qlora__arena* arena, qlora_model* m,
+                               const int64_t pads[QLORA__GROUPS], qlora__kept* slot) {
     size_t first = arena->used;
-    memset(turn, 0, sizeof *turn);
-    qlora__layout_attention(arena, m, pads, turn);
-    m->turn_bytes[0] = arena->used - first;
-    m->turn_bytes[1] = m->turn_bytes[0];
-    if (qlora__turns_have_heads(m)) {
-        qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, turn);
-        m->turn_bytes[1] = arena->used - first;
-        qlora__layout_heads(arena, m, turn);
+    memset(slot, 0, sizeof *slot);
+    qlora__layout_attention(arena, m, pads, slot);
+    m->offload_bytes[0] = arena->used - first;
+    m->offload_bytes[1] = m->offload_bytes[0];
+    if (qlora__slots_have_heads(m)) {
+        qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, slot);
+        m->offload_bytes[1] = arena->used - first;
+        qlora__layout_heads(arena, m, slot);
     }
-    m->turn_bytes[2] = arena->used - first;
+    m->offload_bytes[2] = arena->used - first;
 }
 
 // Bytes of what a layer keeps of it.
 static size_t qlora__offload_bytes(const qlora_model* m, const qlora__layer* layer) {
-    return m->turn_bytes[layer->keeps_heads || !layer->recompute ? 2 : 0];
+    return m->offload_bytes[layer->keeps_heads || !layer->recompute ? 2 : 0];
 }
 
-// What a layer has of attention is in the memory of its turn.
-static void qlora__layer_turn(qlora_model* m, qlora__layer* layer) {
-    const qlora__kept* turn = &m->turns[layer->turn % 2];
+// What a layer has of attention is in its slot.
+static void qlora__layer_slot(qlora_model* m, qlora__layer* layer) {
+    const qlora__kept* slot = &m->offload_slots[layer->offload_number % 2];
     qlora__kept* kept = &layer->kept;
-    kept->o = turn->o;
-    kept->lse = turn->lse;
-    if (qlora__turns_have_heads(m)) {
-        kept->qkv = turn->qkv;
-        kept->qk = turn->qk;
-        kept->z[QLORA__QKV] = turn->z[QLORA__QKV];
+    kept->o = slot->o;
+    kept->lse = slot->lse;
+    if (qlora__slots_have_heads(m)) {
+        kept->qkv = slot->qkv;
+        kept->qk = slot->qk;
+        kept->z[QLORA__QKV] = slot->z[QLORA__QKV];
     }
 }
 
@@ -36356,7 +36359,7 @@ static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__laye
         qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
     }
     if (m->plan.offloaded_attention > 0) {
-        qlora__layer_turn(m, layer);
+        qlora__layer_slot(m, layer);
     } else if (layer->keeps_attention) {
         qlora__layout_attention(arena, m, layer->pads, &layer->kept);
     }
@@ -36364,13 +36367,13 @@ static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__laye
 
 // What a layer that is not recomputed keeps besides its input.
 static void qlora__layout_whole(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
-    bool leaves = layer->turn >= 0;
+    bool leaves = layer->offload_number >= 0;
     unsigned z = leaves ? QLORA__Z_KEPT & ~QLORA__Z_SHARED : QLORA__Z_KEPT;
     qlora__layout_kept(arena, m, layer->pads, !leaves, !leaves, &layer->kept);
     memset(layer->kept.z, 0, sizeof layer->kept.z);
     qlora__layout_z(arena, m, layer->pads, z, &layer->kept);
     if (leaves) {
-        qlora__layer_turn(m, layer);
+        qlora__layer_slot(m, layer);
     }
 }
 
@@ -36395,12 +36398,12 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         bool attention =
             !qlora__trains(m) || (m->plan.offloaded_attention == 0 &&
                                   m->plan.attention_layers < m->plan.recompute_layers);
-        bool heads = !qlora__turns_have_heads(m);
+        bool heads = !qlora__slots_have_heads(m);
         qlora__layout_kept(arena, m, pads, heads, attention, &m->again);
         qlora__layout_z(arena, m, pads, heads ? QLORA__Z_SHARED : 0, &m->again);
     }
     for (int i = 0; i < 2 && m->plan.offloaded_attention > 0; i++) {
-        qlora__layout_turn(arena, m, pads, &m->turns[i]);
+        qlora__layout_slot(arena, m, pads, &m->offload_slots[i]);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -36425,7 +36428,7 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
 
 // What is in host memory: the embedding, the inputs of layers, and what they keep of attention. The
 // input of the last layer is still on the device when the backward pass needs it, and so are that
-// of the last layer of a group and the attention of the last two layers that use memory in turn.
+// of the last layer of a group and the attention of the last two layers that use memory in slot.
 // The inputs inside a group have the same memory in every group: the backward pass is in one at a
 // time.
 static void qlora__layout_host(qlora_model* m) {
@@ -36446,14 +36449,14 @@ static void qlora__layout_host(qlora_model* m) {
                             : place > 0 && l > every ? m->layers[place].away
                                                      : qlora__arena_take(&host, bytes);
     }
-    qlora__arena turn;
-    memset(&turn, 0, sizeof turn);
+    qlora__arena slot;
+    memset(&slot, 0, sizeof slot);
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
-    qlora__layout_turn(&turn, m, pads, &m->turns[0]); // counts its bytes
+    qlora__layout_slot(&slot, m, pads, &m->offload_slots[0]); // counts its bytes
     int64_t users = m->plan.recompute_layers > 0 ? c->layers : m->plan.offloaded_attention;
     for (int64_t l = 0; l < c->layers; l++) {
-        int64_t number = m->layers[l].turn;
+        int64_t number = m->layers[l].offload_number;
         bool leaves = number >= 0 && number < qlora__min(m->plan.offloaded_attention, users - 2);
         m->layers[l].away_attention =
             leaves ? qlora__arena_take(&host, qlora__offload_bytes(m, &m->layers[l])) : NULL;
@@ -36676,7 +36679,7 @@ static bool qlora__has_own_stats(const qlora_model* m) {
 // What is not needed while the head runs, which has its logits in the same memory: they begin at
 // m->head_place, and may go beyond the end. A 4-bit head needs the operand. s is for the MLP of a
 // layer, d_o for its attention; with tiles, both are used at once.
-static void qlora__layout_turns(qlora__arena* arena, qlora_model* m) {
+static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t some = qlora__tile_rows(m);
     int64_t pads[QLORA__GROUPS];
@@ -36744,7 +36747,7 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
             qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * m->plan.tokens, &m->stats);
         }
     }
-    qlora__layout_turns(arena, m); // the last, so that the head can go beyond its end
+    qlora__layout_overlaid(arena, m); // the last, so that the head can go beyond its end
 }
 
 static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
@@ -38786,14 +38789,14 @@ static void qlora__plan_attention(qlora_model* m, const qlora__choices* choices)
 // to the host: all, or, if none is recomputed, as many as planned. The others are spread evenly
 // among them: with each, the copies catch up by the time of a layer, if they take longer than those
 // do (1B in FP8 on an H200: 1.8 ms, a layer 1.5).
-static void qlora__plan_turns(qlora_model* m) {
+static void qlora__plan_offload_slots(qlora_model* m) {
     int64_t layers = m->plan.config.layers;
     int64_t others = m->plan.recompute_layers > 0 ? 0 : layers - m->plan.offloaded_attention;
     int64_t passed = 0;
     for (int64_t l = 0; l < layers; l++) {
         bool own = m->plan.offloaded_attention == 0 ||
                    (passed < others && l == (passed + 1) * layers / (others + 1));
-        m->layers[l].turn = own ? -1 : l - passed;
+        m->layers[l].offload_number = own ? -1 : l - passed;
         passed += own ? 1 : 0;
     }
 }
@@ -38810,7 +38813,7 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     m->plan.offloaded_embedding =
         choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
     qlora__plan_attention(m, choices);
-    qlora__plan_turns(m);
+    qlora__plan_offload_slots(m);
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         layer->recompute = l < choices->recompute;
@@ -41420,14 +41423,15 @@ static qlora_tensor qlora__pass_seqs(const qlora__pass* pass) {
 
 // ---- stacks of projections ----------------------------------------------------------------------
 //
-// Forward and backward of a stack of projections that share an input, with their adapters. The work of
-// stack g on the second stream uses slot g.
+// Forward and backward of a stack of projections that share an input, with their adapters. The work
+// of stack g on the second stream uses slot g.
 
 // Whether these weights are already in the shared operand, next to the matrices of the adapter; if
 // not, they are about to be.
-static bool qlora__stack_is_placed(const qlora__pass* pass, int64_t layer, int group, bool turned) {
+static bool qlora__stack_is_placed(const qlora__pass* pass, int64_t layer, int group,
+                                   bool transposed) {
     qlora_model* m = pass->m;
-    int64_t key = 1 + 2 * (layer * m->adapters + pass->adapter) + (turned ? 1 : 0);
+    int64_t key = 1 + 2 * (layer * m->adapters + pass->adapter) + (transposed ? 1 : 0);
     bool placed = m->places_layers ? m->placed_layer == key
                                    : m->plan.tile > 0 && m->placed[group] == key;
     m->placed[group] = key;
@@ -41517,7 +41521,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
     bool wide = qlora__pass_is_wide(pass);
-    out->coded = m->coded == &layer->fp8[group] && m->coded_turned == backward;
+    out->coded = m->coded == &layer->fp8[group] && m->coded_transposed == backward;
     m->coded = NULL; // the next product overwrites the codes
     out->linear = qlora__linear_of(m, layer, group, wide ? QLORA__ALL_ADAPTERS : pass->adapter);
     if (wide) {
@@ -41836,25 +41840,25 @@ static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer*
                                   : qlora__slice(pass, &layer->kept.h2, 0, width);
 }
 
-// Notes that the next kernel writes the codes of an operand of a stack: of its input or, turned, of
-// dy.
+// Notes that the next kernel writes the codes of an operand of a stack: of its input or,
+// transposed, of dy.
 static const qlora__fp8* qlora__codes_note(const qlora__pass* pass, const qlora__layer* layer,
-                                           int group, bool turned) {
+                                           int group, bool transposed) {
     pass->m->coded = &layer->fp8[group];
-    pass->m->coded_turned = turned;
+    pass->m->coded_transposed = transposed;
     return pass->m->coded;
 }
 
 // Where the norm before or after a product of a stack writes such codes; NULL if nowhere.
 static const qlora__fp8* qlora__codes_of_norm(const qlora__pass* pass, const qlora__layer* layer,
-                                              int group, bool turned) {
+                                              int group, bool transposed) {
     qlora_model* m = pass->m;
     bool writes = m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
                   !qlora__pass_has_runs(pass) && m->plan.config.hidden % 8 == 0 &&
                   m->plan.config.hidden <= QLORA__NORM_CODED &&
-                  (turned || !qlora__pass_reads_codes(pass, layer));
+                  (transposed || !qlora__pass_reads_codes(pass, layer));
     m->coded = NULL;
-    return writes ? qlora__codes_note(pass, layer, group, turned) : NULL;
+    return writes ? qlora__codes_note(pass, layer, group, transposed) : NULL;
 }
 
 // The norm of stream + delta in m->x, for the branch that follows: the next one of the same layer,
@@ -42222,7 +42226,7 @@ static qlora_result qlora__offload_copy(const qlora__pass* pass, const qlora__la
     some.rows = 1;
     some.cols = (int64_t)(end - from);
     some.ld = some.cols;
-    return qlora__away_copy(pass->ctx, 2 + (int)(layer->turn % 2), back, &some,
+    return qlora__away_copy(pass->ctx, 2 + (int)(layer->offload_number % 2), back, &some,
                             (char*)layer->away_attention + from);
 }
 
@@ -42231,10 +42235,12 @@ static qlora_result qlora__offload_back(const qlora__pass* pass, const qlora__la
     return qlora__offload_copy(pass, layer, 0, qlora__offload_bytes(pass->m, layer), true);
 }
 
-// Waits for the copies of the memory of a layer's turn: of what it keeps of attention, or before
-// that of the last layer that had this memory.
+// Waits for the copies of the slot of a layer: of what it keeps of attention, or before that of the
+// last layer that had this slot.
 static qlora_result qlora__offload_wait(const qlora__pass* pass, const qlora__layer* layer) {
-    return layer->turn >= 0 ? qlora__away_wait(pass->ctx, 4u << layer->turn % 2) : QLORA_OK;
+    return layer->offload_number >= 0
+               ? qlora__away_wait(pass->ctx, 4u << layer->offload_number % 2)
+               : QLORA_OK;
 }
 
 // Begins the copies to the host, each as soon as its part is there. Those of a layer take longer
@@ -42254,10 +42260,10 @@ static qlora_result qlora__offload_begin(const qlora__pass* pass, const qlora__l
         return QLORA_OK;
     }
     if (part == QLORA__OFFLOAD_HEADS) {
-        return qlora__offload_copy(pass, layer, m->turn_bytes[1], m->turn_bytes[2], false);
+        return qlora__offload_copy(pass, layer, m->offload_bytes[1], m->offload_bytes[2], false);
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z of q, k and v
-    size_t end = layer->recompute ? qlora__offload_bytes(m, layer) : m->turn_bytes[1];
+    size_t end = layer->recompute ? qlora__offload_bytes(m, layer) : m->offload_bytes[1];
     return qlora__offload_copy(pass, layer, 0, end, false);
 }
 
@@ -42407,12 +42413,12 @@ static qlora_result qlora__softmax_backward(const qlora__pass* pass, qlora__laye
 static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__layer* layer) {
     const qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
-    int64_t turned = qlora__q_width(c) + qlora__kv_width(c);
+    int64_t rotated = qlora__q_width(c) + qlora__kv_width(c);
     return m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
            m->desc.dropout == 0.0f && !qlora__pass_has_runs(pass) && !c->qk_norm &&
            !layer->no_rope && !qlora__scales_queries(m) &&
            (m->arch->has & QLORA__HAS_PAIRED_ROPE) == 0 && m->rope.cols == c->head_dim &&
-           c->head_dim % 16 == 0 && turned / 2 <= QLORA__ROPE_CODED;
+           c->head_dim % 16 == 0 && rotated / 2 <= QLORA__ROPE_CODED;
 }
 
 // Gradients of q, k and v -> those before norm and rotation.
@@ -42427,22 +42433,22 @@ static qlora_result qlora__softmax_heads_backward(const qlora__pass* pass, qlora
                                  layer->sliding ? &m->rope_sliding : &m->rope, &m->flag,
                                  qlora__codes_note(pass, layer, QLORA__QKV, true));
     }
-    qlora_tensor turned =
+    qlora_tensor rotated =
         qlora__slice(pass, &pass->m->dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
-    QLORA__TRY(qlora__softmax_rotate(pass, layer, &turned, NULL, true));
+    QLORA__TRY(qlora__softmax_rotate(pass, layer, &rotated, NULL, true));
     return c->qk_norm ? qlora__softmax_norms_backward(pass, layer) : QLORA_OK;
 }
 
 // The same for what a layer keeps of attention and is not recomputed: the layer below it is the one
-// whose turn was before. The second stream no longer reads that memory: it has finished the
+// with the number before. The second stream no longer reads that memory: it has finished the
 // gradients of o of the layer above, and is waited for here with those of q, k and v.
 static qlora_result qlora__attention_back(const qlora__pass* pass, const qlora__layer* layer) {
     const qlora__layer* below = layer;
     QLORA__TRY(qlora__offload_wait(pass, layer));
-    if (layer->turn < 1 || layer->recompute) {
+    if (layer->offload_number < 1 || layer->recompute) {
         return QLORA_OK;
     }
-    while (below->turn != layer->turn - 1) {
+    while (below->offload_number != layer->offload_number - 1) {
         below--;
     }
     if (below->away_attention == NULL) {
@@ -42510,9 +42516,11 @@ static qlora_result qlora__gated_out(const qlora__pass* pass, qlora__layer* laye
     return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->s);
 }
 
-static qlora_result qlora__gated_activation_backward(const qlora__pass* pass, const qlora_tensor* ds,
-                                                const qlora_tensor* gate, const qlora_tensor* up,
-                                                const qlora_tensor* s) {
+static qlora_result qlora__gated_activation_backward(const qlora__pass* pass,
+                                                     const qlora_tensor* ds,
+                                                     const qlora_tensor* gate,
+                                                     const qlora_tensor* up,
+                                                     const qlora_tensor* s) {
     return (pass->m->arch->has & QLORA__HAS_GELU) != 0
                ? qlora_geglu_backward(pass->ctx, ds, gate, up, gate, up, s)
                : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
@@ -43131,7 +43139,7 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
 //   the shared operand        z that was not kept    placing other weights: qlora__operand_wait
 //   last columns of x and s   keeping z, forward     the next norm; z of the next layer; the head
 //
-// The main stream uses some memory for one thing after another (qlora__layout_x and _turns):
+// The main stream uses some memory for one thing after another (qlora__layout_x and _overlaid):
 //
 //   x, while the head begins | gradients of its rows, until dh is there | x
 //   rows and logits of the head | s for the MLP, d_o for attention, operand, delta, dh and others
@@ -43460,8 +43468,8 @@ typedef struct qlora__decode_attention {
     const void* bias;
     const void* q_norm;
     const void* k_norm;
-    const void* turn;
-    const void* turn_q;
+    const void* rotary;
+    const void* rotary_q;
     void* cache;
     const void* pages;
     const void* texts;
@@ -43969,7 +43977,7 @@ typedef struct qlora__decode_between {
     const qlora_tensor* after;
     const qlora_tensor* norm;
     const qlora_linear_desc* next;
-    int turn;   // which of the two streams is read
+    int flip;   // which of the two streams is read
     bool added; // the output of `before` is part of it already
 } qlora__decode_between;
 
@@ -43980,13 +43988,13 @@ static void qlora__decode_norm_input(const qlora_model* m, const qlora__decode_b
     const qlora__decode* d = &m->decode;
     const qlora_tensor* table = qlora__embed_table(m);
     if (b->added) {
-        p->h = d->h[b->turn].data;
+        p->h = d->h[b->flip].data;
     } else if (b->layer != NULL) {
         const qlora_linear_part* part = &b->layer->linears[b->before].parts[0];
         bool has = qlora__decode_row_fits(m, b->layer) || // y has the adapter already
                    qlora__decode_lifts(m, b->layer, b->before);
         p->splits = (int32_t)qlora__decode_apart(m, b->layer, b->before);
-        p->h = d->h[b->turn].data;
+        p->h = d->h[b->flip].data;
         p->y = p->splits > 1 ? d->room.data : d->y.data;
         p->z = d->z.data;
         p->z_rank = m->use_adapters && !has ? (int32_t)part->rank : 0;
@@ -44007,7 +44015,7 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     int64_t rank = 0;
     memset(&p, 0, sizeof p);
     p.texts = d->state.data;
-    p.h_out = d->h[1 - b->turn].data;
+    p.h_out = d->h[1 - b->flip].data;
     p.w = b->norm != NULL ? b->norm->data : NULL;
     p.x = d->x.data;
     p.ldx = d->x.ld;
@@ -44090,8 +44098,8 @@ static qlora__decode_attention qlora__decode_attention_of(const qlora_model* m, 
     p.q_norm = c->qk_norm ? layer->norms[QLORA__NORM_Q].data : NULL;
     p.k_norm = c->qk_norm ? layer->norms[QLORA__NORM_K].data : NULL;
     p.norm_heads = (m->arch->has & QLORA__HAS_WIDE_QK_NORM) != 0 ? 0 : 1;
-    p.turn = layer->no_rope ? NULL : table->data; // rows by position: qlora__angle_row
-    p.turn_q = qlora__scales_queries(m) ? m->rope_query.data : table->data;
+    p.rotary = layer->no_rope ? NULL : table->data; // rows by position: qlora__angle_row
+    p.rotary_q = qlora__scales_queries(m) ? m->rope_query.data : table->data;
     p.cache = rows.data;
     p.ld_cache = rows.ld;
     p.pages = d->table.data;
@@ -44541,7 +44549,7 @@ static qlora_result qlora__decode_each(qlora_model* m, qlora__decode_between* b)
             b->layer = layer;
             b->before = qlora__branches[i].out;
             b->after = qlora__layer_norm(m, layer, qlora__branches[i].after);
-            b->turn = 1 - b->turn;
+            b->flip = 1 - b->flip;
         }
     }
     return QLORA_OK;
@@ -44559,10 +44567,10 @@ static qlora_result qlora__decode_enqueue(qlora_ctx* ctx, void* user) {
     QLORA__TRY(qlora__tokens_place(ctx, m));
     if (qlora__decode_layers_fit(m, &blocks, &shared)) {
         QLORA__TRY(qlora__decode_norm_run(m, &b)); // the embedding
-        qlora_result r = qlora__decode_layers_run(m, 1 - b.turn, blocks, shared);
+        qlora_result r = qlora__decode_layers_run(m, 1 - b.flip, blocks, shared);
         m->decode.refused = r == QLORA_ERR_UNSUPPORTED;
         QLORA__TRY(r);
-        b.turn = 1 - b.turn;
+        b.flip = 1 - b.flip;
         b.added = true;
     } else {
         QLORA__TRY(qlora__decode_each(m, &b));
@@ -52549,20 +52557,20 @@ static void qlora__piece_forward(const qlora_trainer* t, int64_t n, int last,
 // A micro-batch is computed in pieces. Sets piece number n; false past the last one.
 static bool qlora__piece_at(const qlora_trainer* t, int64_t n, qlora__piece_of* out) {
     int64_t layers = t->m->plan.config.layers;
-    int64_t turn = 1 + 2 * layers + t->micro.chunks;
+    int64_t forward = 1 + 2 * layers + t->micro.chunks;
     memset(out, 0, sizeof *out);
-    if (t->micro.reference && n <= turn) {
+    if (t->micro.reference && n <= forward) {
         out->reference = true;
         qlora__piece_forward(t, n, QLORA__PIECE_LOGPS, out);
         return true;
     }
-    n -= t->micro.reference ? turn + 1 : 0;
-    if (n <= turn) {
+    n -= t->micro.reference ? forward + 1 : 0;
+    if (n <= forward) {
         qlora__piece_forward(t, n, t->micro.mismatched ? QLORA__PIECE_LOGPS : QLORA__PIECE_TURN,
                              out);
         return true;
     }
-    int64_t back = n - turn - 1;
+    int64_t back = n - forward - 1;
     out->kind = back % 2 == 0 ? QLORA__PIECE_BACKWARD_MLP : QLORA__PIECE_BACKWARD_ATTENTION;
     out->index = layers - 1 - back / 2;
     return !t->micro.mismatched && back < 2 * layers;
@@ -53090,8 +53098,8 @@ qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches
 // ---- steps in slices ----------------------------------------------------------------------------
 //
 // Runs the pieces of qlora__piece_at one by one, without graphs, and then the update: the same work
-// in the same order as a whole step. On the CPU, an errand does so, and a slice is one of its
-// turns. On a GPU, and for several processes, a slice waits for each piece, so that the device is
+// in the same order as a whole step. On the CPU, an errand does so, and a slice is one of
+// its. On a GPU, and for several processes, a slice waits for each piece, so that the device is
 // idle when it returns, and to measure how long pieces of that kind take.
 
 // Passes over the batches of other processes.
@@ -53197,12 +53205,12 @@ static qlora_result qlora__slice_all(void* user) {
     return QLORA_OK;
 }
 
-// One turn of the errand.
-static qlora_result qlora__slice_turn(qlora_trainer* t, double until, bool* done) {
+// A slice of the errand.
+static qlora_result qlora__slice_errand(qlora_trainer* t, double until, bool* done) {
     qlora__sliced* s = &t->sliced;
     qlora__errand* e = s->errand;
     if (e->under_way) { // otherwise another call has finished the update
-        qlora__model_turn(t->m, e, until);
+        qlora__model_slice(t->m, e, until);
     }
     s->longest = e->longest > s->longest ? e->longest : s->longest;
     t->failed = !e->under_way && e->result != QLORA_OK;
@@ -53270,7 +53278,7 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
     if (s->errand == NULL && t->world == 1) {
         QLORA__TRY(qlora__model_errand(t->m, qlora__slice_all, t, &s->errand));
     }
-    QLORA__TRY(s->errand != NULL ? qlora__slice_turn(t, start + milliseconds, &done)
+    QLORA__TRY(s->errand != NULL ? qlora__slice_errand(t, start + milliseconds, &done)
                                  : qlora__slice_pieces(t, start, milliseconds, &done));
     if (done) {
         s->begun = false;
@@ -55845,7 +55853,7 @@ static qlora_result qlora__generate_turns(qlora_generation* g, double until, boo
         return qlora__generate_whole(g, until, done);
     }
     m->speaking = NULL;
-    qlora__model_turn(m, e, until);
+    qlora__model_slice(m, e, until);
     if (e->under_way) {
         m->speaking = g;
         return QLORA_OK;
@@ -55898,4 +55906,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 6f1208d8ea221f0d
+//@@ end 28a22dd57ca72f48

@@ -105,7 +105,7 @@ extern "C" {
 #include "cpu/packed.h"
 #include "cpu/outer.h"
 #include "cpu/few.h"
-#include "cpu/turns.h"
+#include "cpu/errands.h"
 QLORA__ONCE_PER_CALL
 #ifndef QLORA_NO_MODEL
 #include "arch.h"
@@ -207,7 +207,7 @@ QLORA__ONCE_PER_FILE
 #ifndef QLORA_NO_MODEL
 #include "model/structure.h"
 #include "model/adapters.h"
-#include "model/turns.h"
+#include "model/errands.h"
 #include "model/wide.h"
 #include "model/arena.h"
 #include "model/workspace.h"

@@ -1,21 +1,21 @@
 // ---- errands ------------------------------------------------------------------------------------
 //
 // An errand is work on the CPU that can be interrupted: it has a thread of its own, which takes
-// turns with the thread that waits for it. A turn ends with the errand or, once its time is over,
+// turns with the thread that waits for it. A slice ends with the errand or, once its time is over,
 // between two ranges of a parallel loop, wherever in the code that is. So the work and its order,
-// and with them the bits, do not depend on how it is divided into turns.
+// and with them the bits, do not depend on how it is divided into slices.
 
 typedef qlora_result (*qlora__errand_fn)(void* user);
 
 // What a range of a loop should take: long enough for the clock not to matter, short enough to end
-// a turn in time.
+// a slice in time.
 #define QLORA__RANGE_MS 0.1
-// In turns shorter than this, products are cut into smaller units, which take a little longer.
+// In slices shorter than this, products are cut into smaller units, which take a little longer.
 #define QLORA__FINE_MS 50.0
 // How many loops an errand remembers the first range of.
 #define QLORA__FIRSTS 32
 
-// What the context has of its own during a turn, and what it had before.
+// What the context has of its own during a slice, and what it had before.
 typedef struct qlora__errand_room {
     qlora__buffer* scratch;
     size_t scratch_used;
@@ -29,22 +29,22 @@ struct qlora__errand {
     qlora__thread thread;
     qlora__mutex mutex;
     qlora__cond change;
-    bool inside; // it is the turn of the errand's thread
+    bool inside; // the errand's thread runs
     bool quit;
     bool taken;     // somebody uses it
     bool under_way; // fn has been called and has not returned
     bool dropped;   // loops do nothing from now on, so that fn returns soon
-    bool fresh;     // nothing has been done in this turn
-    bool fine;      // the turn is short
+    bool fresh;     // nothing has been done in this slice
+    bool fine;      // the slice is short
     qlora__errand_fn fn;
     void* user;
     qlora_result result;
-    double now;     // when the last range ended, or the turn began
-    double until;   // when the turn is over
-    double longest; // milliseconds without a place where the turn could have ended
+    double now;     // when the last range ended, or the slice began
+    double until;   // when the slice is over
+    double longest; // milliseconds without a place where the slice could have ended
     double firsts[QLORA__FIRSTS]; // milliseconds of the first range of the last loops
     int64_t loops;
-    // Of the model between two turns
+    // Of the model between two slices
     int32_t adapter;
     bool use_adapters;
     qlora__buffer memory;
@@ -75,7 +75,7 @@ static QLORA__UNUSED void qlora__errand_thread(void* user) {
     qlora__mutex_unlock(&e->mutex);
 }
 
-// Gives the other side its turn and waits until it is given back.
+// Lets the other side run and waits until it is done.
 static QLORA__UNUSED void qlora__errand_pass(qlora__errand* e, bool inside) {
     qlora__mutex_lock(&e->mutex);
     e->inside = inside;
@@ -114,14 +114,14 @@ static QLORA__UNUSED double qlora__errand_first(const qlora__errand* e) {
     return second;
 }
 
-// Ends the turn if what comes next, which takes `expected` milliseconds, does not fit into it.
+// Ends the slice if what comes next, which takes `expected` milliseconds, does not fit into it.
 static QLORA__UNUSED void qlora__errand_rest(qlora__errand* e, double expected) {
     if (!e->fresh && !e->dropped && !(e->now + expected <= e->until)) {
         qlora__errand_pass(e, false);
     }
 }
 
-// A place in serial code where a turn can end.
+// A place in serial code where a slice can end.
 static QLORA__UNUSED void qlora__breathe(qlora_ctx* ctx) {
     if (ctx->errand != NULL) {
         (void)qlora__errand_tick(ctx->errand);

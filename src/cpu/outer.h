@@ -14,7 +14,7 @@
 typedef struct qlora__outer {
     const qlora__gemm* g;
     const qlora__cpu_rows* rows;
-    bool turned;             // the wide side is A
+    bool transposed;             // the wide side is A
     int64_t few;             // columns of the other side
     int64_t padded;          // to a multiple of QLORA__BLOCK_ROWS
     const QLORA__REAL* side; // its columns times alpha [K][padded]
@@ -27,9 +27,9 @@ typedef struct qlora__outer {
 static void qlora__outer_move(const qlora__outer* o, int64_t col, int64_t n, bool in,
                               QLORA__REAL sums[QLORA__OUTER_FEW][QLORA__OUTER_COLS]) {
     const qlora__gemm* g = o->g;
-    QLORA__REAL* c = (QLORA__REAL*)g->C + (o->turned ? col * g->ldc : col);
-    int64_t row = o->turned ? 1 : g->ldc;
-    int64_t step = o->turned ? g->ldc : 1;
+    QLORA__REAL* c = (QLORA__REAL*)g->C + (o->transposed ? col * g->ldc : col);
+    int64_t row = o->transposed ? 1 : g->ldc;
+    int64_t step = o->transposed ? g->ldc : 1;
     for (int64_t i = 0; i < o->few; i++) {
         for (int64_t j = 0; j < n; j++) {
             QLORA__REAL* at = c + i * row + j * step;
@@ -55,7 +55,7 @@ static void qlora__outer_units(void* user, int64_t begin, int64_t end) {
         p.c = sums[0];
         p.ldc = QLORA__OUTER_COLS;
         p.add = true;
-        p.turned = true;
+        p.transposed = true;
         p.ahead = QLORA__OUTER_AHEAD * o->ld;
         memset(sums, 0, sizeof sums);
         if (o->g->beta != 0.0f) {
@@ -85,14 +85,14 @@ static void qlora__gemm_outer(qlora_ctx* ctx, const qlora__gemm* g) {
     qlora__outer o;
     o.g = g;
     o.rows = ctx->cpu->rows;
-    o.turned = g->M > g->N;
+    o.transposed = g->M > g->N;
     o.few = qlora__min(g->M, g->N);
     o.padded = qlora__ceil_div(o.few, QLORA__BLOCK_ROWS) * QLORA__BLOCK_ROWS;
-    o.wide = (const QLORA__REAL*)(o.turned ? g->A : g->B);
-    o.ld = o.turned ? g->lda : g->ldb;
+    o.wide = (const QLORA__REAL*)(o.transposed ? g->A : g->B);
+    o.ld = o.transposed ? g->lda : g->ldb;
     o.cols = qlora__max(g->M, g->N);
-    const QLORA__REAL* from = (const QLORA__REAL*)(o.turned ? g->B : g->A);
-    int64_t ld = o.turned ? g->ldb : g->lda;
+    const QLORA__REAL* from = (const QLORA__REAL*)(o.transposed ? g->B : g->A);
+    int64_t ld = o.transposed ? g->ldb : g->lda;
     QLORA__REAL* side = (QLORA__REAL*)(void*)ctx->packing->a;
     for (int64_t k = 0; k < g->K; k++) {
         QLORA__REAL* to = side + k * o.padded;

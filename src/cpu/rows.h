@@ -75,8 +75,9 @@ typedef struct qlora__keep_row {
     QLORA__REAL* factor;
 } qlora__keep_row;
 
-// c[m, n] = a[m, k] b[k, n], added to c if `add` is true; with `turned`, a is stored [k, m]. m is a
-// multiple of QLORA__BLOCK_ROWS, n of QLORA__BLOCK_COLS; each element is one sum in ascending k.
+// c[m, n] = a[m, k] b[k, n], added to c if `add` is true; with `transposed`, a is stored [k, m]. m
+// is a multiple of QLORA__BLOCK_ROWS, n of QLORA__BLOCK_COLS; each element is one sum in ascending
+// k.
 #define QLORA__BLOCK 64 // rows of a block of queries, and keys of a block
 #define QLORA__BLOCK_ROWS 8
 #define QLORA__BLOCK_COLS 16
@@ -91,7 +92,7 @@ typedef struct qlora__block_product {
     QLORA__REAL* c;
     int64_t ldc;
     bool add;
-    bool turned;
+    bool transposed;
     int64_t ahead; // elements after those of b that are multiplied: memory that is soon read
 } qlora__block_product;
 
@@ -189,7 +190,7 @@ struct qlora__cpu_rows {
     // For attention in blocks; NULL in the portable tier, which has no blocks.
     void (*product)(const qlora__block_product* p);
     // y[c * QLORA__BLOCK + r] = x[r * ld + c]
-    void (*turn)(const QLORA__REAL* x, int64_t ld, int64_t rows, int64_t cols, QLORA__REAL* y);
+    void (*transpose)(const QLORA__REAL* x, int64_t ld, int64_t rows, int64_t cols, QLORA__REAL* y);
     void (*scores)(const qlora__score_row* r);
     void (*soften)(const qlora__soften_block* b);
 };

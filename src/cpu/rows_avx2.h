@@ -613,8 +613,8 @@ QLORA__TARGET_AVX2 static void qlora__soften_avx2(const qlora__soften_block* b) 
 // Four rows and 16 columns of a product, in named variables.
 QLORA__TARGET_AVX2 static void qlora__tile_avx2(const qlora__block_product* p, const float* a,
                                                 const float* b, float* c) {
-    const int64_t row = p->turned ? 1 : p->lda;
-    const int64_t step = p->turned ? p->lda : 1;
+    const int64_t row = p->transposed ? 1 : p->lda;
+    const int64_t step = p->transposed ? p->lda : 1;
     __m256 c00 = _mm256_setzero_ps(), c01 = c00, c10 = c00, c11 = c00;
     __m256 c20 = c00, c21 = c00, c30 = c00, c31 = c00;
     float* r1 = c + p->ldc;
@@ -652,7 +652,7 @@ QLORA__TARGET_AVX2 static void qlora__tile_avx2(const qlora__block_product* p, c
 }
 
 QLORA__TARGET_AVX2 static void qlora__product_avx2(const qlora__block_product* p) {
-    int64_t row = p->turned ? 1 : p->lda;
+    int64_t row = p->transposed ? 1 : p->lda;
     for (int64_t j = 0; j < p->n; j += 16) {
         for (int64_t i = 0; i < p->m; i += 4) {
             qlora__tile_avx2(p, p->a + i * row, p->b + j, p->c + i * p->ldc + j);
@@ -661,7 +661,7 @@ QLORA__TARGET_AVX2 static void qlora__product_avx2(const qlora__block_product* p
     _mm256_zeroupper();
 }
 
-QLORA__TARGET_AVX2 static void qlora__turn_avx2(const float* x, int64_t ld, int64_t rows,
+QLORA__TARGET_AVX2 static void qlora__transpose_avx2(const float* x, int64_t ld, int64_t rows,
                                                 int64_t cols, float* y) {
     int64_t r = 0;
     for (; r + 4 <= rows; r += 4) {
@@ -679,9 +679,9 @@ QLORA__TARGET_AVX2 static void qlora__turn_avx2(const float* x, int64_t ld, int6
             _mm_storeu_ps(to + 2 * QLORA__BLOCK, l2);
             _mm_storeu_ps(to + 3 * QLORA__BLOCK, l3);
         }
-        qlora__turn_portable(at + c, ld, 4, cols - c, y + c * QLORA__BLOCK + r);
+        qlora__transpose_portable(at + c, ld, 4, cols - c, y + c * QLORA__BLOCK + r);
     }
-    qlora__turn_portable(x + r * ld, ld, rows - r, cols, y + r);
+    qlora__transpose_portable(x + r * ld, ld, rows - r, cols, y + r);
     _mm256_zeroupper();
 }
 
@@ -707,7 +707,7 @@ static const qlora__cpu_rows qlora__rows_avx2 = {
     qlora__nf4_avx2,
     qlora__keep_avx2,
     qlora__product_avx2,
-    qlora__turn_avx2,
+    qlora__transpose_avx2,
     qlora__scores_avx2,
     qlora__soften_avx2,
 };

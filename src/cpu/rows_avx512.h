@@ -595,8 +595,8 @@ QLORA__TARGET_AVX512 static void qlora__soften_avx512(const qlora__soften_block*
 // touched in memory, and its sums are not used.
 QLORA__TARGET_AVX512 static void qlora__tile_avx512(const qlora__block_product* p, const float* a,
                                                     const float* b, float* c, __mmask16 both) {
-    const int64_t row = p->turned ? 1 : p->lda;
-    const int64_t step = p->turned ? p->lda : 1;
+    const int64_t row = p->transposed ? 1 : p->lda;
+    const int64_t step = p->transposed ? p->lda : 1;
     __m512 c00 = _mm512_setzero_ps(), c01 = c00, c10 = c00, c11 = c00, c20 = c00, c21 = c00;
     __m512 c30 = c00, c31 = c00, c40 = c00, c41 = c00, c50 = c00, c51 = c00;
     __m512 c60 = c00, c61 = c00, c70 = c00, c71 = c00;
@@ -647,7 +647,7 @@ QLORA__TARGET_AVX512 static void qlora__tile_avx512(const qlora__block_product* 
 #undef QLORA__ROW_STORE
 
 QLORA__TARGET_AVX512 static void qlora__product_avx512(const qlora__block_product* p) {
-    int64_t row = p->turned ? 1 : p->lda;
+    int64_t row = p->transposed ? 1 : p->lda;
     for (int64_t j = 0; j < p->n; j += 32) {
         __mmask16 both = (__mmask16)(j + 32 <= p->n ? 0xffffu : 0u);
         for (int64_t i = 0; i < p->m; i += 8) {
@@ -680,7 +680,7 @@ static const qlora__cpu_rows qlora__rows_avx512 = {
     qlora__nf4_row_avx512,
     qlora__keep_avx512,
     qlora__product_avx512,
-    qlora__turn_avx2, // bound by its stores
+    qlora__transpose_avx2, // bound by its stores
     qlora__scores_avx512,
     qlora__soften_avx512,
 };

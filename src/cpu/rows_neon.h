@@ -691,7 +691,7 @@ static void qlora__tile_neon(const qlora__block_product* p, const float* a, cons
         QLORA__ROW_LOAD(3);
     }
     int64_t k = 0;
-    for (; p->turned && k < p->k; k++) {
+    for (; p->transposed && k < p->k; k++) {
         float32x4_t x = vld1q_f32(a + k * p->lda);
         QLORA__STEP(x, 0, x, 1, x, 2, x, 3);
     }
@@ -723,18 +723,18 @@ static void qlora__tile_neon(const qlora__block_product* p, const float* a, cons
 #undef QLORA__ROW_STORE
 #undef QLORA__STEP
 
-static QLORA__NOINLINE void qlora__turned_neon(const qlora__block_product* p, const float* a,
+static QLORA__NOINLINE void qlora__transposed_neon(const qlora__block_product* p, const float* a,
                                                const float* b, float* c) {
     qlora__neon_sums(p->k, a, p->lda, b, p->ldb, p->ahead, c, p->ldc, p->add);
 }
 
 static void qlora__product_neon(const qlora__block_product* p) {
-    int64_t row = p->turned ? 1 : p->lda;
+    int64_t row = p->transposed ? 1 : p->lda;
     int64_t j = 0;
-    for (; p->turned && j + 48 <= p->n; j += 48) {
+    for (; p->transposed && j + 48 <= p->n; j += 48) {
         for (int64_t i = 0; i < 4 * p->m; i += 8) { // four tiles next to each other
             int64_t col = j + i / p->m * 12;
-            qlora__turned_neon(p, p->a + i % p->m, p->b + col, p->c + i % p->m * p->ldc + col);
+            qlora__transposed_neon(p, p->a + i % p->m, p->b + col, p->c + i % p->m * p->ldc + col);
         }
     }
     for (; j < p->n; j += 16) {
@@ -744,7 +744,8 @@ static void qlora__product_neon(const qlora__block_product* p) {
     }
 }
 
-static void qlora__turn_neon(const float* x, int64_t ld, int64_t rows, int64_t cols, float* y) {
+static void qlora__transpose_neon(const float* x, int64_t ld, int64_t rows, int64_t cols,
+                                  float* y) {
     int64_t r = 0;
     for (; r + 4 <= rows; r += 4) {
         const float* at = x + r * ld;
@@ -761,9 +762,9 @@ static void qlora__turn_neon(const float* x, int64_t ld, int64_t rows, int64_t c
             vst1q_f32(to + 3 * QLORA__BLOCK,
                       vcombine_f32(vget_high_f32(even.val[1]), vget_high_f32(odd.val[1])));
         }
-        qlora__turn_portable(at + c, ld, 4, cols - c, y + c * QLORA__BLOCK + r);
+        qlora__transpose_portable(at + c, ld, 4, cols - c, y + c * QLORA__BLOCK + r);
     }
-    qlora__turn_portable(x + r * ld, ld, rows - r, cols, y + r);
+    qlora__transpose_portable(x + r * ld, ld, rows - r, cols, y + r);
 }
 
 static const qlora__cpu_rows qlora__rows_neon = {
@@ -788,7 +789,7 @@ static const qlora__cpu_rows qlora__rows_neon = {
     qlora__nf4_neon,
     qlora__keep_neon,
     qlora__product_neon,
-    qlora__turn_neon,
+    qlora__transpose_neon,
     qlora__scores_neon,
     qlora__soften_neon,
 };

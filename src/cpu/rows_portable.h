@@ -263,7 +263,7 @@ static void qlora__keep_portable(const qlora__keep_row* r) {
     }
 }
 
-static void qlora__turn_portable(const QLORA__REAL* x, int64_t ld, int64_t rows, int64_t cols,
+static void qlora__transpose_portable(const QLORA__REAL* x, int64_t ld, int64_t rows, int64_t cols,
                                  QLORA__REAL* y) {
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t c = 0; c < cols; c++) {
@@ -295,7 +295,7 @@ static const qlora__cpu_rows qlora__rows_portable = {
     qlora__nf4_portable,
     qlora__keep_portable,
     NULL,
-    qlora__turn_portable,
+    qlora__transpose_portable,
     NULL,
     NULL,
 };

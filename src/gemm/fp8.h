@@ -14,7 +14,7 @@
 typedef struct qlora_fp8_operand qlora__fp8;
 struct qlora_fp8_operand {
     qlora_tensor weights; // U8 [out, in rounded up], for y
-    qlora_tensor turned;  // U8 [in rounded up, out rounded up], for dx; may be the same memory
+    qlora_tensor transposed;  // U8 [in rounded up, out rounded up], for dx; may be the same memory
     qlora_tensor factors; // f32 [1, 2]: sw and 1 / sw
     qlora_tensor a;       // [pad, in]: the A_i below each other, in the type of x
     qlora_tensor sb;      // [out, pad]: the s B_i along the diagonal, in the type of x
@@ -43,7 +43,7 @@ typedef struct qlora__fp8_job {
     uint8_t* codes;
     int64_t pitch;
     int64_t until; // of a transposed weight: columns to fill with zeros
-    bool turned;
+    bool transposed;
     const QLORA__REAL* factors;
     QLORA__REAL* scales;
     const qlora_tensor* weights;
@@ -94,10 +94,10 @@ static void qlora__fp8_widen_rows(void* user, int64_t begin, int64_t end) {
     }
     for (int64_t r = begin; r < end; r++) {
         for (int64_t c = 0; c < job->cols; c++) {
-            job->codes[job->turned ? c * job->pitch + r : r * job->pitch + c] =
+            job->codes[job->transposed ? c * job->pitch + r : r * job->pitch + c] =
                 qlora__e4m3_from(qlora__fp8_element(job, levels, r, c));
         }
-        for (int64_t c = job->cols; c < job->pitch && !job->turned; c++) {
+        for (int64_t c = job->cols; c < job->pitch && !job->transposed; c++) {
             job->codes[r * job->pitch + c] = 0;
         }
     }
@@ -222,10 +222,11 @@ static qlora_result qlora__fp8_widen_gpu(qlora_ctx* ctx, const qlora__fp8_job* j
     args[11] = &codes;
     args[12] = &pitch;
     args[13] = &until;
-    return job->turned ? qlora__launch(ctx, QLORA__K_fp8_widen_turned, qlora__ceil_div(until, 64),
-                                       qlora__ceil_div(job->cols, 256), 1, 256, 0, args)
-                       : qlora__launch(ctx, QLORA__K_fp8_widen, qlora__ceil_div(job->rows, 4),
-                                       qlora__ceil_div(pitch, 1024), 1, 256, 0, args);
+    return job->transposed
+               ? qlora__launch(ctx, QLORA__K_fp8_widen_turned, qlora__ceil_div(until, 64),
+                               qlora__ceil_div(job->cols, 256), 1, 256, 0, args)
+               : qlora__launch(ctx, QLORA__K_fp8_widen, qlora__ceil_div(job->rows, 4),
+                               qlora__ceil_div(pitch, 1024), 1, 256, 0, args);
 }
 
 static qlora_result qlora__fp8_product_gpu(qlora_ctx* ctx, const qlora__fp8* f,
@@ -311,11 +312,11 @@ static QLORA__UNUSED qlora_result qlora__fp8_measure(qlora_ctx* ctx, const qlora
 
 // Writes the weights of a stack in one of their two forms.
 static QLORA__UNUSED qlora_result qlora__fp8_place(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                                   bool turned) {
+                                                   bool transposed) {
     const qlora__fp8* f = l->fp8;
-    const qlora_tensor* out = turned ? &f->turned : &f->weights;
+    const qlora_tensor* out = transposed ? &f->transposed : &f->weights;
     int64_t row = 0;
-    if (turned && qlora__on_cpu(ctx)) { // the kernel writes the columns that fill rows up
+    if (transposed && qlora__on_cpu(ctx)) { // the kernel writes the columns that fill rows up
         memset(out->data, 0, (size_t)(out->rows * out->ld));
     }
     for (int32_t i = 0; i < l->count; i++) {
@@ -325,9 +326,9 @@ static QLORA__UNUSED qlora_result qlora__fp8_place(qlora_ctx* ctx, const qlora_l
         job.rows = l->parts[i].out;
         job.cols = l->in;
         job.pitch = out->ld;
-        job.turned = turned;
+        job.transposed = transposed;
         job.until = i == l->count - 1 ? out->ld - row : job.rows;
-        job.codes = (uint8_t*)out->data + (turned ? row : row * out->ld);
+        job.codes = (uint8_t*)out->data + (transposed ? row : row * out->ld);
         job.factors = (const QLORA__REAL*)f->factors.data;
         if (!qlora__on_cpu(ctx)) {
             QLORA__TRY(qlora__fp8_widen_gpu(ctx, &job));
@@ -339,12 +340,12 @@ static QLORA__UNUSED qlora_result qlora__fp8_place(qlora_ctx* ctx, const qlora_l
     return QLORA_OK;
 }
 
-// y (+)= x W^T, or, turned, y (+)= x W. coded: the codes and scales of x are there, on a GPU.
+// y (+)= x W^T, or, transposed, y (+)= x W. coded: the codes and scales of x are there, on a GPU.
 static QLORA__UNUSED qlora_result qlora__fp8_product(qlora_ctx* ctx, const qlora__fp8* f,
-                                                     bool turned, bool coded,
+                                                     bool transposed, bool coded,
                                                      const qlora_tensor* x, const qlora_tensor* y,
                                                      bool adds) {
-    const qlora_tensor* weights = turned ? &f->turned : &f->weights;
+    const qlora_tensor* weights = transposed ? &f->transposed : &f->weights;
     QLORA__TRY(qlora__capture_note(ctx, weights->data));
     QLORA__TRY(qlora__capture_note(ctx, f->codes.data));
     if (x->rows == 0 || y->cols == 0) {

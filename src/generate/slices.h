@@ -47,7 +47,7 @@ static qlora_result qlora__generate_turns(qlora_generation* g, double until, boo
         return qlora__generate_whole(g, until, done);
     }
     m->speaking = NULL;
-    qlora__model_turn(m, e, until);
+    qlora__model_slice(m, e, until);
     if (e->under_way) {
         m->speaking = g;
         return QLORA_OK;

@@ -175,7 +175,7 @@ static void qlora__layout_fp8(qlora__arena* arena, const qlora_model* m, qlora__
     }
     if (qlora__trains(m)) {
         qlora__arena_tensor(arena, QLORA_U8, qlora__fp8_width(in), qlora__fp8_pitch(out),
-                            &f->turned);
+                            &f->transposed);
     }
     arena->used = arena->used > after ? arena->used : after;
     qlora__arena_tensor(arena, m->compute, out + pad, pad, &f->sb);
@@ -343,7 +343,7 @@ static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
 
 // Whether q, k and v are in the memory that layers use in turn, if attention is offloaded: those of
 // layers that are not recomputed are.
-static bool qlora__turns_have_heads(const qlora_model* m) {
+static bool qlora__slots_have_heads(const qlora_model* m) {
     return m->plan.offloaded_attention > 0 &&
            (m->plan.heads_layers > 0 || m->plan.recompute_layers == 0);
 }
@@ -460,36 +460,36 @@ static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) 
 // Memory that layers use in turn for what they keep of attention while it is copied. One copy can
 // take all of it, so it is in one piece; what fewer layers keep is at the end, and last q, k and v,
 // which are there before the rest.
-static void qlora__layout_turn(qlora__arena* arena, qlora_model* m,
-                               const int64_t pads[QLORA__GROUPS], qlora__kept* turn) {
+static void qlora__layout_slot(qlora__arena* arena, qlora_model* m,
+                               const int64_t pads[QLORA__GROUPS], qlora__kept* slot) {
     size_t first = arena->used;
-    memset(turn, 0, sizeof *turn);
-    qlora__layout_attention(arena, m, pads, turn);
-    m->turn_bytes[0] = arena->used - first;
-    m->turn_bytes[1] = m->turn_bytes[0];
-    if (qlora__turns_have_heads(m)) {
-        qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, turn);
-        m->turn_bytes[1] = arena->used - first;
-        qlora__layout_heads(arena, m, turn);
+    memset(slot, 0, sizeof *slot);
+    qlora__layout_attention(arena, m, pads, slot);
+    m->offload_bytes[0] = arena->used - first;
+    m->offload_bytes[1] = m->offload_bytes[0];
+    if (qlora__slots_have_heads(m)) {
+        qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, slot);
+        m->offload_bytes[1] = arena->used - first;
+        qlora__layout_heads(arena, m, slot);
     }
-    m->turn_bytes[2] = arena->used - first;
+    m->offload_bytes[2] = arena->used - first;
 }
 
 // Bytes of what a layer keeps of it.
 static size_t qlora__offload_bytes(const qlora_model* m, const qlora__layer* layer) {
-    return m->turn_bytes[layer->keeps_heads || !layer->recompute ? 2 : 0];
+    return m->offload_bytes[layer->keeps_heads || !layer->recompute ? 2 : 0];
 }
 
-// What a layer has of attention is in the memory of its turn.
-static void qlora__layer_turn(qlora_model* m, qlora__layer* layer) {
-    const qlora__kept* turn = &m->turns[layer->turn % 2];
+// What a layer has of attention is in its slot.
+static void qlora__layer_slot(qlora_model* m, qlora__layer* layer) {
+    const qlora__kept* slot = &m->offload_slots[layer->offload_number % 2];
     qlora__kept* kept = &layer->kept;
-    kept->o = turn->o;
-    kept->lse = turn->lse;
-    if (qlora__turns_have_heads(m)) {
-        kept->qkv = turn->qkv;
-        kept->qk = turn->qk;
-        kept->z[QLORA__QKV] = turn->z[QLORA__QKV];
+    kept->o = slot->o;
+    kept->lse = slot->lse;
+    if (qlora__slots_have_heads(m)) {
+        kept->qkv = slot->qkv;
+        kept->qk = slot->qk;
+        kept->z[QLORA__QKV] = slot->z[QLORA__QKV];
     }
 }
 
@@ -500,7 +500,7 @@ static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__laye
         qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
     }
     if (m->plan.offloaded_attention > 0) {
-        qlora__layer_turn(m, layer);
+        qlora__layer_slot(m, layer);
     } else if (layer->keeps_attention) {
         qlora__layout_attention(arena, m, layer->pads, &layer->kept);
     }
@@ -508,13 +508,13 @@ static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__laye
 
 // What a layer that is not recomputed keeps besides its input.
 static void qlora__layout_whole(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
-    bool leaves = layer->turn >= 0;
+    bool leaves = layer->offload_number >= 0;
     unsigned z = leaves ? QLORA__Z_KEPT & ~QLORA__Z_SHARED : QLORA__Z_KEPT;
     qlora__layout_kept(arena, m, layer->pads, !leaves, !leaves, &layer->kept);
     memset(layer->kept.z, 0, sizeof layer->kept.z);
     qlora__layout_z(arena, m, layer->pads, z, &layer->kept);
     if (leaves) {
-        qlora__layer_turn(m, layer);
+        qlora__layer_slot(m, layer);
     }
 }
 
@@ -539,12 +539,12 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         bool attention =
             !qlora__trains(m) || (m->plan.offloaded_attention == 0 &&
                                   m->plan.attention_layers < m->plan.recompute_layers);
-        bool heads = !qlora__turns_have_heads(m);
+        bool heads = !qlora__slots_have_heads(m);
         qlora__layout_kept(arena, m, pads, heads, attention, &m->again);
         qlora__layout_z(arena, m, pads, heads ? QLORA__Z_SHARED : 0, &m->again);
     }
     for (int i = 0; i < 2 && m->plan.offloaded_attention > 0; i++) {
-        qlora__layout_turn(arena, m, pads, &m->turns[i]);
+        qlora__layout_slot(arena, m, pads, &m->offload_slots[i]);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -569,7 +569,7 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
 
 // What is in host memory: the embedding, the inputs of layers, and what they keep of attention. The
 // input of the last layer is still on the device when the backward pass needs it, and so are that
-// of the last layer of a group and the attention of the last two layers that use memory in turn.
+// of the last layer of a group and the attention of the last two layers that use memory in slot.
 // The inputs inside a group have the same memory in every group: the backward pass is in one at a
 // time.
 static void qlora__layout_host(qlora_model* m) {
@@ -590,14 +590,14 @@ static void qlora__layout_host(qlora_model* m) {
                             : place > 0 && l > every ? m->layers[place].away
                                                      : qlora__arena_take(&host, bytes);
     }
-    qlora__arena turn;
-    memset(&turn, 0, sizeof turn);
+    qlora__arena slot;
+    memset(&slot, 0, sizeof slot);
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
-    qlora__layout_turn(&turn, m, pads, &m->turns[0]); // counts its bytes
+    qlora__layout_slot(&slot, m, pads, &m->offload_slots[0]); // counts its bytes
     int64_t users = m->plan.recompute_layers > 0 ? c->layers : m->plan.offloaded_attention;
     for (int64_t l = 0; l < c->layers; l++) {
-        int64_t number = m->layers[l].turn;
+        int64_t number = m->layers[l].offload_number;
         bool leaves = number >= 0 && number < qlora__min(m->plan.offloaded_attention, users - 2);
         m->layers[l].away_attention =
             leaves ? qlora__arena_take(&host, qlora__offload_bytes(m, &m->layers[l])) : NULL;

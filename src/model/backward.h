@@ -20,7 +20,7 @@
 //   the shared operand        z that was not kept    placing other weights: qlora__operand_wait
 //   last columns of x and s   keeping z, forward     the next norm; z of the next layer; the head
 //
-// The main stream uses some memory for one thing after another (qlora__layout_x and _turns):
+// The main stream uses some memory for one thing after another (qlora__layout_x and _overlaid):
 //
 //   x, while the head begins | gradients of its rows, until dh is there | x
 //   rows and logits of the head | s for the MLP, d_o for attention, operand, delta, dh and others

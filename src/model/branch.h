@@ -41,25 +41,25 @@ static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer*
                                   : qlora__slice(pass, &layer->kept.h2, 0, width);
 }
 
-// Notes that the next kernel writes the codes of an operand of a stack: of its input or, turned, of
-// dy.
+// Notes that the next kernel writes the codes of an operand of a stack: of its input or,
+// transposed, of dy.
 static const qlora__fp8* qlora__codes_note(const qlora__pass* pass, const qlora__layer* layer,
-                                           int group, bool turned) {
+                                           int group, bool transposed) {
     pass->m->coded = &layer->fp8[group];
-    pass->m->coded_turned = turned;
+    pass->m->coded_transposed = transposed;
     return pass->m->coded;
 }
 
 // Where the norm before or after a product of a stack writes such codes; NULL if nowhere.
 static const qlora__fp8* qlora__codes_of_norm(const qlora__pass* pass, const qlora__layer* layer,
-                                              int group, bool turned) {
+                                              int group, bool transposed) {
     qlora_model* m = pass->m;
     bool writes = m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
                   !qlora__pass_has_runs(pass) && m->plan.config.hidden % 8 == 0 &&
                   m->plan.config.hidden <= QLORA__NORM_CODED &&
-                  (turned || !qlora__pass_reads_codes(pass, layer));
+                  (transposed || !qlora__pass_reads_codes(pass, layer));
     m->coded = NULL;
-    return writes ? qlora__codes_note(pass, layer, group, turned) : NULL;
+    return writes ? qlora__codes_note(pass, layer, group, transposed) : NULL;
 }
 
 // The norm of stream + delta in m->x, for the branch that follows: the next one of the same layer,

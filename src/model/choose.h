@@ -92,14 +92,14 @@ static void qlora__plan_attention(qlora_model* m, const qlora__choices* choices)
 // to the host: all, or, if none is recomputed, as many as planned. The others are spread evenly
 // among them: with each, the copies catch up by the time of a layer, if they take longer than those
 // do (1B in FP8 on an H200: 1.8 ms, a layer 1.5).
-static void qlora__plan_turns(qlora_model* m) {
+static void qlora__plan_offload_slots(qlora_model* m) {
     int64_t layers = m->plan.config.layers;
     int64_t others = m->plan.recompute_layers > 0 ? 0 : layers - m->plan.offloaded_attention;
     int64_t passed = 0;
     for (int64_t l = 0; l < layers; l++) {
         bool own = m->plan.offloaded_attention == 0 ||
                    (passed < others && l == (passed + 1) * layers / (others + 1));
-        m->layers[l].turn = own ? -1 : l - passed;
+        m->layers[l].offload_number = own ? -1 : l - passed;
         passed += own ? 1 : 0;
     }
 }
@@ -116,7 +116,7 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     m->plan.offloaded_embedding =
         choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
     qlora__plan_attention(m, choices);
-    qlora__plan_turns(m);
+    qlora__plan_offload_slots(m);
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         layer->recompute = l < choices->recompute;

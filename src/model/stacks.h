@@ -1,13 +1,14 @@
 // ---- stacks of projections ----------------------------------------------------------------------
 //
-// Forward and backward of a stack of projections that share an input, with their adapters. The work of
-// stack g on the second stream uses slot g.
+// Forward and backward of a stack of projections that share an input, with their adapters. The work
+// of stack g on the second stream uses slot g.
 
 // Whether these weights are already in the shared operand, next to the matrices of the adapter; if
 // not, they are about to be.
-static bool qlora__stack_is_placed(const qlora__pass* pass, int64_t layer, int group, bool turned) {
+static bool qlora__stack_is_placed(const qlora__pass* pass, int64_t layer, int group,
+                                   bool transposed) {
     qlora_model* m = pass->m;
-    int64_t key = 1 + 2 * (layer * m->adapters + pass->adapter) + (turned ? 1 : 0);
+    int64_t key = 1 + 2 * (layer * m->adapters + pass->adapter) + (transposed ? 1 : 0);
     bool placed = m->places_layers ? m->placed_layer == key
                                    : m->plan.tile > 0 && m->placed[group] == key;
     m->placed[group] = key;
@@ -97,7 +98,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
     bool wide = qlora__pass_is_wide(pass);
-    out->coded = m->coded == &layer->fp8[group] && m->coded_turned == backward;
+    out->coded = m->coded == &layer->fp8[group] && m->coded_transposed == backward;
     m->coded = NULL; // the next product overwrites the codes
     out->linear = qlora__linear_of(m, layer, group, wide ? QLORA__ALL_ADAPTERS : pass->adapter);
     if (wide) {

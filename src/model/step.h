@@ -113,7 +113,7 @@ static qlora_result qlora__decode_each(qlora_model* m, qlora__decode_between* b)
             b->layer = layer;
             b->before = qlora__branches[i].out;
             b->after = qlora__layer_norm(m, layer, qlora__branches[i].after);
-            b->turn = 1 - b->turn;
+            b->flip = 1 - b->flip;
         }
     }
     return QLORA_OK;
@@ -131,10 +131,10 @@ static qlora_result qlora__decode_enqueue(qlora_ctx* ctx, void* user) {
     QLORA__TRY(qlora__tokens_place(ctx, m));
     if (qlora__decode_layers_fit(m, &blocks, &shared)) {
         QLORA__TRY(qlora__decode_norm_run(m, &b)); // the embedding
-        qlora_result r = qlora__decode_layers_run(m, 1 - b.turn, blocks, shared);
+        qlora_result r = qlora__decode_layers_run(m, 1 - b.flip, blocks, shared);
         m->decode.refused = r == QLORA_ERR_UNSUPPORTED;
         QLORA__TRY(r);
-        b.turn = 1 - b.turn;
+        b.flip = 1 - b.flip;
         b.added = true;
     } else {
         QLORA__TRY(qlora__decode_each(m, &b));

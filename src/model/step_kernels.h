@@ -87,8 +87,8 @@ typedef struct qlora__decode_attention {
     const void* bias;
     const void* q_norm;
     const void* k_norm;
-    const void* turn;
-    const void* turn_q;
+    const void* rotary;
+    const void* rotary_q;
     void* cache;
     const void* pages;
     const void* texts;
@@ -596,7 +596,7 @@ typedef struct qlora__decode_between {
     const qlora_tensor* after;
     const qlora_tensor* norm;
     const qlora_linear_desc* next;
-    int turn;   // which of the two streams is read
+    int flip;   // which of the two streams is read
     bool added; // the output of `before` is part of it already
 } qlora__decode_between;
 
@@ -607,13 +607,13 @@ static void qlora__decode_norm_input(const qlora_model* m, const qlora__decode_b
     const qlora__decode* d = &m->decode;
     const qlora_tensor* table = qlora__embed_table(m);
     if (b->added) {
-        p->h = d->h[b->turn].data;
+        p->h = d->h[b->flip].data;
     } else if (b->layer != NULL) {
         const qlora_linear_part* part = &b->layer->linears[b->before].parts[0];
         bool has = qlora__decode_row_fits(m, b->layer) || // y has the adapter already
                    qlora__decode_lifts(m, b->layer, b->before);
         p->splits = (int32_t)qlora__decode_apart(m, b->layer, b->before);
-        p->h = d->h[b->turn].data;
+        p->h = d->h[b->flip].data;
         p->y = p->splits > 1 ? d->room.data : d->y.data;
         p->z = d->z.data;
         p->z_rank = m->use_adapters && !has ? (int32_t)part->rank : 0;
@@ -634,7 +634,7 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     int64_t rank = 0;
     memset(&p, 0, sizeof p);
     p.texts = d->state.data;
-    p.h_out = d->h[1 - b->turn].data;
+    p.h_out = d->h[1 - b->flip].data;
     p.w = b->norm != NULL ? b->norm->data : NULL;
     p.x = d->x.data;
     p.ldx = d->x.ld;
@@ -717,8 +717,8 @@ static qlora__decode_attention qlora__decode_attention_of(const qlora_model* m, 
     p.q_norm = c->qk_norm ? layer->norms[QLORA__NORM_Q].data : NULL;
     p.k_norm = c->qk_norm ? layer->norms[QLORA__NORM_K].data : NULL;
     p.norm_heads = (m->arch->has & QLORA__HAS_WIDE_QK_NORM) != 0 ? 0 : 1;
-    p.turn = layer->no_rope ? NULL : table->data; // rows by position: qlora__angle_row
-    p.turn_q = qlora__scales_queries(m) ? m->rope_query.data : table->data;
+    p.rotary = layer->no_rope ? NULL : table->data; // rows by position: qlora__angle_row
+    p.rotary_q = qlora__scales_queries(m) ? m->rope_query.data : table->data;
     p.cache = rows.data;
     p.ld_cache = rows.ld;
     p.pages = d->table.data;

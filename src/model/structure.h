@@ -85,7 +85,7 @@ typedef struct qlora__layer {
     qlora__kept kept;
     void* away; // pinned host memory of its input, if that is offloaded
     void* away_attention; // and of what it keeps of attention
-    int64_t turn; // its number among the layers that have that in memory in turn; -1: in its own
+    int64_t offload_number; // among the layers that have that in slots; -1: in memory of its own
 } qlora__layer;
 
 // The inputs of a micro-batch: views of one block, which is filled on the host and copied as a
@@ -387,8 +387,8 @@ struct qlora_model {
     qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
-    qlora__kept turns[2]; // what layers have of attention in turn, if it is offloaded
-    size_t turn_bytes[3]; // output and row statistics; with z of q, k and v; with those
+    qlora__kept offload_slots[2]; // what layers have of attention in turn, if it is offloaded
+    size_t offload_bytes[3]; // output and row statistics; with z of q, k and v; with those
     // FP8 mode
     qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
     qlora_tensor fp8_codes;   // U8: rows of x or dy
@@ -396,11 +396,11 @@ struct qlora_model {
     qlora_tensor fp8_most;    // f32 [1, T]
     qlora_tensor fp8_ones;    // f32 [1, widest result]
     // The stack whose next product has its codes already, by the kernel that wrote its operand, or
-    // the codes in its place; that is dy if `coded_turned`. NULL if there is none.
+    // the codes in its place; that is dy if `coded_transposed`. NULL if there is none.
     const qlora__fp8* coded;
-    bool coded_turned;
+    bool coded_transposed;
     // head
-    size_t head_place;    // of rows_x and logits in the arena, see qlora__layout_turns
+    size_t head_place;    // of rows_x and logits in the arena, see qlora__layout_overlaid
     qlora_tensor rows_x;  // [chunk, H]
     qlora_tensor logits;  // [chunk, V]
     qlora_tensor rows_dx; // [R + 1, H]; the last row is zero

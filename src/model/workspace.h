@@ -211,7 +211,7 @@ static bool qlora__has_own_stats(const qlora_model* m) {
 // What is not needed while the head runs, which has its logits in the same memory: they begin at
 // m->head_place, and may go beyond the end. A 4-bit head needs the operand. s is for the MLP of a
 // layer, d_o for its attention; with tiles, both are used at once.
-static void qlora__layout_turns(qlora__arena* arena, qlora_model* m) {
+static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t some = qlora__tile_rows(m);
     int64_t pads[QLORA__GROUPS];
@@ -279,7 +279,7 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
             qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * m->plan.tokens, &m->stats);
         }
     }
-    qlora__layout_turns(arena, m); // the last, so that the head can go beyond its end
+    qlora__layout_overlaid(arena, m); // the last, so that the head can go beyond its end
 }
 
 static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {

@@ -110,7 +110,7 @@ static qlora__block_matrix qlora__block_keys(const qlora__attention_job* job, co
 static void qlora__block_transpose(const qlora__attention_job* job, qlora__block_matrix x,
                                    int64_t n, QLORA__REAL* y) {
     int64_t hd = job->a->hd;
-    job->rows->turn(x.data, x.ld, n, hd, y);
+    job->rows->transpose(x.data, x.ld, n, hd, y);
     for (int64_t d = 0; d < hd && n < QLORA__BLOCK; d++) {
         memset(y + d * QLORA__BLOCK + n, 0, (size_t)(QLORA__BLOCK - n) * sizeof *y);
     }
@@ -136,7 +136,7 @@ static void qlora__block_queries(const qlora__attention_job* job, const qlora_te
 
 // c[m, n] = a[m, k] b[k, n], or c += a b; m and n are padded.
 static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, int64_t n, int64_t k,
-                                  qlora__block_matrix a, bool turned, qlora__block_matrix b,
+                                  qlora__block_matrix a, bool transposed, qlora__block_matrix b,
                                   qlora__block_matrix c, bool add) {
     qlora__block_product p;
     p.m = qlora__block_pad(m, QLORA__BLOCK_ROWS);
@@ -149,7 +149,7 @@ static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, in
     p.c = c.data;
     p.ldc = c.ld;
     p.add = add;
-    p.turned = turned;
+    p.transposed = transposed;
     p.ahead = 0;
     job->rows->product(&p);
 }
@@ -519,14 +519,14 @@ static void qlora__attention_query_lanes(void* user, int64_t from, int64_t to) {
     for (int64_t lane = from; lane < to; lane++) {
         qlora__attention_room room = qlora__attention_room_at(job, lane);
         qlora__query_block b;
-        int64_t turn = 0;
+        int64_t number = 0;
         for (b.head = 0; b.head < a->heads; b.head += b.heads) {
             b.heads = qlora__min(QLORA__BLOCK_HEADS, group - b.head % group);
             for (int64_t s = 0; s < a->n_seqs; s++) {
                 for (b.first = offsets[s]; b.first < offsets[s + 1]; b.first += each) {
                     b.queries = qlora__min(each, offsets[s + 1] - b.first);
                     b.rows = b.heads * b.queries;
-                    if (turn++ % job->lanes == lane) {
+                    if (number++ % job->lanes == lane) {
                         job->query(job, &room, &b, offsets[s]);
                     }
                 }
@@ -541,11 +541,11 @@ static void qlora__attention_key_lanes(void* user, int64_t from, int64_t to) {
     const int32_t* offsets = (const int32_t*)a->seqs->data;
     for (int64_t lane = from; lane < to; lane++) {
         qlora__attention_room room = qlora__attention_room_at(job, lane);
-        int64_t turn = 0;
+        int64_t number = 0;
         for (int64_t head = 0; head < a->kv_heads; head++) {
             for (int64_t s = 0; s < a->n_seqs; s++) {
                 for (int64_t j = offsets[s]; j < offsets[s + 1]; j += QLORA__BLOCK) {
-                    if (turn++ % job->lanes == lane) {
+                    if (number++ % job->lanes == lane) {
                         qlora__block_dkv(job, &room, head, j,
                                          qlora__min(QLORA__BLOCK, offsets[s + 1] - j), offsets[s],
                                          offsets[s + 1], false);

@@ -33,7 +33,7 @@ typedef struct qlora__skinny_product {
     int32_t ldw;
     int32_t rank;
     int32_t cols;
-    int32_t turned; // d is [cols, rank]
+    int32_t transposed; // d is [cols, rank]
     int32_t norm_bf16;
     float scale;
     int32_t room; // to a multiple of 8 bytes
@@ -72,7 +72,7 @@ static bool qlora__skinny_aligned(const qlora_tensor* t) {
 
 // Adds a product to the launch. Returns false if the kernel cannot compute it or should not.
 static bool qlora__skinny_add(qlora__skinny* k, const qlora_tensor* s, const qlora_tensor* w,
-                              const qlora_tensor* d, bool turned, float scale) {
+                              const qlora_tensor* d, bool transposed, float scale) {
     if (k->count == QLORA__SKINNY_PRODUCTS || !qlora__skinny_aligned(s) ||
         !qlora__skinny_aligned(w) || s->cols > QLORA__SKINNY_RANK || d->dtype != QLORA_F32 ||
         w->cols >= (1 << 24) || w->rows * w->cols > QLORA__SKINNY_MOST) {
@@ -87,7 +87,7 @@ static bool qlora__skinny_add(qlora__skinny* k, const qlora_tensor* s, const qlo
     p->ldw = (int32_t)w->ld;
     p->rank = (int32_t)s->cols;
     p->cols = (int32_t)w->cols;
-    p->turned = turned ? 1 : 0;
+    p->transposed = transposed ? 1 : 0;
     p->scale = scale;
     k->rows = w->rows;
     k->count++;

@@ -1,8 +1,8 @@
 // ---- steps in slices ----------------------------------------------------------------------------
 //
 // Runs the pieces of qlora__piece_at one by one, without graphs, and then the update: the same work
-// in the same order as a whole step. On the CPU, an errand does so, and a slice is one of its
-// turns. On a GPU, and for several processes, a slice waits for each piece, so that the device is
+// in the same order as a whole step. On the CPU, an errand does so, and a slice is one of
+// its. On a GPU, and for several processes, a slice waits for each piece, so that the device is
 // idle when it returns, and to measure how long pieces of that kind take.
 
 // Passes over the batches of other processes.
@@ -108,12 +108,12 @@ static qlora_result qlora__slice_all(void* user) {
     return QLORA_OK;
 }
 
-// One turn of the errand.
-static qlora_result qlora__slice_turn(qlora_trainer* t, double until, bool* done) {
+// A slice of the errand.
+static qlora_result qlora__slice_errand(qlora_trainer* t, double until, bool* done) {
     qlora__sliced* s = &t->sliced;
     qlora__errand* e = s->errand;
     if (e->under_way) { // otherwise another call has finished the update
-        qlora__model_turn(t->m, e, until);
+        qlora__model_slice(t->m, e, until);
     }
     s->longest = e->longest > s->longest ? e->longest : s->longest;
     t->failed = !e->under_way && e->result != QLORA_OK;
@@ -181,7 +181,7 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
     if (s->errand == NULL && t->world == 1) {
         QLORA__TRY(qlora__model_errand(t->m, qlora__slice_all, t, &s->errand));
     }
-    QLORA__TRY(s->errand != NULL ? qlora__slice_turn(t, start + milliseconds, &done)
+    QLORA__TRY(s->errand != NULL ? qlora__slice_errand(t, start + milliseconds, &done)
                                  : qlora__slice_pieces(t, start, milliseconds, &done));
     if (done) {
         s->begun = false;

@@ -28,20 +28,20 @@ static void qlora__piece_forward(const qlora_trainer* t, int64_t n, int last,
 // A micro-batch is computed in pieces. Sets piece number n; false past the last one.
 static bool qlora__piece_at(const qlora_trainer* t, int64_t n, qlora__piece_of* out) {
     int64_t layers = t->m->plan.config.layers;
-    int64_t turn = 1 + 2 * layers + t->micro.chunks;
+    int64_t forward = 1 + 2 * layers + t->micro.chunks;
     memset(out, 0, sizeof *out);
-    if (t->micro.reference && n <= turn) {
+    if (t->micro.reference && n <= forward) {
         out->reference = true;
         qlora__piece_forward(t, n, QLORA__PIECE_LOGPS, out);
         return true;
     }
-    n -= t->micro.reference ? turn + 1 : 0;
-    if (n <= turn) {
+    n -= t->micro.reference ? forward + 1 : 0;
+    if (n <= forward) {
         qlora__piece_forward(t, n, t->micro.mismatched ? QLORA__PIECE_LOGPS : QLORA__PIECE_TURN,
                              out);
         return true;
     }
-    int64_t back = n - turn - 1;
+    int64_t back = n - forward - 1;
     out->kind = back % 2 == 0 ? QLORA__PIECE_BACKWARD_MLP : QLORA__PIECE_BACKWARD_ATTENTION;
     out->index = layers - 1 - back / 2;
     return !t->micro.mismatched && back < 2 * layers;

@@ -147,10 +147,10 @@ static bool cpu_fill(cpu_bench* b, qlora_dtype dtype, int64_t rows, int64_t cols
 static bool cpu_set_make(cpu_bench* b, const cpu_product* p, cpu_set* s) {
     memset(s, 0, sizeof *s);
     qlora_dtype dtype = p->base == 1 ? QLORA_BF16 : QLORA_F32;
-    bool turned = p->form == 0; // B is stored [n, k]
+    bool transposed = p->form == 0; // B is stored [n, k]
     bool ok = cpu_fill(b, p->x16 ? QLORA_BF16 : dtype, p->form == 2 ? p->k : p->m,
                        p->form == 2 ? p->m : p->k, &s->a) &&
-              cpu_fill(b, dtype, turned ? p->n : p->k, turned ? p->k : p->n, &s->b) &&
+              cpu_fill(b, dtype, transposed ? p->n : p->k, transposed ? p->k : p->n, &s->b) &&
               cpu_fill(b, QLORA_F32, p->m, p->n, &s->c);
     if (ok && p->base == 2) {
         qlora_nf4_desc desc;

@@ -167,20 +167,21 @@ TEST turns_are_spread(void) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         static qlora__layer layers[MOST];
         static qlora_model m;
-        int64_t turn = 0;
+        int64_t number = 0;
         int owns = 0;
         m.layers = layers;
         m.plan.config.layers = cases[i].layers;
         m.plan.offloaded_attention = cases[i].away;
         m.plan.recompute_layers = cases[i].recompute;
-        qlora__plan_turns(&m);
+        qlora__plan_offload_slots(&m);
         for (int64_t l = 0; l < cases[i].layers; l++) {
             bool own = cases[i].own[owns] > 0 && l == cases[i].own[owns];
-            ASSERT_EQ_FMT((long long)(own ? -1 : turn), (long long)layers[l].turn, "%lld");
-            turn += own ? 0 : 1;
+            long long want = own ? -1 : (long long)number;
+            ASSERT_EQ_FMT(want, (long long)layers[l].offload_number, "%lld");
+            number += own ? 0 : 1;
             owns += own ? 1 : 0;
         }
-        ASSERT_EQ(cases[i].recompute > 0 ? cases[i].layers : cases[i].away, turn);
+        ASSERT_EQ(cases[i].recompute > 0 ? cases[i].layers : cases[i].away, number);
     }
     PASS();
 }

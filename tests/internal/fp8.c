@@ -111,7 +111,7 @@ static bool fp8_stack_make(qlora_ctx* ctx, int in, bool plain_scales, fp8_stack*
          qlora_fill(ctx, 1.0f, &m[5]) == QLORA_OK &&
          qlora_tensor_write(ctx, &m[3], zeros, sizeof zeros) == QLORA_OK; // compared as a whole
     s->fp8.weights = m[0];
-    s->fp8.turned = m[1];
+    s->fp8.transposed = m[1];
     s->fp8.factors = m[2];
     s->fp8.codes = m[3];
     s->fp8.scales = m[4];
@@ -140,16 +140,16 @@ static qlora_result fp8_prepare(qlora_ctx* ctx, fp8_stack* s) {
     return qlora__leave(ctx, r);
 }
 
-static qlora_result fp8_multiply(qlora_ctx* ctx, fp8_stack* s, bool turned, const qlora_tensor* x,
-                                 const qlora_tensor* y, bool adds) {
+static qlora_result fp8_multiply(qlora_ctx* ctx, fp8_stack* s, bool transposed,
+                                 const qlora_tensor* x, const qlora_tensor* y, bool adds) {
     QLORA__ENTER(ctx, "fp8_multiply");
-    return qlora__leave(ctx, qlora__fp8_product(ctx, &s->fp8, turned, false, x, y, adds));
+    return qlora__leave(ctx, qlora__fp8_product(ctx, &s->fp8, transposed, false, x, y, adds));
 }
 
 // Everything that the operators write.
 typedef struct fp8_results {
     uint8_t weights[FP8_OUT * FP8_MOST];
-    uint8_t turned[FP8_IN * FP8_MOST];
+    uint8_t transposed[FP8_IN * FP8_MOST];
     float factors[2];
     uint8_t codes[2][FP8_T * FP8_MOST];
     float scales[2][FP8_T];
@@ -198,7 +198,8 @@ static bool fp8_run(const test_machine* machine, int in, bool plain_scales, fp8_
          test_read(ctx, &dx, out->dx) &&
          qlora_tensor_read(ctx, &s.fp8.factors, out->factors, sizeof out->factors) == QLORA_OK &&
          qlora_tensor_read(ctx, &s.fp8.weights, out->weights, s.fp8.weights.bytes) == QLORA_OK &&
-         qlora_tensor_read(ctx, &s.fp8.turned, out->turned, s.fp8.turned.bytes) == QLORA_OK;
+         qlora_tensor_read(ctx, &s.fp8.transposed, out->transposed, s.fp8.transposed.bytes) ==
+             QLORA_OK;
     if (!ok && ctx != NULL) {
         printf("    %s\n", qlora_last_error(ctx));
     }
@@ -228,12 +229,12 @@ TEST fp8_products_are_those_of_their_operands(void) {
     for (int n = 0; n < FP8_OUT; n++) {
         for (int k = 0; k < in_pitch; k++) {
             uint8_t code = r->weights[n * in_pitch + k];
-            ASSERT(k < in ? code == r->turned[k * out_pitch + n] : code == 0);
+            ASSERT(k < in ? code == r->transposed[k * out_pitch + n] : code == 0);
         }
     }
     for (int k = 0; k < in; k++) {
         for (int n = FP8_OUT; n < out_pitch; n++) {
-            ASSERT_EQ(0, r->turned[k * out_pitch + n]);
+            ASSERT_EQ(0, r->transposed[k * out_pitch + n]);
         }
     }
     for (int t = 0; t < FP8_T; t++) {
@@ -486,7 +487,7 @@ TEST fp8_kernels_are_the_loops(const test_machine* machine) {
         ASSERT(fp8_run(machine, in, way % 2 == 1, got));
         ASSERT_MEM_EQ(expected->factors, got->factors, sizeof got->factors);
         ASSERT_MEM_EQ(expected->weights, got->weights, sizeof got->weights);
-        ASSERT_MEM_EQ(expected->turned, got->turned, sizeof got->turned);
+        ASSERT_MEM_EQ(expected->transposed, got->transposed, sizeof got->transposed);
         size_t pitches[2] = {(size_t)qlora__fp8_pitch(in), (size_t)qlora__fp8_pitch(FP8_OUT)};
         ASSERT_MEM_EQ(expected->codes[0], got->codes[0], FP8_T * pitches[0]);
         ASSERT_MEM_EQ(expected->codes[1], got->codes[1], FP8_T * pitches[1]);

@@ -322,7 +322,7 @@ enum { STACK_COLS = 272, STACK_ROWS = BASE_ROWS + 130 };
 typedef struct base_forms {
     float factors[2];
     uint8_t weights[STACK_ROWS * STACK_COLS];
-    uint8_t turned[STACK_COLS * (STACK_ROWS + 16)];
+    uint8_t transposed[STACK_COLS * (STACK_ROWS + 16)];
 } base_forms;
 
 static qlora_result base_place(qlora_ctx* ctx, const qlora_linear_desc* l) {
@@ -355,14 +355,14 @@ static bool base_stack(const test_machine* machine, int cols, base_weight* w, ba
     ok = ok &&
          qlora_tensor_create(ctx, QLORA_U8, STACK_ROWS, qlora__fp8_pitch(cols), &f.weights) ==
              QLORA_OK &&
-         qlora_tensor_create(ctx, QLORA_U8, cols, across, &f.turned) == QLORA_OK &&
+         qlora_tensor_create(ctx, QLORA_U8, cols, across, &f.transposed) == QLORA_OK &&
          qlora_tensor_create(ctx, QLORA_F32, 1, 2, &f.factors) == QLORA_OK &&
          base_place(ctx, &l) == QLORA_OK &&
          qlora_tensor_read(ctx, &f.factors, out->factors, sizeof out->factors) == QLORA_OK &&
          qlora_tensor_read(ctx, &f.weights, out->weights, f.weights.bytes) == QLORA_OK &&
-         qlora_tensor_read(ctx, &f.turned, out->turned, f.turned.bytes) == QLORA_OK;
+         qlora_tensor_read(ctx, &f.transposed, out->transposed, f.transposed.bytes) == QLORA_OK;
     ok = ok && qlora_tensor_destroy(ctx, &f.weights) == QLORA_OK &&
-         qlora_tensor_destroy(ctx, &f.turned) == QLORA_OK &&
+         qlora_tensor_destroy(ctx, &f.transposed) == QLORA_OK &&
          qlora_tensor_destroy(ctx, &f.factors) == QLORA_OK;
     for (int i = 0; i < 2 && ok; i++) {
         ok = qlora_tensor_destroy(ctx, &w[i].memory) == QLORA_OK;
@@ -400,14 +400,14 @@ TEST fp8_base_feeds_fp8_products(const test_machine* machine) {
                     float scale = own->scales[row / 128 * 3 + c / 128] * got->factors[1];
                     want = fp8_nearest((double)((float)fp8_value(from & 0x7f) * scale));
                     want |= from & 0x80;
-                    ASSERT_EQ_FMT(code, (int)got->turned[c * across + r], "%#x");
+                    ASSERT_EQ_FMT(code, (int)got->transposed[c * across + r], "%#x");
                 }
                 ASSERT_EQ_FMT(want, code, "%#x");
             }
         }
         for (int c = 0; c < cols; c++) {
             for (int r = STACK_ROWS; r < across; r++) {
-                ASSERT_EQ(0, got->turned[c * across + r]);
+                ASSERT_EQ(0, got->transposed[c * across + r]);
             }
         }
     }

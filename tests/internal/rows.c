@@ -415,14 +415,14 @@ TEST block_products_are_right(void) {
         if (!table->present() || table->rows->product == NULL) {
             continue;
         }
-        bool turned = t % 4 >= 2;
-        qlora__block_product p = {M, N, K, a, LD, b, LD, c, LD, t % 2 != 0, turned, 0};
+        bool transposed = t % 4 >= 2;
+        qlora__block_product p = {M, N, K, a, LD, b, LD, c, LD, t % 2 != 0, transposed, 0};
         memcpy(c, start, sizeof c);
         table->rows->product(&p);
         for (int i = 0; i < M * LD; i++) {
             double sum = p.add ? (double)start[i] : 0.0;
             for (int k = 0; k < K; k++) {
-                float x = turned ? a[k * LD + i / LD] : a[i / LD * LD + k];
+                float x = transposed ? a[k * LD + i / LD] : a[i / LD * LD + k];
                 sum += (double)x * (double)b[k * LD + i % LD];
             }
             double wanted = i % LD < N ? sum : (double)start[i];
@@ -444,7 +444,7 @@ TEST blocks_turn(void) {
             y[i] = -5.0f;
         }
         if (table->present()) {
-            table->rows->turn(x, LD, ROWS, COLS, y);
+            table->rows->transpose(x, LD, ROWS, COLS, y);
         }
         for (int i = 0; i < COLS * QLORA__BLOCK && table->present(); i++) {
             int row = i % QLORA__BLOCK;
@@ -460,8 +460,8 @@ enum { OUTER_K = 150, OUTER_FEW = 48, OUTER_WIDE = 208, OUTER_LD = 211 };
 
 // One product with `few` columns on one side, both ways, without and with packing, on K cut at
 // `cut`; true if the bits are the same.
-static bool outer_like_packed(qlora_ctx* ctx, int64_t few, int64_t wide, bool turned, float beta,
-                              int64_t cut, const float* x, const float* y) {
+static bool outer_like_packed(qlora_ctx* ctx, int64_t few, int64_t wide, bool transposed,
+                              float beta, int64_t cut, const float* x, const float* y) {
     static float c[2][OUTER_LD * OUTER_LD];
     for (int way = 0; way < 2; way++) {
         for (int i = 0; i < OUTER_LD * OUTER_LD; i++) {
@@ -474,11 +474,11 @@ static bool outer_like_packed(qlora_ctx* ctx, int64_t few, int64_t wide, bool tu
             bool split = cut > 0 && way == 0;
             g.ta = true;
             g.batch = 1;
-            g.M = turned ? wide : few;
-            g.N = turned ? few : wide;
+            g.M = transposed ? wide : few;
+            g.N = transposed ? few : wide;
             g.K = split ? (part == 0 ? cut : OUTER_K - cut) : OUTER_K;
-            g.A = (turned ? y : x) + first * OUTER_LD;
-            g.B = (turned ? x : y) + first * OUTER_LD;
+            g.A = (transposed ? y : x) + first * OUTER_LD;
+            g.B = (transposed ? x : y) + first * OUTER_LD;
             g.C = c[way];
             g.lda = OUTER_LD;
             g.ldb = OUTER_LD;
@@ -486,7 +486,7 @@ static bool outer_like_packed(qlora_ctx* ctx, int64_t few, int64_t wide, bool tu
             g.a_type = QLORA_F32;
             g.b_type = QLORA_F32;
             g.out = QLORA_F32;
-            g.alpha = turned ? 2.0f : 0.75f;
+            g.alpha = transposed ? 2.0f : 0.75f;
             g.beta = part > 0 ? 1.0f : beta;
             if (way == 0 && !qlora__outer_takes(ctx, &g)) {
                 return false;

@@ -9,7 +9,7 @@ enum { SKINNY_ROWS = 530, SKINNY_COLS = 200, SKINNY_ROOM = 8 };
 typedef struct skinny_part {
     int64_t cols;
     int64_t rank;
-    bool turned;
+    bool transposed;
     int norm; // W is the input of a norm with weights: 1 in f32, 2 in bf16; 0: it is not
 } skinny_part;
 
@@ -62,11 +62,11 @@ static bool skinny_make(qlora_ctx* ctx, int64_t rows, bool add, const skinny_par
               test_tensor(ctx, QLORA_F32, 1, rows, rstd, &d->rstd) == QLORA_OK &&
               test_tensor(ctx, p->norm == 2 ? QLORA_BF16 : QLORA_F32, 1, p->cols, norm, &d->norm) ==
                   QLORA_OK &&
-              test_tensor(ctx, QLORA_F32, p->turned ? p->cols : p->rank,
-                          p->turned ? p->rank : p->cols, d->want, &d->d) == QLORA_OK;
+              test_tensor(ctx, QLORA_F32, p->transposed ? p->cols : p->rank,
+                          p->transposed ? p->rank : p->cols, d->want, &d->d) == QLORA_OK;
     for (int64_t c = 0; c < p->cols; c++) {
         for (int64_t r = 0; r < p->rank; r++) {
-            float* want = &d->want[p->turned ? c * p->rank + r : r * p->cols + c];
+            float* want = &d->want[p->transposed ? c * p->rank + r : r * p->cols + c];
             double sum = 0.0;
             for (int64_t i = 0; i < rows; i++) {
                 float v = s[i * lds + SKINNY_ROOM + r];
@@ -128,7 +128,7 @@ TEST skinny_sums_are_right(const test_machine* machine) {
             ASSERT(skinny_make(ctx, rows, k.add != 0, p, scale, &random, &sets[i]));
             qlora_tensor s = qlora__window(&sets[i].s, rows, SKINNY_ROOM, p->rank);
             qlora_tensor w = qlora__window(&sets[i].w, rows, 0, p->cols);
-            ASSERT(qlora__skinny_add(&k, &s, &w, &sets[i].d, p->turned, scale));
+            ASSERT(qlora__skinny_add(&k, &s, &w, &sets[i].d, p->transposed, scale));
             if (p->norm != 0) {
                 qlora__skinny_norm(&k, &sets[i].rstd, &sets[i].norm);
             }

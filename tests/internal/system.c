@@ -339,7 +339,7 @@ TEST errands_give_the_same_bits(int32_t threads) {
         ASSERT(e != NULL);
         while (e->under_way) {
             e->dropped = way == 2 && turns == 2;
-            qlora__errand_turn(ctx, e, qlora__clock_ms() + (way == 1 && turns % 3 == 2 ? 60 : 0));
+            qlora__errand_slice(ctx, e, qlora__clock_ms() + (way == 1 && turns % 3 == 2 ? 60 : 0));
             ASSERT(ctx->depth == 0 && ctx->scratch_used == 0 && ctx->errand == NULL);
             ASSERT_EQ(QLORA_OK, errand_product(&other));
             turns++;
@@ -417,7 +417,7 @@ static qlora_result floating_run(errand_work* w, bool sliced) {
     }
     QLORA__TRY(qlora__errand_take(w->ctx, errand_all, w, &e));
     while (e->under_way) {
-        qlora__errand_turn(w->ctx, e, qlora__clock_ms());
+        qlora__errand_slice(w->ctx, e, qlora__clock_ms());
     }
     e->taken = false;
     return e->result;

@@ -54,9 +54,11 @@ static qlora_result qlora__gated_out(const qlora__pass* pass, qlora__layer* laye
     return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->s);
 }
 
-static qlora_result qlora__gated_activation_backward(const qlora__pass* pass, const qlora_tensor* ds,
-                                                const qlora_tensor* gate, const qlora_tensor* up,
-                                                const qlora_tensor* s) {
+static qlora_result qlora__gated_activation_backward(const qlora__pass* pass,
+                                                     const qlora_tensor* ds,
+                                                     const qlora_tensor* gate,
+                                                     const qlora_tensor* up,
+                                                     const qlora_tensor* s) {
     return (pass->m->arch->has & QLORA__HAS_GELU) != 0
                ? qlora_geglu_backward(pass->ctx, ds, gate, up, gate, up, s)
                : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);

@@ -106,7 +106,7 @@ static qlora_result qlora__offload_copy(const qlora__pass* pass, const qlora__la
     some.rows = 1;
     some.cols = (int64_t)(end - from);
     some.ld = some.cols;
-    return qlora__away_copy(pass->ctx, 2 + (int)(layer->turn % 2), back, &some,
+    return qlora__away_copy(pass->ctx, 2 + (int)(layer->offload_number % 2), back, &some,
                             (char*)layer->away_attention + from);
 }
 
@@ -115,10 +115,12 @@ static qlora_result qlora__offload_back(const qlora__pass* pass, const qlora__la
     return qlora__offload_copy(pass, layer, 0, qlora__offload_bytes(pass->m, layer), true);
 }
 
-// Waits for the copies of the memory of a layer's turn: of what it keeps of attention, or before
-// that of the last layer that had this memory.
+// Waits for the copies of the slot of a layer: of what it keeps of attention, or before that of the
+// last layer that had this slot.
 static qlora_result qlora__offload_wait(const qlora__pass* pass, const qlora__layer* layer) {
-    return layer->turn >= 0 ? qlora__away_wait(pass->ctx, 4u << layer->turn % 2) : QLORA_OK;
+    return layer->offload_number >= 0
+               ? qlora__away_wait(pass->ctx, 4u << layer->offload_number % 2)
+               : QLORA_OK;
 }
 
 // Begins the copies to the host, each as soon as its part is there. Those of a layer take longer
@@ -138,10 +140,10 @@ static qlora_result qlora__offload_begin(const qlora__pass* pass, const qlora__l
         return QLORA_OK;
     }
     if (part == QLORA__OFFLOAD_HEADS) {
-        return qlora__offload_copy(pass, layer, m->turn_bytes[1], m->turn_bytes[2], false);
+        return qlora__offload_copy(pass, layer, m->offload_bytes[1], m->offload_bytes[2], false);
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z of q, k and v
-    size_t end = layer->recompute ? qlora__offload_bytes(m, layer) : m->turn_bytes[1];
+    size_t end = layer->recompute ? qlora__offload_bytes(m, layer) : m->offload_bytes[1];
     return qlora__offload_copy(pass, layer, 0, end, false);
 }
 
@@ -291,12 +293,12 @@ static qlora_result qlora__softmax_backward(const qlora__pass* pass, qlora__laye
 static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__layer* layer) {
     const qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
-    int64_t turned = qlora__q_width(c) + qlora__kv_width(c);
+    int64_t rotated = qlora__q_width(c) + qlora__kv_width(c);
     return m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
            m->desc.dropout == 0.0f && !qlora__pass_has_runs(pass) && !c->qk_norm &&
            !layer->no_rope && !qlora__scales_queries(m) &&
            (m->arch->has & QLORA__HAS_PAIRED_ROPE) == 0 && m->rope.cols == c->head_dim &&
-           c->head_dim % 16 == 0 && turned / 2 <= QLORA__ROPE_CODED;
+           c->head_dim % 16 == 0 && rotated / 2 <= QLORA__ROPE_CODED;
 }
 
 // Gradients of q, k and v -> those before norm and rotation.
@@ -311,22 +313,22 @@ static qlora_result qlora__softmax_heads_backward(const qlora__pass* pass, qlora
                                  layer->sliding ? &m->rope_sliding : &m->rope, &m->flag,
                                  qlora__codes_note(pass, layer, QLORA__QKV, true));
     }
-    qlora_tensor turned =
+    qlora_tensor rotated =
         qlora__slice(pass, &pass->m->dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
-    QLORA__TRY(qlora__softmax_rotate(pass, layer, &turned, NULL, true));
+    QLORA__TRY(qlora__softmax_rotate(pass, layer, &rotated, NULL, true));
     return c->qk_norm ? qlora__softmax_norms_backward(pass, layer) : QLORA_OK;
 }
 
 // The same for what a layer keeps of attention and is not recomputed: the layer below it is the one
-// whose turn was before. The second stream no longer reads that memory: it has finished the
+// with the number before. The second stream no longer reads that memory: it has finished the
 // gradients of o of the layer above, and is waited for here with those of q, k and v.
 static qlora_result qlora__attention_back(const qlora__pass* pass, const qlora__layer* layer) {
     const qlora__layer* below = layer;
     QLORA__TRY(qlora__offload_wait(pass, layer));
-    if (layer->turn < 1 || layer->recompute) {
+    if (layer->offload_number < 1 || layer->recompute) {
         return QLORA_OK;
     }
-    while (below->turn != layer->turn - 1) {
+    while (below->offload_number != layer->offload_number - 1) {
         below--;
     }
     if (below->away_attention == NULL) {

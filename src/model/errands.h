@@ -1,13 +1,13 @@
-// ---- turns of an errand with a model ------------------------------------------------------------
+// ---- slices of an errand with a model -----------------------------------------------------------
 
-// Gives an errand that uses a model its turn. Between two turns the model has the adapter that is
+// Runs a slice of an errand that uses a model. Between two slices the model has the adapter that is
 // chosen, switched on or off, as if nothing were under way.
-static void qlora__model_turn(qlora_model* m, qlora__errand* e, double until) {
+static void qlora__model_slice(qlora_model* m, qlora__errand* e, double until) {
     int32_t adapter = m->adapter;
     bool use_adapters = m->use_adapters;
     qlora__adapter_focus(m, e->adapter);
     m->use_adapters = e->use_adapters;
-    qlora__errand_turn(m->ctx, e, until);
+    qlora__errand_slice(m->ctx, e, until);
     e->adapter = m->adapter;
     e->use_adapters = m->use_adapters;
     qlora__adapter_focus(m, adapter);
@@ -29,7 +29,7 @@ static qlora_result qlora__model_errand(qlora_model* m, qlora__errand_fn fn, voi
 static void qlora__model_errand_end(qlora_model* m, qlora__errand* e, bool drop) {
     e->dropped = drop;
     if (e->under_way) {
-        qlora__model_turn(m, e, 1e300);
+        qlora__model_slice(m, e, 1e300);
     }
     e->taken = false;
 }
@@ -40,6 +40,6 @@ static qlora_result qlora__model_settle(qlora_model* m) {
     if (e == NULL) {
         return QLORA_OK;
     }
-    qlora__model_turn(m, e, 1e300);
+    qlora__model_slice(m, e, 1e300);
     return e->result;
 }

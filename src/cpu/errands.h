@@ -1,6 +1,6 @@
-// ---- turns of an errand -------------------------------------------------------------------------
+// ---- slices of an errand ------------------------------------------------------------------------
 //
-// Between two turns, other calls use the context. An errand therefore has scratch and working
+// Between two slices, other calls use the context. An errand therefore has scratch and working
 // memory of its own, of the same sizes as those of the context, so that it takes the same paths.
 
 // Exchanges what the context has for what the errand has.
@@ -71,7 +71,7 @@ static QLORA__UNUSED void qlora__errands_destroy(qlora_ctx* ctx) {
     }
 }
 
-// Prepares an errand that calls fn(user) in its turns; *out is NULL on a GPU, and if no thread can
+// Prepares an errand that calls fn(user) in slices; *out is NULL on a GPU, and if no thread can
 // be started: the caller then does without.
 static QLORA__UNUSED qlora_result qlora__errand_take(qlora_ctx* ctx, qlora__errand_fn fn,
                                                      void* user, qlora__errand** out) {
@@ -103,8 +103,8 @@ static QLORA__UNUSED qlora_result qlora__errand_take(qlora_ctx* ctx, qlora__erra
     return QLORA_OK;
 }
 
-// Gives an errand its turn, until a time of qlora__clock_ms; it does something in any case.
-static QLORA__UNUSED void qlora__errand_turn(qlora_ctx* ctx, qlora__errand* e, double until) {
+// Runs a slice of an errand, until a time of qlora__clock_ms; it does something in any case.
+static QLORA__UNUSED void qlora__errand_slice(qlora_ctx* ctx, qlora__errand* e, double until) {
     e->now = qlora__clock_ms();
     e->until = until;
     e->fresh = true;
