@@ -123,7 +123,7 @@ defect cxx "a designator that C++ does not have" \
     'sed -i "s/\.rope = {\.theta = 1e4}/.rope.theta = 1e4/" examples/hello.c'
 defect cxx "the address of a local variable that is kept" \
     'sed -i "s/QLORA__TRY(qlora__jin_run_into(m, node, &buffer));/m->out = \&buffer;\n    \
-    QLORA__TRY(m->hooks->run(m, node->c));/" src/text/jinja_run.h'
+    QLORA__TRY(m->hooks->run(m, node->c));/" src/text/template/run.h'
 
 defect text "a byte that is not ASCII" 'printf "// \303\244\n" >>src/graph.h'
 defect text "CR line end" 'printf "// x\r\n" >>src/graph.h'
@@ -357,10 +357,10 @@ defect fuzz "a parser that crashes" \
 defect fuzz "a checksum that is not compared" \
     'sed -i "s/qlora__hash_end(&hash) != qlora__load_u64(t->data)/false/" src/formats/safetensors.h'
 defect fuzz "a turn of weight 0 that is trained" \
-    'sed -i "s/masked = .masked || number == 0.0;/masked = *masked;/" src/text/data.h'
+    'sed -i "s/masked = .masked || number == 0.0;/masked = *masked;/" src/text/data/messages.h'
 defect fuzz "an added token with the id of the next one" \
     'sed -i "s/added->id = (int32_t)use;/added->id = (int32_t)use + (number == 5 ? 1 : 0);/" \
-        src/text/load.h'
+        src/text/tokens/load.h'
 for gate in x86_64 aarch64 musl wine tsan; do
     defect $gate "a failing test" \
         'sed -i "s/ASSERT_NEQ(test_random/ASSERT_EQ(test_random/" tests/unit/harness.c'
