@@ -302,7 +302,7 @@ defect warnings "a loss of sign" \
 defect warnings "only with optimisation" \
     'core "int qlora_c(int n);\nint qlora_c(int n) { int v; if (n > 3) { v = n; } return v; }"'
 defect warnings "only with -O3, in a program" \
-    'sed -i "s/: %.500s/: %s/" programs/finetune/state.h'
+    'sed -i "s/: %.500s/: %s/" programs/finetune/run/state.h'
 defect contract "a wrong value" 'sed -i "s/^\(#define QLORA__CUBLAS_OP_T\) 1/\1 2/" src/driver/*.h'
 defect contract "a wrong symbol" 'sed -i "s/\"cuMemAlloc_v2\"/\"cuMemAlloc\"/" src/driver/*.h'
 defect contract "a wrong parameter" \
@@ -312,7 +312,7 @@ defect programs "a warning in a test" \
 defect examples "an example that fails" 'sed -i "s/? 0 : 1;/? 1 : 0;/" examples/*.c'
 defect examples "a wrong compile command" 'sed -i "s,^// *cc ,// cc -DX=( ," examples/hello.c'
 defect use "a message that lost its meaning" \
-    'sed -i "s/resumed after step/continued at step/" programs/finetune/start.h'
+    'sed -i "s/resumed after step/continued at step/" programs/finetune/run/start.h'
 defect use "a version of its own" \
     'sed -i "s/(qlora.h) \" QLORA_VERSION_STRING/(qlora.h) 0.0.9\"/" programs/tool.h'
 for gate in use_gcc use_clang; do
@@ -322,10 +322,11 @@ for gate in use_gcc use_clang; do
 done
 defect page "a text that makes the page wide" \
     'sed -i "s/white-space: pre-wrap; overflow-wrap: anywhere/white-space: pre/" \
-        programs/finetune/page.h'
-defect page "markup that is not escaped" 'sed -i "s/\"&lt;\"/\"<\"/" programs/finetune/curves.h'
+        programs/finetune/reports/page.h'
+defect page "markup that is not escaped" \
+    'sed -i "s/\"&lt;\"/\"<\"/" programs/finetune/reports/curves.h'
 defect page "no dark colours" \
-    'sed -i "s/prefers-color-scheme: dark/prefers-color-scheme: none/" programs/finetune/*.h'
+    'sed -i "s/prefers-color-scheme: dark/prefers-color-scheme: none/" programs/finetune/*/*.h'
 defect readme "a program that does not compile" \
     'sed -i "s/#include \"qlora.h\"/#include \"qlola.h\"/" README.md'
 defect readme "a program of another page that fails" \
