@@ -10,81 +10,81 @@
 
    CONTENTS  (grep -n '^//@@' qlora_text.h lists every part)
 
-       api                  linkage, results and hooks; shared with qlora.h
-       text/api             declarations: text, arrays, tokenizers, templates, chats, data
-       platform             files and memory of the operating system; shared with qlora.h
-       core                 errors, log, memory, files; shared with qlora.h
-       formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h.
-                            gzip, Snappy, Zstandard, Parquet
-       text/base            the text object, growing arrays, whole files
-       text/folder          files of a model folder, also made from a GGUF file
-       text/classes         classes of characters
-       text/unicode_tables  generated tables
-       text/unicode         UTF-8, normalisation
-       text/unicode_case    generated tables of upper and lower case
-       text/case            upper and lower case, digits
-       text/values          JSON values as the loaders use them
-       text/maps            hash tables: byte strings, pairs of numbers
-       text/view            a text to be split, by characters
-       text/pattern         regular expressions: compiling
-       text/pattern_match   regular expressions: matching
-       text/split           pre-tokenizers
-       text/tok             a tokenizer
-       text/unigram         one word to ids: Unigram
-       text/bpe             one word to ids: BPE
-       text/unicode_graphemes  generated tables of graphemes
-       text/graphemes       borders between graphemes
-       text/charsmap        the map of SentencePiece's normalizer
-       text/normalize       normalizers
-       text/load_model      tokenizer.json: tokens and merges
-       text/load            tokenizer.json: the steps around them
-       text/pattern_api     regular expressions as objects
-       text/load_scored     vocabularies whose tokens have scores
-       text/load_gguf       the tokenizer in a GGUF file
-       text/load_bin        tokenizer.bin of llama2.c; opening and asking
-       text/new_tokens      tokenizers with more tokens, and their files
-       text/encode          text to ids
-       text/lines           where a long text can be split
-       text/decode          ids to text
-       text/jinja_base       values of templates, memory, limits
-       text/jinja_lex        templates: tokens
-       text/jinja_parse      templates: expressions to a tree
-       text/jinja_parse_tags  templates: statements to a tree
-       text/jinja_scope      templates: which variable a name means
-       text/jinja_value      text, comparison, iteration of values
-       text/jinja_number     operators
-       text/jinja_json       JSON to values and back
-       text/jinja_format     formats and dates
-       text/jinja_strings    what strings can do
-       text/jinja_methods    methods of values
-       text/jinja_iterate    map, select, sorting
-       text/jinja_filters    filters
-       text/jinja_filters_number  filters of numbers
-       text/jinja_layout     filters that lay text out
-       text/jinja_html       filters for HTML
-       text/jinja_tables     tables of filters and tests
-       text/jinja_eval       expressions
-       text/jinja_run        statements and macros
-       text/jinja_api        templates as objects
-       text/chat_formats    built-in chat templates
-       text/chat_template   which file of a folder has the template
-       text/chat            which template a model has
-       text/chat_output     rendered texts to ids and labels
-       text/chat_turns      conversations as values of a template
-       text/chat_trained    what of a conversation is trained
-       text/chat_encode     conversations to ids
-       text/chat_save       the format of a chat, kept with an adapter
-       text/samples         samples in memory, or found again in a file
-       text/input           the bytes of a data file, in order
-       text/input_gzip      those inside gzip
-       text/data            messages
-       text/records         one record to a sample
-       text/source          where records come from; columns
-       text/data_json       .jsonl and .json to records
-       text/data_csv        .csv and .tsv to records
-       text/data_text       .txt to samples
-       text/data_parquet    .parquet to records
-       text/data_files      training files to samples
+       api                           linkage, results and hooks; shared with qlora.h
+       text/api                      declarations: text, arrays, tokenizers, templates, chats, data
+       platform                      files and memory of the operating system; shared with qlora.h
+       core                          errors, log, memory, files; shared with qlora.h
+       formats                       JSON, regular expressions, stop ids, GGUF metadata; shared with
+                                     qlora.h. gzip, Snappy, Zstandard, Parquet
+       text/base                     the text object, growing arrays, whole files
+       text/folder                   files of a model folder, also made from a GGUF file
+       text/unicode/classes          classes of characters
+       text/unicode/tables           generated tables
+       text/unicode/characters       UTF-8, normalisation
+       text/unicode/case_tables      generated tables of upper and lower case
+       text/unicode/case             upper and lower case, digits
+       text/values                   JSON values as the loaders use them
+       text/maps                     hash tables: byte strings, pairs of numbers
+       text/pattern/view             a text to be split, by characters
+       text/pattern/compile          regular expressions: compiling
+       text/pattern/match            regular expressions: matching
+       text/tokens/split             pre-tokenizers
+       text/tokens/tokenizer         a tokenizer
+       text/tokens/unigram           one word to ids: Unigram
+       text/tokens/bpe               one word to ids: BPE
+       text/unicode/grapheme_tables  generated tables of graphemes
+       text/unicode/graphemes        borders between graphemes
+       text/tokens/charsmap          the map of SentencePiece's normalizer
+       text/tokens/normalize         normalizers
+       text/tokens/load_model        tokenizer.json: tokens and merges
+       text/tokens/load              tokenizer.json: the steps around them
+       text/pattern/api              regular expressions as objects
+       text/tokens/load_scored       vocabularies whose tokens have scores
+       text/tokens/load_gguf         the tokenizer in a GGUF file
+       text/tokens/load_bin          tokenizer.bin of llama2.c; opening and asking
+       text/tokens/new_tokens        tokenizers with more tokens, and their files
+       text/tokens/encode            text to ids
+       text/tokens/lines             where a long text can be split
+       text/tokens/decode            ids to text
+       text/template/base            values of templates, memory, limits
+       text/template/lex             templates: tokens
+       text/template/parse           templates: expressions to a tree
+       text/template/parse_tags      templates: statements to a tree
+       text/template/scope           templates: which variable a name means
+       text/template/value           text, comparison, iteration of values
+       text/template/number          operators
+       text/template/json            JSON to values and back
+       text/template/format          formats and dates
+       text/template/strings         what strings can do
+       text/template/methods         methods of values
+       text/template/iterate         map, select, sorting
+       text/template/filters         filters
+       text/template/filters_number  filters of numbers
+       text/template/layout          filters that lay text out
+       text/template/html            filters for HTML
+       text/template/tables          tables of filters and tests
+       text/template/eval            expressions
+       text/template/run             statements and macros
+       text/template/api             templates as objects
+       text/chat/formats             built-in chat templates
+       text/chat/template            which file of a folder has the template
+       text/chat/chat                which template a model has
+       text/chat/output              rendered texts to ids and labels
+       text/chat/turns               conversations as values of a template
+       text/chat/trained             what of a conversation is trained
+       text/chat/encode              conversations to ids
+       text/chat/save                the format of a chat, kept with an adapter
+       text/data/samples             samples in memory, or found again in a file
+       text/data/input               the bytes of a data file, in order
+       text/data/input_gzip          those inside gzip
+       text/data/messages            messages
+       text/data/records             one record to a sample
+       text/data/source              where records come from; columns
+       text/data/json                .jsonl and .json to records
+       text/data/csv                 .csv and .tsv to records
+       text/data/text                .txt to samples
+       text/data/parquet             .parquet to records
+       text/data/files               training files to samples
 
    This file is assembled from the parts in src/ of the repository; changes are made there.
 
@@ -8700,7 +8700,7 @@ static qlora_result qlora__text_folder_read(qlora__env* env, const char* folder,
     return qlora__text_file_read(env, path, out, found);
 }
 
-//@@ src/text/classes.h
+//@@ src/text/unicode/classes.h
 
 typedef struct qlora__text_decomposition {
     uint32_t composed;
@@ -8750,7 +8750,7 @@ enum {
      QLORA__TEXT_BIT(WORD_SYMBOL))
 #define QLORA__TEXT_UNSTABLE 0x80u // may change under NFC
 
-//@@ src/text/unicode_tables.h
+//@@ src/text/unicode/tables.h
 
 // GENERATED BEGIN
 // clang-format off
@@ -9832,7 +9832,7 @@ static const qlora__text_combining qlora__text_combinings[] = {
 // clang-format on
 // GENERATED END
 
-//@@ src/text/unicode.h
+//@@ src/text/unicode/characters.h
 
 #define QLORA__TEXT_CODES 0x110000u
 
@@ -10213,7 +10213,7 @@ static qlora_result qlora__text_normalize(qlora__env* env, const uint8_t* classe
     return qlora__text_marks_flush(env, marks, compose, out);
 }
 
-//@@ src/text/unicode_case.h
+//@@ src/text/unicode/case_tables.h
 
 // Case and digits of characters, for the string methods of templates.
 typedef struct qlora__text_case_run {
@@ -10625,7 +10625,7 @@ static const qlora__text_code_run qlora__text_ignorable_runs[] = {
     {0x1f3fb, 0x1f3ff}, {0xe0001, 0xe0001}, {0xe0020, 0xe007f}, {0xe0100, 0xe01ef}};
 // clang-format on
 
-//@@ src/text/case.h
+//@@ src/text/unicode/case.h
 
 // The class of a character without the expanded table.
 static uint32_t qlora__jin_class(uint32_t code) {
@@ -11048,7 +11048,7 @@ static void qlora__text_words_free(qlora__env* env, qlora__text_words* words) {
     memset(words, 0, sizeof(*words));
 }
 
-//@@ src/text/view.h
+//@@ src/text/pattern/view.h
 
 // A text to be split. After the ByteLevel step, every byte is one character: code_of_byte is set.
 typedef struct qlora__text_view {
@@ -11091,7 +11091,7 @@ static size_t qlora__text_run(const qlora__text_view* v, size_t at, unsigned mas
     return at;
 }
 
-//@@ src/text/pattern.h
+//@@ src/text/pattern/compile.h
 
 // ---- regular expressions of pre-tokenizers ------------------------------------------------------
 
@@ -11148,8 +11148,8 @@ typedef struct qlora__pattern_set {
     bool negated;
 } qlora__pattern_set;
 
-// A class of text/classes.h may hold two general categories; these are the ones that patterns tell
-// apart, and the members of the rarer one.
+// A class of text/unicode/classes.h may hold two general categories; these are the ones that
+// patterns tell apart, and the members of the rarer one.
 enum {
     QLORA__PATTERN_LU = 1,
     QLORA__PATTERN_LT = 2,
@@ -11938,8 +11938,8 @@ static qlora_result qlora__pattern_parse(qlora__pattern_parser* p) {
     return qlora__pattern_append(p, QLORA__PATTERN_MATCH, 0, 0);
 }
 
-// Compiles a pattern. `classes` is the table of text/unicode.h. `keeps`: note where the first group
-// is in a match.
+// Compiles a pattern. `classes` is the table of text/unicode/characters.h. `keeps`: note where the
+// first group is in a match.
 static qlora_result qlora__pattern_make(qlora__env* env, const char* text, size_t size,
                                         const uint8_t* classes, bool keeps, qlora__pattern** out) {
     qlora__pattern_parser p;
@@ -11970,7 +11970,7 @@ static qlora_result qlora__pattern_compile(qlora__env* env, const char* text, si
     return qlora__pattern_make(env, text, size, classes, false, out);
 }
 
-//@@ src/text/pattern_match.h
+//@@ src/text/pattern/match.h
 
 // ---- matching a compiled pattern ----------------------------------------------------------------
 
@@ -12245,7 +12245,7 @@ static qlora_result qlora__pattern_match(qlora__env* env, qlora__pattern* p,
     return QLORA_OK;
 }
 
-//@@ src/text/split.h
+//@@ src/text/tokens/split.h
 
 static bool qlora__text_is(const qlora__text_view* v, size_t at, char c) {
     return at < v->end && v->s[at] == (unsigned char)c;
@@ -12758,7 +12758,7 @@ static qlora_result qlora__text_step_merge(qlora__env* env, int behavior,
     return QLORA_OK;
 }
 
-//@@ src/text/tok.h
+//@@ src/text/tokens/tokenizer.h
 
 // A tokenizer: its vocabulary, its steps, and scratch memory.
 
@@ -12910,7 +12910,7 @@ static size_t qlora__text_symbol_size(const qlora_text_tok* tok, const char* wor
     return size > 0 ? size : 1;
 }
 
-//@@ src/text/unigram.h
+//@@ src/text/tokens/unigram.h
 
 // Unigram models: the sequence of tokens with the best sum of scores.
 
@@ -13022,7 +13022,7 @@ static qlora_result qlora__text_unigram_word(qlora__env* env, qlora_text_tok* to
     return QLORA_OK;
 }
 
-//@@ src/text/bpe.h
+//@@ src/text/tokens/bpe.h
 
 // BPE models: pairs of tokens are joined, the best first.
 
@@ -13290,7 +13290,7 @@ static qlora_result qlora__text_piece_encode(qlora__env* env, qlora_text_tok* to
                          : qlora__text_word_encode(env, tok, text + begin, size - begin, out);
 }
 
-//@@ src/text/unicode_graphemes.h
+//@@ src/text/unicode/grapheme_tables.h
 
 // Classes for the borders between graphemes.
 // clang-format off
@@ -13455,7 +13455,7 @@ static const uint32_t qlora__text_grapheme_runs[] = {
     0xe008007, 0xe010003, 0xe01f007, 0xe100000};
 // clang-format on
 
-//@@ src/text/graphemes.h
+//@@ src/text/unicode/graphemes.h
 
 // Graphemes: characters as a reader sees them (extended grapheme clusters, Unicode Annex 29).
 
@@ -13541,7 +13541,7 @@ static size_t qlora__text_grapheme_size(const unsigned char* text, size_t size) 
     return at;
 }
 
-//@@ src/text/charsmap.h
+//@@ src/text/tokens/charsmap.h
 
 // The "Precompiled" normalizer of SentencePiece: graphemes and characters that become others.
 //
@@ -13651,7 +13651,7 @@ static qlora_result qlora__text_charsmap_apply(qlora__env* env, const char* map,
     return QLORA_OK;
 }
 
-//@@ src/text/normalize.h
+//@@ src/text/tokens/normalize.h
 
 static qlora_result qlora__text_replace(qlora__env* env, const char* text, size_t size,
                                         const qlora__text_step* step, qlora_text_bytes* out) {
@@ -13880,7 +13880,7 @@ static qlora_result qlora__text_apply_normalizer(qlora__env* env, qlora_text_tok
 
 QLORA__ONCE_PER_FILE
 
-//@@ src/text/load_model.h
+//@@ src/text/tokens/load_model.h
 
 // The model of a tokenizer.json: its tokens, merges and unknown token.
 
@@ -14420,7 +14420,7 @@ static qlora_result qlora__text_load_model(qlora__env* env, qlora_text_tok* tok,
     return QLORA_OK;
 }
 
-//@@ src/text/load.h
+//@@ src/text/tokens/load.h
 
 // tokenizer.json: normaliser, splitter, decoder, post-processor and added tokens around the model.
 
@@ -15178,7 +15178,7 @@ static qlora_result qlora__text_load_json(qlora__env* env, qlora_text_tok* tok, 
     return r == QLORA_OK ? r : qlora__env_wrap(env, r, "%s: ", name);
 }
 
-//@@ src/text/pattern_api.h
+//@@ src/text/pattern/api.h
 
 // Regular expressions as objects.
 
@@ -15275,7 +15275,7 @@ qlora_result qlora_text_pattern_find(qlora_text_pattern* pattern, const char* te
     return QLORA_OK;
 }
 
-//@@ src/text/load_scored.h
+//@@ src/text/tokens/load_scored.h
 
 // ---- vocabularies whose tokens have scores: SentencePiece models --------------------------------
 
@@ -15332,7 +15332,7 @@ static qlora_result qlora__text_tok_add(qlora__env* env, qlora_text_tok* tok, in
                                 added->name.size, (uint32_t)tok->added_count - 1);
 }
 
-//@@ src/text/load_gguf.h
+//@@ src/text/tokens/load_gguf.h
 
 // ---- the tokenizer in a GGUF file ---------------------------------------------------------------
 
@@ -15556,7 +15556,7 @@ static qlora_result qlora__text_load_gguf(qlora__env* env, qlora_text_tok* tok, 
     return r;
 }
 
-//@@ src/text/load_bin.h
+//@@ src/text/tokens/load_bin.h
 
 // ---- the .bin form: int32 longest token; then per id float score, int32 length, bytes
 
@@ -15815,7 +15815,7 @@ int32_t qlora_text_tok_find(const qlora_text_tok* tok, const char* token) {
     return tok != NULL && token != NULL ? qlora__text_tok_find(tok, token) : -1;
 }
 
-//@@ src/text/new_tokens.h
+//@@ src/text/tokens/new_tokens.h
 
 // New tokens: the tokenizer's files with more tokens.
 
@@ -16239,7 +16239,7 @@ qlora_result qlora_text_tok_save(qlora_text* text, const char* folder,
 
 QLORA__ONCE_END
 
-//@@ src/text/encode.h
+//@@ src/text/tokens/encode.h
 
 // The steps that change the text: a space (or Metaspace's stand-in) before the pieces. `open` is
 // false when nothing may be prepended to the first piece; `first`: it starts the whole text.
@@ -16589,7 +16589,7 @@ qlora_result qlora_text_encode(qlora_text_tok* tok, const char* text, size_t len
     return r;
 }
 
-//@@ src/text/lines.h
+//@@ src/text/tokens/lines.h
 
 // Where a long text can be split so that the ids of its parts are the ids of the whole.
 //
@@ -16736,7 +16736,7 @@ static size_t qlora__text_lines_cut(const qlora_text_tok* tok, qlora__text_lines
     return size;
 }
 
-//@@ src/text/decode.h
+//@@ src/text/tokens/decode.h
 
 // Replaces in out[begin..).
 static qlora_result qlora__text_replace_tail(qlora__env* env, const qlora__text_step* step,
@@ -17023,7 +17023,7 @@ qlora_result qlora_text_stream_end(qlora_text_tok* tok, qlora_text_stream* strea
 
 QLORA__ONCE_PER_CALL
 
-//@@ src/text/jinja_base.h
+//@@ src/text/template/base.h
 
 // A template engine for chat templates: Jinja as jinja2 3.1 executes it with the settings of
 // transformers. Compiling and rendering each have an arena; all values of a rendering live in its
@@ -17608,7 +17608,7 @@ static const char* qlora__jin_type(qlora__jin_value value) {
                                                             : qlora__jin_kind_names[value.kind];
 }
 
-//@@ src/text/jinja_lex.h
+//@@ src/text/template/lex.h
 
 // From the source of a template to tokens, as jinja2's lexer with trim_blocks and lstrip_blocks.
 
@@ -18079,7 +18079,7 @@ static qlora_result qlora__jin_lex(qlora__jin_lexer* x, qlora__jin_machine* m, c
     return qlora__jin_lex_add(x, QLORA__JIN_T_END, NULL, 0);
 }
 
-//@@ src/text/jinja_parse.h
+//@@ src/text/template/parse.h
 
 // From tokens to a tree: expressions. The grammar and its precedence are jinja2's.
 
@@ -18887,7 +18887,7 @@ static qlora_result qlora__jin_parse_sum(qlora__jin_parser* p, qlora__jin_node**
     return qlora__jin_parse_left(p, operators, 2, qlora__jin_parse_concat, out);
 }
 
-//@@ src/text/jinja_parse_tags.h
+//@@ src/text/template/parse_tags.h
 
 // From tokens to a tree: comparisons, conditions and statements.
 
@@ -19428,7 +19428,7 @@ static qlora_result qlora__jin_parse(qlora__jin_machine* m, const char* source, 
     return qlora__jin_parse_statements(&parser, NULL, &(*out)->c);
 }
 
-//@@ src/text/jinja_scope.h
+//@@ src/text/template/scope.h
 
 // Which variable a name means. jinja2 decides this when it compiles: each scope (the template, the
 // body of a loop, a macro, ...) has a table of the names it uses, and each name is loaded when the
@@ -19903,7 +19903,7 @@ static qlora_result qlora__jin_bind(qlora__jin_machine* m, qlora__jin_node* root
     return qlora__jin_bind_statements(&binder, root->scope, root->c, false, &next);
 }
 
-//@@ src/text/jinja_value.h
+//@@ src/text/template/value.h
 
 // What Python does with values: truth, text, comparison, iteration, items.
 
@@ -20744,7 +20744,7 @@ static qlora_result qlora__jin_getattr(qlora__jin_machine* m, qlora__jin_value v
     return qlora__jin_undefined(m, qlora__jin_type(v), name, size, false, out);
 }
 
-//@@ src/text/jinja_number.h
+//@@ src/text/template/number.h
 
 // Operators: arithmetic, concatenation, repetition, slices, membership.
 
@@ -21449,7 +21449,7 @@ static qlora_result qlora__jin_within(qlora__jin_machine* m, qlora__jin_value a,
     return QLORA_OK;
 }
 
-//@@ src/text/jinja_json.h
+//@@ src/text/template/json.h
 
 // JSON to values and back: json.loads for the conversation, json.dumps for the filter tojson.
 
@@ -21760,7 +21760,7 @@ static qlora_result qlora__jin_tojson(qlora__jin_machine* m, qlora__jin_value* i
     return qlora__jin_buffer_string(m, &buffer, out);
 }
 
-//@@ src/text/jinja_format.h
+//@@ src/text/template/format.h
 
 // Text from a format: the operator %, str.format, strftime.
 
@@ -22661,7 +22661,7 @@ static qlora_result qlora__jin_strftime(qlora__jin_machine* m, const char* forma
     return QLORA_OK;
 }
 
-//@@ src/text/jinja_strings.h
+//@@ src/text/template/strings.h
 
 // What strings can do: the parts of Python's str that templates use.
 
@@ -23346,7 +23346,7 @@ static qlora_result qlora__jin_str_replace(qlora__jin_machine* m, qlora__jin_val
     return qlora__jin_replace(m, in[0], in[1].as.string, to.as.string, limit, out);
 }
 
-//@@ src/text/jinja_methods.h
+//@@ src/text/template/methods.h
 
 // The methods of all kinds of values, and what the sandbox does not allow.
 
@@ -23988,7 +23988,7 @@ static qlora_result qlora__jin_method_call(qlora__jin_machine* m, qlora__jin_val
     return row->call(m, in, out);
 }
 
-//@@ src/text/jinja_iterate.h
+//@@ src/text/template/iterate.h
 
 // Iterators that compute: map, select and their kin. As in jinja2 they do nothing, not even check
 // their arguments, until a value is asked for.
@@ -24307,7 +24307,7 @@ static qlora_result qlora__jin_sort_keys_of(qlora__jin_machine* m, const qlora__
     return QLORA_OK;
 }
 
-//@@ src/text/jinja_filters.h
+//@@ src/text/template/filters.h
 
 // The filters. in[0] is the value, the arguments follow in the order of the table below.
 
@@ -24904,7 +24904,7 @@ QLORA__JIN_FILTER(attr) {
                                         out);
 }
 
-//@@ src/text/jinja_filters_number.h
+//@@ src/text/template/filters_number.h
 
 // Filters of numbers: abs, float, int, round and filesizeformat.
 
@@ -25232,7 +25232,7 @@ QLORA__JIN_FILTER(filesizeformat) {
     return qlora__jin_buffer_string(m, &buffer, out);
 }
 
-//@@ src/text/jinja_layout.h
+//@@ src/text/template/layout.h
 
 // Filters that lay text out: wordwrap and pprint.
 
@@ -25637,7 +25637,7 @@ QLORA__JIN_FILTER(pprint) {
     return qlora__jin_buffer_string(m, &buffer, out);
 }
 
-//@@ src/text/jinja_html.h
+//@@ src/text/template/html.h
 
 // Filters for HTML: striptags, urlize, xmlattr.
 
@@ -26251,7 +26251,7 @@ QLORA__JIN_FILTER(urlize) {
     return qlora__jin_buffer_string(m, &buffer, out);
 }
 
-//@@ src/text/jinja_tables.h
+//@@ src/text/template/tables.h
 
 // The tables of filters and tests, and how they are called.
 
@@ -26585,7 +26585,7 @@ static qlora_result qlora__jin_test_by_name(qlora__jin_machine* m, const char* n
                        : qlora__jin_unknown(m, "test", name, size);
 }
 
-//@@ src/text/jinja_eval.h
+//@@ src/text/template/eval.h
 
 // Executing expressions.
 
@@ -27373,7 +27373,7 @@ static qlora_result qlora__jin_eval(qlora__jin_machine* m, const qlora__jin_node
     return QLORA_OK;
 }
 
-//@@ src/text/jinja_run.h
+//@@ src/text/template/run.h
 
 // Executing statements, calling macros, and the rendering as a whole.
 
@@ -27960,7 +27960,7 @@ static const qlora__jin_hooks qlora__jin_hook_table = {
     qlora__jin_next,         qlora__jin_repr,        qlora__jin_equal, qlora__jin_less,
     qlora__jin_within};
 
-//@@ src/text/jinja_api.h
+//@@ src/text/template/api.h
 
 // Templates as objects: compiled once, rendered often.
 
@@ -28217,7 +28217,7 @@ qlora_result qlora_text_template_render(qlora_text_template* source,
     return r;
 }
 
-//@@ src/text/chat_formats.h
+//@@ src/text/chat/formats.h
 
 // The built-in chat formats, as templates: for models without one, and on request. Their
 // generation blocks say what is trained.
@@ -28331,7 +28331,7 @@ static const char* qlora__text_find(const char* text, size_t size, const char* w
     return NULL;
 }
 
-//@@ src/text/chat_template.h
+//@@ src/text/chat/template.h
 
 // The chat template of a folder: which of its files has it.
 
@@ -28457,7 +28457,7 @@ static qlora_result qlora__text_found_read(qlora__env* env, const char* folder,
                                         "the chat_template in tokenizer_config.json", out);
 }
 
-//@@ src/text/chat.h
+//@@ src/text/chat/chat.h
 
 // Chats: which template a model has, and its special tokens.
 
@@ -28791,7 +28791,7 @@ static qlora_result qlora__text_chat_fill(qlora__env* env, qlora_text_chat* chat
     return qlora__text_chat_finish(env, chat);
 }
 
-//@@ src/text/chat_output.h
+//@@ src/text/chat/output.h
 
 // From a rendering to ids and labels.
 
@@ -29153,7 +29153,7 @@ static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_o
     return QLORA_OK;
 }
 
-//@@ src/text/chat_turns.h
+//@@ src/text/chat/turns.h
 
 // A conversation as values of a template, and its rendering.
 
@@ -29477,7 +29477,7 @@ static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_t
     return r;
 }
 
-//@@ src/text/chat_trained.h
+//@@ src/text/chat/trained.h
 
 // What of a conversation is trained.
 //
@@ -29740,7 +29740,7 @@ static qlora_result qlora__text_talk_encode(qlora__env* env, qlora__text_talk* t
     return qlora__text_output_text(env, &o, talk->chat, &talk->whole, &talk->spans);
 }
 
-//@@ src/text/chat_encode.h
+//@@ src/text/chat/encode.h
 
 // From a conversation to ids: the public functions.
 
@@ -30090,7 +30090,7 @@ qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conv
     return r;
 }
 
-//@@ src/text/chat_save.h
+//@@ src/text/chat/save.h
 
 // The format of a chat, kept with an adapter: where transformers and qlora_text_chat_open look for
 // it.
@@ -30152,7 +30152,7 @@ qlora_result qlora_text_chat_save(qlora_text_chat* chat, const char* folder,
     return qlora__text_chat_save(env, chat, &c);
 }
 
-//@@ src/text/samples.h
+//@@ src/text/data/samples.h
 
 // Samples: kept in memory, or found again in their file.
 //
@@ -30429,7 +30429,7 @@ static qlora_result qlora__text_label_rest(qlora__env* env, qlora_text_data* dat
     return QLORA_OK;
 }
 
-//@@ src/text/input.h
+//@@ src/text/data/input.h
 
 // The bytes of a data file, in order, through a window that grows as far as one record needs.
 //
@@ -30550,7 +30550,7 @@ static qlora_result qlora__text_input_skip_mark(qlora__env* env, qlora__text_inp
     return QLORA_OK;
 }
 
-//@@ src/text/input_gzip.h
+//@@ src/text/data/input_gzip.h
 
 // Data files inside gzip: the decompressed bytes are read like those of any other file. Only a
 // window of them is held, so that it does not matter how much a file becomes.
@@ -30614,7 +30614,7 @@ static qlora_result qlora__text_gzip_open(qlora__env* env, qlora__text_input* in
     return QLORA_OK;
 }
 
-//@@ src/text/data.h
+//@@ src/text/data/messages.h
 
 // One name of --columns: the column `from` of the file is read as `to`.
 typedef struct qlora__text_column {
@@ -31184,7 +31184,7 @@ static qlora_result qlora__text_data_chat(qlora__env* env, qlora__text_loader* l
     return r;
 }
 
-//@@ src/text/records.h
+//@@ src/text/data/records.h
 
 // The forms of a record: the names that it must have. The first column is its name in desc.format.
 typedef enum qlora__text_kind {
@@ -31849,7 +31849,7 @@ static qlora_result qlora__text_record_take(qlora__env* env, qlora__text_loader*
     return qlora__text_data_close_record(env, loader->data, loader->begin, line);
 }
 
-//@@ src/text/source.h
+//@@ src/text/data/source.h
 
 // Where records come from: the interface that every kind of data file implements.
 
@@ -32086,7 +32086,7 @@ static qlora_result qlora__text_columns_apply(qlora__env* env, qlora__text_sourc
     return QLORA_OK;
 }
 
-//@@ src/text/data_json.h
+//@@ src/text/data/json.h
 
 // JSON files as a source of records: one per line, or the elements of one array, which may be the
 // value of "data" in an object.
@@ -32508,7 +32508,7 @@ static qlora_result qlora__text_json_open(qlora__env* env, qlora__text_source* s
     return qlora__text_input_open(env, &source->input);
 }
 
-//@@ src/text/data_csv.h
+//@@ src/text/data/csv.h
 
 // .csv and .tsv: RFC 4180 with a header. Every row is a record whose values are strings.
 //
@@ -32811,7 +32811,7 @@ static qlora_result qlora__text_tsv_open(qlora__env* env, qlora__text_source* so
     return qlora__text_separated_open(env, source, '\t');
 }
 
-//@@ src/text/data_text.h
+//@@ src/text/data/text.h
 
 // .txt: documents, separated by lines of <|endoftext|>, or the whole text.
 
@@ -33191,7 +33191,7 @@ static qlora_result qlora__text_document_again(qlora__env* env, qlora__text_sour
     return QLORA_OK;
 }
 
-//@@ src/text/data_parquet.h
+//@@ src/text/data/parquet.h
 
 // .parquet: every row is a record. Pages are read one after another, never a whole row group.
 
@@ -33315,7 +33315,7 @@ static qlora_result qlora__text_parquet_open(qlora__env* env, qlora__text_source
     return qlora__text_parquet_columns(env, source);
 }
 
-//@@ src/text/data_files.h
+//@@ src/text/data/files.h
 
 // Training files: what kind of file it is, reading it, reading single samples again.
 
@@ -34038,4 +34038,4 @@ QLORA__ONCE_END
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 5b911127a2753ff7
+//@@ end 8df41a9a9718487c

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes src/text/unicode_case.h: upper, lower and title case, digits, as Python's str has them.
+"""Writes src/text/unicode/case_tables.h: upper, lower and title case, digits, as Python's str has
+them.
 
-usage: python3 tools/case_gen.py > src/text/unicode_case.h
+usage: python3 tools/case_gen.py > src/text/unicode/case_tables.h
 
 The committed file was made with Python 3.11 (Unicode 14.0). The data comes from the Unicode
 Character Database, Copyright (c) 1991-2024 Unicode, Inc., under the Unicode License V3

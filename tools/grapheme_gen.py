@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes src/text/unicode_graphemes.h: what characters are for the borders between graphemes.
+"""Writes src/text/unicode/grapheme_tables.h: what characters are for the borders between
+graphemes.
 
-usage: python3 tools/grapheme_gen.py > src/text/unicode_graphemes.h
+usage: python3 tools/grapheme_gen.py > src/text/unicode/grapheme_tables.h
 
 Needs `pip install regex==2026.11.9 unicodedata2==16.0.0`. What is not in Unicode 16.0 counts as any
 other character, as in the `tokenizers` library 0.23.3. The data comes from the Unicode Character Database, Copyright

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the Unicode tables in src/text/unicode_tables.h, between its two GENERATED lines.
+"""Writes the Unicode tables in src/text/unicode/tables.h, between its two GENERATED lines.
 
-usage: python3 tools/unicode_gen.py src/text/unicode_tables.h
+usage: python3 tools/unicode_gen.py src/text/unicode/tables.h
 
 Needs Unicode 16.0.0 data: Python 3.14, or `pip install unicodedata2==16.0.0`. That is the version
 used by the regular expressions of the `tokenizers` library (checked for every code point). Its

@@ -10,81 +10,81 @@
 
    CONTENTS  (grep -n '^//@@' qlora_text.h lists every part)
 
-       api                  linkage, results and hooks; shared with qlora.h
-       text/api             declarations: text, arrays, tokenizers, templates, chats, data
-       platform             files and memory of the operating system; shared with qlora.h
-       core                 errors, log, memory, files; shared with qlora.h
-       formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h.
-                            gzip, Snappy, Zstandard, Parquet
-       text/base            the text object, growing arrays, whole files
-       text/folder          files of a model folder, also made from a GGUF file
-       text/classes         classes of characters
-       text/unicode_tables  generated tables
-       text/unicode         UTF-8, normalisation
-       text/unicode_case    generated tables of upper and lower case
-       text/case            upper and lower case, digits
-       text/values          JSON values as the loaders use them
-       text/maps            hash tables: byte strings, pairs of numbers
-       text/view            a text to be split, by characters
-       text/pattern         regular expressions: compiling
-       text/pattern_match   regular expressions: matching
-       text/split           pre-tokenizers
-       text/tok             a tokenizer
-       text/unigram         one word to ids: Unigram
-       text/bpe             one word to ids: BPE
-       text/unicode_graphemes  generated tables of graphemes
-       text/graphemes       borders between graphemes
-       text/charsmap        the map of SentencePiece's normalizer
-       text/normalize       normalizers
-       text/load_model      tokenizer.json: tokens and merges
-       text/load            tokenizer.json: the steps around them
-       text/pattern_api     regular expressions as objects
-       text/load_scored     vocabularies whose tokens have scores
-       text/load_gguf       the tokenizer in a GGUF file
-       text/load_bin        tokenizer.bin of llama2.c; opening and asking
-       text/new_tokens      tokenizers with more tokens, and their files
-       text/encode          text to ids
-       text/lines           where a long text can be split
-       text/decode          ids to text
-       text/jinja_base       values of templates, memory, limits
-       text/jinja_lex        templates: tokens
-       text/jinja_parse      templates: expressions to a tree
-       text/jinja_parse_tags  templates: statements to a tree
-       text/jinja_scope      templates: which variable a name means
-       text/jinja_value      text, comparison, iteration of values
-       text/jinja_number     operators
-       text/jinja_json       JSON to values and back
-       text/jinja_format     formats and dates
-       text/jinja_strings    what strings can do
-       text/jinja_methods    methods of values
-       text/jinja_iterate    map, select, sorting
-       text/jinja_filters    filters
-       text/jinja_filters_number  filters of numbers
-       text/jinja_layout     filters that lay text out
-       text/jinja_html       filters for HTML
-       text/jinja_tables     tables of filters and tests
-       text/jinja_eval       expressions
-       text/jinja_run        statements and macros
-       text/jinja_api        templates as objects
-       text/chat_formats    built-in chat templates
-       text/chat_template   which file of a folder has the template
-       text/chat            which template a model has
-       text/chat_output     rendered texts to ids and labels
-       text/chat_turns      conversations as values of a template
-       text/chat_trained    what of a conversation is trained
-       text/chat_encode     conversations to ids
-       text/chat_save       the format of a chat, kept with an adapter
-       text/samples         samples in memory, or found again in a file
-       text/input           the bytes of a data file, in order
-       text/input_gzip      those inside gzip
-       text/data            messages
-       text/records         one record to a sample
-       text/source          where records come from; columns
-       text/data_json       .jsonl and .json to records
-       text/data_csv        .csv and .tsv to records
-       text/data_text       .txt to samples
-       text/data_parquet    .parquet to records
-       text/data_files      training files to samples
+       api                           linkage, results and hooks; shared with qlora.h
+       text/api                      declarations: text, arrays, tokenizers, templates, chats, data
+       platform                      files and memory of the operating system; shared with qlora.h
+       core                          errors, log, memory, files; shared with qlora.h
+       formats                       JSON, regular expressions, stop ids, GGUF metadata; shared with
+                                     qlora.h. gzip, Snappy, Zstandard, Parquet
+       text/base                     the text object, growing arrays, whole files
+       text/folder                   files of a model folder, also made from a GGUF file
+       text/unicode/classes          classes of characters
+       text/unicode/tables           generated tables
+       text/unicode/characters       UTF-8, normalisation
+       text/unicode/case_tables      generated tables of upper and lower case
+       text/unicode/case             upper and lower case, digits
+       text/values                   JSON values as the loaders use them
+       text/maps                     hash tables: byte strings, pairs of numbers
+       text/pattern/view             a text to be split, by characters
+       text/pattern/compile          regular expressions: compiling
+       text/pattern/match            regular expressions: matching
+       text/tokens/split             pre-tokenizers
+       text/tokens/tokenizer         a tokenizer
+       text/tokens/unigram           one word to ids: Unigram
+       text/tokens/bpe               one word to ids: BPE
+       text/unicode/grapheme_tables  generated tables of graphemes
+       text/unicode/graphemes        borders between graphemes
+       text/tokens/charsmap          the map of SentencePiece's normalizer
+       text/tokens/normalize         normalizers
+       text/tokens/load_model        tokenizer.json: tokens and merges
+       text/tokens/load              tokenizer.json: the steps around them
+       text/pattern/api              regular expressions as objects
+       text/tokens/load_scored       vocabularies whose tokens have scores
+       text/tokens/load_gguf         the tokenizer in a GGUF file
+       text/tokens/load_bin          tokenizer.bin of llama2.c; opening and asking
+       text/tokens/new_tokens        tokenizers with more tokens, and their files
+       text/tokens/encode            text to ids
+       text/tokens/lines             where a long text can be split
+       text/tokens/decode            ids to text
+       text/template/base            values of templates, memory, limits
+       text/template/lex             templates: tokens
+       text/template/parse           templates: expressions to a tree
+       text/template/parse_tags      templates: statements to a tree
+       text/template/scope           templates: which variable a name means
+       text/template/value           text, comparison, iteration of values
+       text/template/number          operators
+       text/template/json            JSON to values and back
+       text/template/format          formats and dates
+       text/template/strings         what strings can do
+       text/template/methods         methods of values
+       text/template/iterate         map, select, sorting
+       text/template/filters         filters
+       text/template/filters_number  filters of numbers
+       text/template/layout          filters that lay text out
+       text/template/html            filters for HTML
+       text/template/tables          tables of filters and tests
+       text/template/eval            expressions
+       text/template/run             statements and macros
+       text/template/api             templates as objects
+       text/chat/formats             built-in chat templates
+       text/chat/template            which file of a folder has the template
+       text/chat/chat                which template a model has
+       text/chat/output              rendered texts to ids and labels
+       text/chat/turns               conversations as values of a template
+       text/chat/trained             what of a conversation is trained
+       text/chat/encode              conversations to ids
+       text/chat/save                the format of a chat, kept with an adapter
+       text/data/samples             samples in memory, or found again in a file
+       text/data/input               the bytes of a data file, in order
+       text/data/input_gzip          those inside gzip
+       text/data/messages            messages
+       text/data/records             one record to a sample
+       text/data/source              where records come from; columns
+       text/data/json                .jsonl and .json to records
+       text/data/csv                 .csv and .tsv to records
+       text/data/text                .txt to samples
+       text/data/parquet             .parquet to records
+       text/data/files               training files to samples
 
    This file is assembled from the parts in src/ of the repository; changes are made there.
 

@@ -249,7 +249,7 @@ gate_layers() {
         text != "" && FNR > at { text = text $0 }
         text ~ /\{/ { text = "" }
         text ~ /;/ { if (text ~ /\) *;/) print FILENAME ":" at ": " text; text = "" }' \
-        src/*.h src/*/*.h | grep -v __attribute__)
+        src/*.h src/*/*.h src/*/*/*.h | grep -v __attribute__)
 }
 
 # What qlora_ctx_create compares: the list has every public struct, and the sum is the same in C and

@@ -53,7 +53,7 @@ while read -r name option at; do
         fault "$at: $name has no option $option"
 done < <(options_of "${pages[@]}")
 all=$(cat Makefile tools/* tests/*.sh tests/*.py tests/gates/*.sh tests/bench/* tests/unit/main.c \
-    tests/golden/*.[ch] programs/*.[ch] programs/*/*.h)
+    tests/golden/*.[ch] programs/*.[ch] programs/*/*.h programs/*/*/*.h)
 while read -r option; do
     [[ $option == --rope-scaling ]] && continue # of llama.cpp
     [[ $all == *"\"${option#--}\""* || $all == *"\"$option"* || $all == *"$option)"* ||

@@ -123,7 +123,7 @@ defect cxx "a designator that C++ does not have" \
     'sed -i "s/\.rope = {\.theta = 1e4}/.rope.theta = 1e4/" examples/hello.c'
 defect cxx "the address of a local variable that is kept" \
     'sed -i "s/QLORA__TRY(qlora__jin_run_into(m, node, &buffer));/m->out = \&buffer;\n    \
-    QLORA__TRY(m->hooks->run(m, node->c));/" src/text/jinja_run.h'
+    QLORA__TRY(m->hooks->run(m, node->c));/" src/text/template/run.h'
 
 defect text "a byte that is not ASCII" 'printf "// \303\244\n" >>src/graph.h'
 defect text "CR line end" 'printf "// x\r\n" >>src/graph.h'
@@ -303,7 +303,7 @@ defect warnings "a loss of sign" \
 defect warnings "only with optimisation" \
     'core "int qlora_c(int n);\nint qlora_c(int n) { int v; if (n > 3) { v = n; } return v; }"'
 defect warnings "only with -O3, in a program" \
-    'sed -i "s/: %.500s/: %s/" programs/finetune/state.h'
+    'sed -i "s/: %.500s/: %s/" programs/finetune/run/state.h'
 defect contract "a wrong value" 'sed -i "s/^\(#define QLORA__CUBLAS_OP_T\) 1/\1 2/" src/driver/*.h'
 defect contract "a wrong symbol" 'sed -i "s/\"cuMemAlloc_v2\"/\"cuMemAlloc\"/" src/driver/*.h'
 defect contract "a wrong parameter" \
@@ -313,7 +313,7 @@ defect programs "a warning in a test" \
 defect examples "an example that fails" 'sed -i "s/? 0 : 1;/? 1 : 0;/" examples/*.c'
 defect examples "a wrong compile command" 'sed -i "s,^// *cc ,// cc -DX=( ," examples/hello.c'
 defect use "a message that lost its meaning" \
-    'sed -i "s/resumed after step/continued at step/" programs/finetune/start.h'
+    'sed -i "s/resumed after step/continued at step/" programs/finetune/run/start.h'
 defect use "a version of its own" \
     'sed -i "s/(qlora.h) \" QLORA_VERSION_STRING/(qlora.h) 0.0.9\"/" programs/tool.h'
 for gate in use_gcc use_clang; do
@@ -323,10 +323,11 @@ for gate in use_gcc use_clang; do
 done
 defect page "a text that makes the page wide" \
     'sed -i "s/white-space: pre-wrap; overflow-wrap: anywhere/white-space: pre/" \
-        programs/finetune/page.h'
-defect page "markup that is not escaped" 'sed -i "s/\"&lt;\"/\"<\"/" programs/finetune/curves.h'
+        programs/finetune/reports/page.h'
+defect page "markup that is not escaped" \
+    'sed -i "s/\"&lt;\"/\"<\"/" programs/finetune/reports/curves.h'
 defect page "no dark colours" \
-    'sed -i "s/prefers-color-scheme: dark/prefers-color-scheme: none/" programs/finetune/*.h'
+    'sed -i "s/prefers-color-scheme: dark/prefers-color-scheme: none/" programs/finetune/*/*.h'
 defect readme "a program that does not compile" \
     'sed -i "s/#include \"qlora.h\"/#include \"qlola.h\"/" README.md'
 defect readme "a program of another page that fails" \
@@ -358,10 +359,10 @@ defect fuzz "a parser that crashes" \
 defect fuzz "a checksum that is not compared" \
     'sed -i "s/qlora__hash_end(&hash) != qlora__load_u64(t->data)/false/" src/formats/safetensors.h'
 defect fuzz "a turn of weight 0 that is trained" \
-    'sed -i "s/masked = .masked || number == 0.0;/masked = *masked;/" src/text/data.h'
+    'sed -i "s/masked = .masked || number == 0.0;/masked = *masked;/" src/text/data/messages.h'
 defect fuzz "an added token with the id of the next one" \
     'sed -i "s/added->id = (int32_t)use;/added->id = (int32_t)use + (number == 5 ? 1 : 0);/" \
-        src/text/load.h'
+        src/text/tokens/load.h'
 for gate in x86_64 aarch64 musl wine tsan; do
     defect $gate "a failing test" \
         'sed -i "s/ASSERT_NEQ(test_random/ASSERT_EQ(test_random/" tests/unit/harness.c'

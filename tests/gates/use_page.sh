@@ -194,7 +194,7 @@ helps() { # every description is set off from its option
         glued=$("$root/$B/$row" --help | sed '/^Chat formats/,$d' | grep -cE '^  --[a-z]')
         check "$row --help: and has all of them ($glued)" [ "$glued" -eq \
             "$(sed -n '/^static const option option_table/,/^};/p' \
-            "$root/programs/$row"{.c,/table.h} 2>/dev/null |
+            "$root/programs/$row"{.c,/options/table.h} 2>/dev/null |
             grep -E '^    .".*OPT_' | grep -vc OPT_HEADING)" ]
     done
 }

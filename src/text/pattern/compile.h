@@ -53,8 +53,8 @@ typedef struct qlora__pattern_set {
     bool negated;
 } qlora__pattern_set;
 
-// A class of text/classes.h may hold two general categories; these are the ones that patterns tell
-// apart, and the members of the rarer one.
+// A class of text/unicode/classes.h may hold two general categories; these are the ones that
+// patterns tell apart, and the members of the rarer one.
 enum {
     QLORA__PATTERN_LU = 1,
     QLORA__PATTERN_LT = 2,
@@ -843,8 +843,8 @@ static qlora_result qlora__pattern_parse(qlora__pattern_parser* p) {
     return qlora__pattern_append(p, QLORA__PATTERN_MATCH, 0, 0);
 }
 
-// Compiles a pattern. `classes` is the table of text/unicode.h. `keeps`: note where the first group
-// is in a match.
+// Compiles a pattern. `classes` is the table of text/unicode/characters.h. `keeps`: note where the
+// first group is in a match.
 static qlora_result qlora__pattern_make(qlora__env* env, const char* text, size_t size,
                                         const uint8_t* classes, bool keeps, qlora__pattern** out) {
     qlora__pattern_parser p;

@@ -8,7 +8,7 @@
 #ifndef FINETUNE_EVENTS_H
 #define FINETUNE_EVENTS_H
 
-#include "../blob.h"
+#include "../../blob.h"
 
 #include <stdint.h>
 #include <stdio.h>
