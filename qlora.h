@@ -49972,7 +49972,7 @@ typedef struct qlora__report {
     double exchange_ms;   // measured by the host; negative: by the device, between these events
     void* exchange_events[2];
     bool exchange_graph;
-    double total;         // pairs or sequences, 0 for SFT
+    double total;         // units of the step, 0 if they are rows
     double chosen_labels; // labels of the chosen texts
     double sft_alpha;
 } qlora__report;
@@ -49980,10 +49980,9 @@ typedef struct qlora__report {
 // What a step consists of, counted over all its batches.
 typedef struct qlora__step_counts {
     double labels;        // sum of the weights
-    double pairs;         // DPO
-    double singles;       // KTO: sequences other than the mismatched ones
-    double mismatched;    // KTO
-    double chosen_labels; // DPO
+    double units;         // pairs, or sequences other than the mismatched ones; 0 for rows
+    double mismatched;    // sequences
+    double chosen_labels; // of the chosen texts of pairs
 } qlora__step_counts;
 
 enum {
@@ -50032,6 +50031,7 @@ struct qlora_trainer {
     qlora_ctx* ctx;
     qlora_model* m;
     qlora_train_desc desc; // defaults resolved
+    const struct qlora__method* method; // the row of desc.method
     qlora__ring ring; // for the settings of AdamW; that of the model if it has one adapter
     qlora__record* records;
     qlora__report reports[QLORA__RECORDS];
@@ -50079,6 +50079,222 @@ static qlora_result qlora__trainer_leave(const qlora_trainer* t, qlora_result r)
 // The index of the record of a step.
 static int qlora__record_of(int64_t step) {
     return (int)(step % QLORA__RECORDS);
+}
+
+//@@ src/trainer/methods.h
+
+// ---- methods ------------------------------------------------------------------------------------
+//
+// One row per method of training that says what it needs and does. The trainer, its steps, slices
+// and checkpoints ask the row; none of them contains the name of a method, which the gate `words`
+// checks.
+//
+// Every method multiplies the gradient of each labelled row by a factor. SFT's is the weight of the
+// label, over the sum of all weights of the step. A preference has one factor for a sequence, the
+// same for all of its labelled rows, which follows from the log-probabilities of whole sequences.
+
+// What a step counts, and what no micro-batch may divide.
+typedef enum qlora__unit {
+    QLORA__UNIT_ROW, // a labelled row; such a step is a plain sum, which may be divided anywhere
+    QLORA__UNIT_SEQUENCE,
+    QLORA__UNIT_PAIR // two sequences, of which one is preferred
+} qlora__unit;
+
+// The settings of qlora_train_desc that not every method reads.
+enum {
+    QLORA__SETTING_ALL = 0, // that is, one that every method reads
+    QLORA__SETTING_BETA = 1,
+    QLORA__SETTING_SMOOTHING = 2,  // label_smoothing
+    QLORA__SETTING_LIKELIHOOD = 4, // sft_alpha
+    QLORA__SETTING_WEIGHTS = 8     // desirable_weight and undesirable_weight
+};
+
+typedef struct qlora__method {
+    qlora_method method;
+    const char* name; // in messages
+    qlora__unit unit;
+    unsigned settings;  // bits of those it reads
+    qlora__needs needs; // kernels that only its trainers have
+    bool reference;     // needs log-probabilities of the reference: the caller's, or the base's
+    bool mismatched;    // its first batches have mismatched sequences, which have no gradient
+    bool head_norms;    // the head and the norms may be trained with it
+    // Whether a batch has whole units, which are added to the counts, and whether a step has enough
+    // of them. NULL: nothing beyond what every batch must have.
+    qlora_result (*check)(qlora_ctx* ctx, const qlora_batch* b, qlora__step_counts* counts);
+    qlora_result (*check_step)(qlora_ctx* ctx, const qlora__step_counts* counts);
+    // The factors of a micro-batch, from the log-probabilities of its sequences, and the sums of
+    // the step. NULL: the head applies the weights of the labels.
+    qlora_result (*factors)(qlora_ctx* ctx, const qlora__preference* p);
+    // The numbers of a step, from these sums, which checkpoints keep. NULL: only the mean loss.
+    void (*report)(const qlora__report* report, const double* sums, qlora_train_info* out);
+} qlora__method;
+
+// ---- units of a batch and of a step
+
+// Counts the labels of every sequence, of which each must have at least one. `chosen` receives
+// those of the even sequences.
+static qlora_result qlora__sequences_count(qlora_ctx* ctx, const qlora_batch* b, double* chosen) {
+    int64_t at = 0;
+    for (int64_t s = 0; s < b->count; s++) {
+        int64_t labels = 0;
+        for (int64_t i = 1; i < b->lengths[s]; i++) {
+            labels += b->labels[at + i] != -100 ? 1 : 0;
+        }
+        if (labels == 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "sequence %lld has no label; its log-probability would be that of "
+                               "nothing",
+                               (long long)s);
+        }
+        *chosen += s % 2 == 0 ? (double)labels : 0.0;
+        at += b->lengths[s];
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__pairs_check(qlora_ctx* ctx, const qlora_batch* b,
+                                       qlora__step_counts* counts) {
+    if (b->roles != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "batch->roles is set; the sequences of DPO are pairs, the chosen one "
+                           "first");
+    }
+    if (b->count % 2 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the batch has %lld sequences; DPO needs pairs, both in one batch",
+                           (long long)b->count);
+    }
+    counts->units += (double)(b->count / 2);
+    return qlora__sequences_count(ctx, b, &counts->chosen_labels);
+}
+
+static qlora_result qlora__pairs_check_step(qlora_ctx* ctx, const qlora__step_counts* counts) {
+    return counts->units > 0.0 ? QLORA_OK
+                               : qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the step has no pairs");
+}
+
+static qlora_result qlora__roles_check(qlora_ctx* ctx, const qlora_batch* b,
+                                       qlora__step_counts* counts) {
+    int64_t mismatched = 0;
+    double ignored = 0.0;
+    if (b->roles == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "batch->roles is NULL; KTO needs the role of every sequence");
+    }
+    for (int64_t s = 0; s < b->count; s++) {
+        if (b->roles[s] < 0 || b->roles[s] > QLORA_ROLE_MISMATCHED) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "sequence %lld has role %d; it must be 0, 1 or 2", (long long)s,
+                               (int)b->roles[s]);
+        }
+        mismatched += b->roles[s] == QLORA_ROLE_MISMATCHED ? 1 : 0;
+    }
+    if (mismatched > 0 && mismatched < b->count) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "%lld of the %lld sequences of a batch are mismatched; they need batches "
+            "of their own",
+            (long long)mismatched, (long long)b->count);
+    }
+    if (mismatched > 0 && counts->units > 0.0) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "a batch of mismatched sequences follows one of others; kl must be known "
+            "before the first gradient");
+    }
+    counts->mismatched += (double)mismatched;
+    counts->units += (double)(b->count - mismatched);
+    return qlora__sequences_count(ctx, b, &ignored);
+}
+
+static qlora_result qlora__roles_check_step(qlora_ctx* ctx, const qlora__step_counts* counts) {
+    if (!(counts->units > 0.0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the step has no sequences other than mismatched ones");
+    }
+    if (counts->units < 2.0) { // its mismatched sequence would be the sequence itself
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the step has 1 sequence other than mismatched ones; KTO needs at least "
+                           "2, so that prompts and answers can be mismatched");
+    }
+    if (counts->mismatched < counts->units || counts->mismatched > counts->units) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the step has %g mismatched sequences and %g others; KTO needs as many "
+                           "of both",
+                           counts->mismatched, counts->units);
+    }
+    return QLORA_OK;
+}
+
+// ---- the numbers of a step
+
+static double qlora__mean(double sum, double count) {
+    return count > 0.0 ? sum / count : 0.0;
+}
+
+// What all preferences report.
+static void qlora__preference_report(const qlora__report* report, const double* sums,
+                                     qlora_train_info* out) {
+    double pairs = sums[QLORA__SUM_CHOSEN_COUNT];
+    out->preference_loss = qlora__mean(sums[QLORA__SUM_LOSS], report->total);
+    out->chosen_nll = qlora__mean(sums[QLORA__SUM_NLL], report->chosen_labels);
+    out->loss = out->preference_loss + report->sft_alpha * out->chosen_nll;
+    double rejected = sums[QLORA__SUM_REJECTED_COUNT];
+    double none = report->total > 0.0 ? (double)NAN : 0.0; // 0 before the first step
+    out->rewards_chosen = pairs > 0.0 ? sums[QLORA__SUM_CHOSEN] / pairs : none;
+    out->rewards_rejected = rejected > 0.0 ? sums[QLORA__SUM_REJECTED] / rejected : none;
+    out->accuracy = qlora__mean(sums[QLORA__SUM_CORRECT], report->total);
+    out->kl_raw = qlora__mean(sums[QLORA__SUM_KL], sums[QLORA__SUM_KL_COUNT]);
+    out->kl = out->kl_raw > 0.0 ? out->kl_raw : 0.0;
+}
+
+static void qlora__pairs_report(const qlora__report* report, const double* sums,
+                                qlora_train_info* out) {
+    qlora__preference_report(report, sums, out);
+    out->margins = qlora__mean(sums[QLORA__SUM_MARGIN], sums[QLORA__SUM_CHOSEN_COUNT]);
+}
+
+// Without pairs, the means are compared.
+static void qlora__roles_report(const qlora__report* report, const double* sums,
+                                qlora_train_info* out) {
+    qlora__preference_report(report, sums, out);
+    out->margins = out->rewards_chosen - out->rewards_rejected;
+}
+
+// ---- the rows
+
+// clang-format off
+static const qlora__method qlora__methods[] = {
+    {QLORA_METHOD_SFT, "SFT", QLORA__UNIT_ROW, 0,
+     0, false, false, true,
+     NULL, NULL, NULL, NULL},
+    {QLORA_METHOD_DPO, "DPO", QLORA__UNIT_PAIR,
+     QLORA__SETTING_BETA | QLORA__SETTING_SMOOTHING | QLORA__SETTING_LIKELIHOOD,
+     QLORA__NEED_PAIRS, true, false, false,
+     qlora__pairs_check, qlora__pairs_check_step, qlora__preference_factors,
+     qlora__pairs_report},
+    {QLORA_METHOD_KTO, "KTO", QLORA__UNIT_SEQUENCE,
+     QLORA__SETTING_BETA | QLORA__SETTING_WEIGHTS,
+     QLORA__NEED_PAIRS, true, true, false,
+     qlora__roles_check, qlora__roles_check_step, qlora__preference_factors,
+     qlora__roles_report}};
+// clang-format on
+
+#define QLORA__METHODS ((int)(sizeof qlora__methods / sizeof qlora__methods[0]))
+
+// The row of a method; NULL if there is none.
+static const qlora__method* qlora__method_of(qlora_method method) {
+    for (int i = 0; i < QLORA__METHODS; i++) {
+        if (qlora__methods[i].method == method) {
+            return &qlora__methods[i];
+        }
+    }
+    return NULL;
+}
+
+// Whether it reads the setting of this bit.
+static bool qlora__method_reads(const qlora__method* row, unsigned setting) {
+    return setting == QLORA__SETTING_ALL || (row->settings & setting) != 0;
 }
 
 //@@ src/trainer/leaves.h
@@ -50168,10 +50384,9 @@ static qlora_result qlora__leaf_begin(qlora_trainer* t) {
     return QLORA_OK;
 }
 
-// Mismatched sequences of KTO have no gradients.
+// Mismatched sequences have no gradients.
 static bool qlora__batch_is_leaf(const qlora_trainer* t, const qlora_batch* batch) {
-    return t->desc.method != QLORA_METHOD_KTO || batch->count == 0 ||
-           batch->roles[0] != QLORA_ROLE_MISMATCHED;
+    return !t->method->mismatched || batch->count == 0 || batch->roles[0] != QLORA_ROLE_MISMATCHED;
 }
 
 // Whether the next leaf of a step belongs to another process; it is then counted and passed over.
@@ -52038,24 +52253,27 @@ qlora_result qlora_comm_nccl(qlora_ctx* ctx, const qlora_nccl_desc* desc, qlora_
 
 // The settings of the method and of learning rates.
 static qlora_result qlora__method_desc_check(qlora_ctx* ctx, const qlora_train_desc* d) {
-    QLORA__TRY(qlora__need_whole(ctx, "desc.method", (int64_t)d->method, 0, QLORA_METHOD_KTO));
     const struct {
         const char* name;
         double value;
         double below;
-        unsigned methods; // that use it, one bit each
-    } numbers[] = {{"beta", d->beta, 1e6, 6u},
-                   {"label_smoothing", d->label_smoothing, 1.0, 2u},
-                   {"sft_alpha", d->sft_alpha, 1e6, 2u},
-                   {"desirable_weight", d->desirable_weight, 1e6, 4u},
-                   {"undesirable_weight", d->undesirable_weight, 1e6, 4u},
-                   {"loraplus_ratio", d->loraplus_ratio, 1e6, 7u},
-                   {"neftune", d->neftune, 1e6, 7u}};
+        unsigned setting;
+    } numbers[] = {{"beta", d->beta, 1e6, QLORA__SETTING_BETA},
+                   {"label_smoothing", d->label_smoothing, 1.0, QLORA__SETTING_SMOOTHING},
+                   {"sft_alpha", d->sft_alpha, 1e6, QLORA__SETTING_LIKELIHOOD},
+                   {"desirable_weight", d->desirable_weight, 1e6, QLORA__SETTING_WEIGHTS},
+                   {"undesirable_weight", d->undesirable_weight, 1e6, QLORA__SETTING_WEIGHTS},
+                   {"loraplus_ratio", d->loraplus_ratio, 1e6, QLORA__SETTING_ALL},
+                   {"neftune", d->neftune, 1e6, QLORA__SETTING_ALL}};
+    const qlora__method* row = qlora__method_of(d->method);
+    if (row == NULL) {
+        return qlora__need_whole(ctx, "desc.method", (int64_t)d->method, 0, QLORA__METHODS - 1);
+    }
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         char name[40];
         snprintf(name, sizeof name, "desc.%s", numbers[i].name);
         QLORA__TRY(qlora__need_real(ctx, name, numbers[i].value, 0.0, numbers[i].below));
-        if (numbers[i].value > 0.0 && (numbers[i].methods >> (int)d->method & 1u) == 0) {
+        if (numbers[i].value > 0.0 && !qlora__method_reads(row, numbers[i].setting)) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                                "%s is %g, but desc.method is %d, which does not use it", name,
                                numbers[i].value, (int)d->method);
@@ -52111,8 +52329,10 @@ static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_
     d->eps = d->eps > 0.0 ? d->eps : 1e-8;
     d->max_norm = d->max_norm < 0.0 ? -1.0 : d->max_norm > 0.0 ? d->max_norm : 1.0;
     d->keep_checkpoints = d->keep_checkpoints > 0 ? d->keep_checkpoints : 2;
-    d->beta = d->beta > 0.0 || d->method == QLORA_METHOD_SFT ? d->beta : 0.1;
-    if (d->method == QLORA_METHOD_KTO) {
+    if (qlora__method_reads(qlora__method_of(d->method), QLORA__SETTING_BETA)) {
+        d->beta = d->beta > 0.0 ? d->beta : 0.1;
+    }
+    if (qlora__method_reads(qlora__method_of(d->method), QLORA__SETTING_WEIGHTS)) {
         d->desirable_weight = d->desirable_weight > 0.0 ? d->desirable_weight : 1.0;
         d->undesirable_weight = d->undesirable_weight > 0.0 ? d->undesirable_weight : 1.0;
     }
@@ -52151,10 +52371,9 @@ static void qlora__trainer_free(qlora_trainer* t) {
 
 // Compiles the kernels that only some trainers need.
 static qlora_result qlora__trainer_warm(qlora_ctx* ctx, const qlora_model* m,
-                                        const qlora_train_desc* d) {
+                                        const qlora_trainer* t) {
 #ifndef QLORA_NO_CUDA
-    qlora__needs need = (d->neftune > 0.0 ? QLORA__NEED_NOISE : 0) |
-                    (d->method != QLORA_METHOD_SFT ? QLORA__NEED_PAIRS : 0);
+    qlora__needs need = (t->desc.neftune > 0.0 ? QLORA__NEED_NOISE : 0) | t->method->needs;
     if (need != 0 && !qlora__on_cpu(ctx)) {
         need |= m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32;
         bool was_sealed = qlora__cache_set_sealed(ctx, false);
@@ -52165,7 +52384,7 @@ static qlora_result qlora__trainer_warm(qlora_ctx* ctx, const qlora_model* m,
 #endif
     (void)ctx;
     (void)m;
-    (void)d;
+    (void)t;
     return QLORA_OK;
 }
 
@@ -52175,7 +52394,7 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     t->use_graphs = !t->desc.eager && !qlora__on_cpu(ctx);
     int64_t room = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) + 1;
     t->chunk_room = room;
-    room *= QLORA__ROOM_SIZES * (t->desc.method == QLORA_METHOD_SFT ? 1 : QLORA__MICRO_KINDS);
+    room *= QLORA__ROOM_SIZES * (t->method->reference ? QLORA__MICRO_KINDS : 1);
     t->graphs = (qlora_graph**)qlora__alloc_zero(ctx, (size_t)room * sizeof *t->graphs);
     if (t->graphs == NULL) {
         return QLORA_ERR_MEMORY;
@@ -52207,16 +52426,18 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
 static qlora_result qlora__trainer_adapter(qlora_ctx* ctx, qlora_model* m,
                                            const qlora_train_desc* desc) {
     int32_t adapter = desc != NULL ? desc->adapter : 0;
+    // Of a desc that has not been checked yet.
+    const qlora__method* row = desc != NULL ? qlora__method_of(desc->method) : NULL;
     QLORA__TRY(qlora__need_whole(ctx, "desc.adapter", adapter, 0, m->adapters - 1));
     if (qlora__has_several(m) ? m->owns[adapter].trainers > 0 : m->trainers > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE, "the %s already has a trainer",
                            qlora__has_several(m) ? "adapter" : "model");
     }
-    const char* what = desc == NULL || !qlora__has_several(m) ? NULL
-                       : desc->method != QLORA_METHOD_SFT     ? "desc.method is not SFT"
-                       : desc->comm != NULL                   ? "desc.comm is set"
-                       : desc->neftune > 0.0                  ? "desc.neftune is set"
-                                                              : NULL;
+    const char* what = desc == NULL || !qlora__has_several(m)        ? NULL
+                       : row == NULL || row->unit != QLORA__UNIT_ROW ? "desc.method is not SFT"
+                       : desc->comm != NULL                          ? "desc.comm is set"
+                       : desc->neftune > 0.0                         ? "desc.neftune is set"
+                                                                     : NULL;
     if (what != NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s, which is not supported for a model with %d adapters", what,
@@ -52251,14 +52472,15 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
     }
     t->ctx = ctx;
     qlora_result r = qlora__train_desc_resolve(ctx, desc, &t->desc);
-    r = r == QLORA_OK ? qlora__trainer_warm(ctx, m, &t->desc) : r;
+    t->method = qlora__method_of(t->desc.method);
+    r = r == QLORA_OK ? qlora__trainer_warm(ctx, m, t) : r;
     r = r == QLORA_OK ? qlora__trainer_build(ctx, m, t) : r;
     r = r == QLORA_OK ? qlora__comm_start(t) : r;
     if (r != QLORA_OK) {
         qlora__trainer_free(t);
         return r;
     }
-    if (t->desc.method != QLORA_METHOD_SFT && (qlora__trains_head(m) || m->desc.train_norms)) {
+    if (!t->method->head_norms && (qlora__trains_head(m) || m->desc.train_norms)) {
         qlora__trainer_free(t);
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "the %s trained, which DPO and KTO do not support",
@@ -52370,91 +52592,18 @@ qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* des
 
 //@@ src/train/preference.h
 
-// ---- the batches of DPO and KTO -----------------------------------------------------------------
+// ---- the batches of preferences -----------------------------------------------------------------
 
-static const char* qlora__method_name(qlora_method method) {
-    return method == QLORA_METHOD_DPO ? "DPO" : method == QLORA_METHOD_KTO ? "KTO" : "SFT";
-}
-
-// Counts the labels of every sequence, of which each must have at least one. `chosen` receives
-// those of the even sequences.
-static qlora_result qlora__sequences_count(qlora_ctx* ctx, const qlora_batch* b, double* chosen) {
-    int64_t at = 0;
-    for (int64_t s = 0; s < b->count; s++) {
-        int64_t labels = 0;
-        for (int64_t i = 1; i < b->lengths[s]; i++) {
-            labels += b->labels[at + i] != -100 ? 1 : 0;
-        }
-        if (labels == 0) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "sequence %lld has no label; its log-probability would be that of "
-                               "nothing",
-                               (long long)s);
-        }
-        *chosen += s % 2 == 0 ? (double)labels : 0.0;
-        at += b->lengths[s];
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__pairs_check(qlora_ctx* ctx, const qlora_batch* b,
-                                       qlora__step_counts* counts) {
-    if (b->roles != NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "batch->roles is set; the sequences of DPO are pairs, the chosen one "
-                           "first");
-    }
-    if (b->count % 2 != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the batch has %lld sequences; DPO needs pairs, both in one batch",
-                           (long long)b->count);
-    }
-    counts->pairs += (double)(b->count / 2);
-    return qlora__sequences_count(ctx, b, &counts->chosen_labels);
-}
-
-static qlora_result qlora__roles_check(qlora_ctx* ctx, const qlora_batch* b,
-                                       qlora__step_counts* counts) {
-    int64_t mismatched = 0;
-    double ignored = 0.0;
-    if (b->roles == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "batch->roles is NULL; KTO needs the role of every sequence");
-    }
-    for (int64_t s = 0; s < b->count; s++) {
-        if (b->roles[s] < 0 || b->roles[s] > QLORA_ROLE_MISMATCHED) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "sequence %lld has role %d; it must be 0, 1 or 2", (long long)s,
-                               (int)b->roles[s]);
-        }
-        mismatched += b->roles[s] == QLORA_ROLE_MISMATCHED ? 1 : 0;
-    }
-    if (mismatched > 0 && mismatched < b->count) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "%lld of the %lld sequences of a batch are mismatched; they need batches "
-            "of their own",
-            (long long)mismatched, (long long)b->count);
-    }
-    if (mismatched > 0 && counts->singles > 0.0) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "a batch of mismatched sequences follows one of others; kl must be known "
-            "before the first gradient");
-    }
-    counts->mismatched += (double)mismatched;
-    counts->singles += (double)(b->count - mismatched);
-    return qlora__sequences_count(ctx, b, &ignored);
-}
-
-// Checks a batch that belongs to a step of DPO or KTO, and counts it.
-static qlora_result qlora__preference_check(const qlora_trainer* t, const qlora_batch* b,
-                                            qlora__step_counts* counts) {
+// Checks a batch by the rules of the method, and counts its units.
+static qlora_result qlora__method_check(const qlora_trainer* t, const qlora_batch* b,
+                                        qlora__step_counts* counts) {
     qlora_ctx* ctx = t->ctx;
+    if (t->method->check == NULL) {
+        return QLORA_OK;
+    }
     if (b->weights != NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "batch->weights is set; %s has no weights of labels",
-                           qlora__method_name(t->desc.method));
+                           "batch->weights is set; %s has no weights of labels", t->method->name);
     }
     for (int64_t s = 0; b->references != NULL && s < b->count; s++) {
         if (!(b->references[s] <= 0.0 && b->references[s] > -1e300)) {
@@ -52463,66 +52612,26 @@ static qlora_result qlora__preference_check(const qlora_trainer* t, const qlora_
                                (long long)s, b->references[s]);
         }
     }
-    return t->desc.method == QLORA_METHOD_DPO ? qlora__pairs_check(ctx, b, counts)
-                                              : qlora__roles_check(ctx, b, counts);
+    return t->method->check(ctx, b, counts);
 }
 
 // What must hold for all batches of a step together.
-static qlora_result qlora__preference_check_step(const qlora_trainer* t,
-                                                 const qlora__step_counts* counts) {
-    bool dpo = t->desc.method == QLORA_METHOD_DPO;
-    if (!((dpo ? counts->pairs : counts->singles) > 0.0)) {
-        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "the step has no %s",
-                           dpo ? "pairs" : "sequences other than mismatched ones");
-    }
-    if (!dpo && counts->singles < 2.0) { // its mismatched sequence would be the sequence itself
-        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT,
-                           "the step has 1 sequence other than mismatched ones; KTO needs at least "
-                           "2, so that prompts and answers can be mismatched");
-    }
-    if (!dpo && (counts->mismatched < counts->singles || counts->mismatched > counts->singles)) {
-        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT,
-                           "the step has %g mismatched sequences and %g others; KTO needs as many "
-                           "of both",
-                           counts->mismatched, counts->singles);
-    }
-    return QLORA_OK;
+static qlora_result qlora__method_check_step(const qlora_trainer* t,
+                                             const qlora__step_counts* counts) {
+    return t->method->check_step != NULL ? t->method->check_step(t->ctx, counts) : QLORA_OK;
 }
 
 static qlora__preference_numbers qlora__preference_numbers_of(const qlora_trainer* t) {
     const qlora_train_desc* d = &t->desc;
-    bool dpo = d->method == QLORA_METHOD_DPO;
+    bool likelihood = qlora__method_reads(t->method, QLORA__SETTING_LIKELIHOOD);
     qlora__preference_numbers n;
     n.beta = d->beta;
     n.smoothing = d->label_smoothing;
-    n.likelihood = dpo ? d->sft_alpha / t->counts.chosen_labels : 0.0;
+    n.likelihood = likelihood ? d->sft_alpha / t->counts.chosen_labels : 0.0;
     n.desirable = d->desirable_weight;
     n.undesirable = d->undesirable_weight;
-    n.total = dpo ? t->counts.pairs : t->counts.singles;
+    n.total = t->counts.units;
     return n;
-}
-
-static double qlora__mean(double sum, double count) {
-    return count > 0.0 ? sum / count : 0.0;
-}
-
-// Reports the sums of a step.
-static void qlora__preference_report(const qlora__report* report, const double* sums,
-                                     qlora_train_info* out) {
-    double pairs = sums[QLORA__SUM_CHOSEN_COUNT];
-    bool kto = sums[QLORA__SUM_KL_COUNT] > 0.0;
-    out->preference_loss = qlora__mean(sums[QLORA__SUM_LOSS], report->total);
-    out->chosen_nll = qlora__mean(sums[QLORA__SUM_NLL], report->chosen_labels);
-    out->loss = out->preference_loss + report->sft_alpha * out->chosen_nll;
-    double rejected = sums[QLORA__SUM_REJECTED_COUNT];
-    double none = report->total > 0.0 ? (double)NAN : 0.0; // 0 before the first step
-    out->rewards_chosen = pairs > 0.0 ? sums[QLORA__SUM_CHOSEN] / pairs : none;
-    out->rewards_rejected = rejected > 0.0 ? sums[QLORA__SUM_REJECTED] / rejected : none;
-    out->margins = kto ? out->rewards_chosen - out->rewards_rejected
-                       : qlora__mean(sums[QLORA__SUM_MARGIN], pairs);
-    out->accuracy = qlora__mean(sums[QLORA__SUM_CORRECT], report->total);
-    out->kl_raw = qlora__mean(sums[QLORA__SUM_KL], sums[QLORA__SUM_KL_COUNT]);
-    out->kl = out->kl_raw > 0.0 ? out->kl_raw : 0.0;
 }
 
 //@@ src/train/step.h
@@ -52577,21 +52686,22 @@ static bool qlora__piece_at(const qlora_trainer* t, int64_t n, qlora__piece_of* 
 }
 
 // The factors of the sequences, applied to the gradients of their rows.
-static qlora_result qlora__piece_preference(const qlora__pass* pass) {
+static qlora_result qlora__piece_preference(const qlora__method* method, const qlora__pass* pass) {
     qlora_model* m = pass->m;
     qlora_tensor rows = m->rows_dx;
     rows.rows -= 1; // without the zero row
     QLORA__TRY(
         qlora__preference_logps(pass->ctx, &m->preference, &m->losses, &m->preference.logps));
-    QLORA__TRY(qlora__preference_factors(pass->ctx, &m->preference));
+    QLORA__TRY(method->factors(pass->ctx, &m->preference));
     return qlora__preference_scale(pass->ctx, &m->preference, &rows);
 }
 
-static qlora_result qlora__piece_logps(const qlora__pass* pass, bool reference) {
+static qlora_result qlora__piece_logps(const qlora__method* method, const qlora__pass* pass,
+                                       bool reference) {
     const qlora__preference* p = &pass->m->preference;
     QLORA__TRY(qlora__preference_logps(pass->ctx, p, &pass->m->losses,
                                        reference ? &p->references : &p->logps));
-    return reference ? QLORA_OK : qlora__preference_factors(pass->ctx, p);
+    return reference ? QLORA_OK : method->factors(pass->ctx, p);
 }
 
 static qlora_result qlora__piece_kind_run(const qlora_trainer* t, const qlora__pass* pass,
@@ -52608,10 +52718,10 @@ static qlora_result qlora__piece_kind_run(const qlora_trainer* t, const qlora__p
     case QLORA__PIECE_HEAD:
         return qlora__head_chunk(pass, piece->index, trained ? &totals : NULL, trained);
     case QLORA__PIECE_LOGPS:
-        return qlora__piece_logps(pass, piece->reference);
+        return qlora__piece_logps(t->method, pass, piece->reference);
     case QLORA__PIECE_TURN:
         if (t->micro.preference) {
-            QLORA__TRY(qlora__piece_preference(pass));
+            QLORA__TRY(qlora__piece_preference(t->method, pass));
         }
         QLORA__TRY(qlora__head_end(pass));
         return qlora__backward_begin(pass);
@@ -52740,10 +52850,10 @@ static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
 
 // t->counts is that of the step.
 static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch) {
-    bool sft = t->desc.method == QLORA_METHOD_SFT;
+    bool plain = t->method->factors == NULL;
     qlora__preference_numbers numbers = qlora__preference_numbers_of(t);
-    qlora__micro_desc desc = {sft ? t->counts.labels : 1.0, t->desc.seed,    t->step,
-                              sft ? NULL : &numbers,        t->desc.adapter, NULL};
+    qlora__micro_desc desc = {plain ? t->counts.labels : 1.0, t->desc.seed,    t->step,
+                              plain ? NULL : &numbers,        t->desc.adapter, NULL};
     QLORA__TRY(qlora__comm_slot(t));
     QLORA__TRY(qlora__batch_send(t->ctx, t->m, batch, &desc, &t->micro));
     t->tokens += t->micro.mismatched ? 0 : t->micro.tokens;
@@ -52782,11 +52892,11 @@ static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batc
                                        double total_labels) {
     int64_t tokens = 0;
     QLORA__TRY(qlora__trainer_need(t->ctx, t));
-    if (t->desc.method != QLORA_METHOD_SFT) {
+    if (t->method->unit != QLORA__UNIT_ROW) {
         return qlora__fail(t->ctx, QLORA_ERR_STATE,
                            "the loss of %s depends on the whole step; use qlora_train_step, "
                            "qlora_train_gradients or qlora_train_begin",
-                           qlora__method_name(t->desc.method));
+                           t->method->name);
     }
     if (t->world > 1) {
         return qlora__fail(t->ctx, QLORA_ERR_STATE,
@@ -52855,8 +52965,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     t->reports[at].lr = lr;
     t->reports[at].sent = t->sent;
     t->reports[at].longest = 0.0; // a step in slices sets it in the end
-    t->reports[at].total =
-        t->desc.method == QLORA_METHOD_SFT ? 0.0 : t->counts.pairs + t->counts.singles;
+    t->reports[at].total = t->counts.units;
     t->reports[at].chosen_labels = t->counts.chosen_labels;
     t->reports[at].sft_alpha = t->desc.sft_alpha;
     memset(&t->counts, 0, sizeof t->counts);
@@ -52942,8 +53051,8 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->longest_piece = report->longest;
     out->exchange_ms = t->world > 1 ? qlora__comm_ms(t, report) : 0.0;
     out->exchange_graph = t->world > 1 && report->exchange_graph;
-    if (report->total > 0.0) {
-        qlora__preference_report(report, r->preference, out);
+    if (t->method->report != NULL && report->total > 0.0) {
+        t->method->report(report, r->preference, out);
     }
 }
 
@@ -53029,7 +53138,6 @@ qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* o
 static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* batches,
                                          int64_t count) {
     qlora_ctx* ctx = t->ctx;
-    bool sft = t->desc.method == QLORA_METHOD_SFT;
     QLORA__TRY(qlora__trainer_need(ctx, t));
     if (t->tokens > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
@@ -53047,15 +53155,11 @@ static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* ba
         int64_t tokens = 0;
         QLORA__TRY(qlora__batch_check(ctx, t->m, &batches[i], &tokens));
         QLORA__TRY(qlora__batch_owned(t, &batches[i]));
-        if (!sft) {
-            QLORA__TRY(qlora__preference_check(t, &batches[i], &counts));
-        }
+        QLORA__TRY(qlora__method_check(t, &batches[i], &counts));
         counts.labels += qlora_batch_labels(&batches[i]);
         leaves += qlora__batch_is_leaf(t, &batches[i]) ? 1 : 0;
     }
-    if (!sft) {
-        QLORA__TRY(qlora__preference_check_step(t, &counts));
-    }
+    QLORA__TRY(qlora__method_check_step(t, &counts));
     QLORA__TRY(qlora__labels_check(ctx, counts.labels));
     t->counts = counts;
     t->leaves = leaves;
@@ -53168,9 +53272,7 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
         memset(&ignored, 0, sizeof ignored);
         QLORA__TRY(qlora__batch_check(t->ctx, t->m, &s->batches[s->at], &tokens));
         QLORA__TRY(qlora__batch_owned(t, &s->batches[s->at]));
-        if (t->desc.method != QLORA_METHOD_SFT) {
-            QLORA__TRY(qlora__preference_check(t, &s->batches[s->at], &ignored));
-        }
+        QLORA__TRY(qlora__method_check(t, &s->batches[s->at], &ignored));
         if (qlora__batch_is_leaf(t, &s->batches[s->at])) {
             QLORA__TRY(qlora__leaf_begin(t));
         }
@@ -53370,7 +53472,7 @@ static qlora_result qlora__each_trainers(qlora_ctx* ctx, qlora_trainer* const* t
         }
         each->owners[t->desc.adapter] = t;
         QLORA__TRY(qlora__trainer_need(ctx, t));
-        if (t->desc.method != QLORA_METHOD_SFT || t->world > 1) {
+        if (t->method->unit != QLORA__UNIT_ROW || t->world > 1) {
             return qlora__fail(
                 ctx, QLORA_ERR_UNSUPPORTED, "trainers[%lld] %s; use qlora_train_step", (long long)i,
                 t->world > 1 ? "trains together with other processes" : "trains with preferences");
@@ -53685,7 +53787,7 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     qlora__state_add_moments(m, &list);
     qlora__save_add_bytes(&list, "hashes", QLORA__ST_U64, hashes, sizeof hashes);
     qlora__save_add_bytes(&list, "record", QLORA__ST_F32, s->record, sizeof s->record);
-    if (t->desc.method != QLORA_METHOD_SFT) {
+    if (t->method->report != NULL) {
         qlora__save_add_bytes(&list, "preference", QLORA__ST_U8, s->preference,
                               sizeof s->preference);
     }
@@ -55906,4 +56008,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 28a22dd57ca72f48
+//@@ end 29fe3c70a080e0c3

@@ -258,6 +258,7 @@ QLORA__ONCE_PER_CALL
 #include "adapter/merge_vocab.h"
 #include "adapter/merge_save.h"
 #include "trainer/structure.h"
+#include "trainer/methods.h"
 #include "trainer/leaves.h"
 #include "trainer/rows.h"
 #ifndef QLORA_NO_COMM

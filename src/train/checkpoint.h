@@ -183,7 +183,7 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     qlora__state_add_moments(m, &list);
     qlora__save_add_bytes(&list, "hashes", QLORA__ST_U64, hashes, sizeof hashes);
     qlora__save_add_bytes(&list, "record", QLORA__ST_F32, s->record, sizeof s->record);
-    if (t->desc.method != QLORA_METHOD_SFT) {
+    if (t->method->report != NULL) {
         qlora__save_add_bytes(&list, "preference", QLORA__ST_U8, s->preference,
                               sizeof s->preference);
     }

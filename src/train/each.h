@@ -51,7 +51,7 @@ static qlora_result qlora__each_trainers(qlora_ctx* ctx, qlora_trainer* const* t
         }
         each->owners[t->desc.adapter] = t;
         QLORA__TRY(qlora__trainer_need(ctx, t));
-        if (t->desc.method != QLORA_METHOD_SFT || t->world > 1) {
+        if (t->method->unit != QLORA__UNIT_ROW || t->world > 1) {
             return qlora__fail(
                 ctx, QLORA_ERR_UNSUPPORTED, "trainers[%lld] %s; use qlora_train_step", (long long)i,
                 t->world > 1 ? "trains together with other processes" : "trains with preferences");

@@ -71,9 +71,7 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
         memset(&ignored, 0, sizeof ignored);
         QLORA__TRY(qlora__batch_check(t->ctx, t->m, &s->batches[s->at], &tokens));
         QLORA__TRY(qlora__batch_owned(t, &s->batches[s->at]));
-        if (t->desc.method != QLORA_METHOD_SFT) {
-            QLORA__TRY(qlora__preference_check(t, &s->batches[s->at], &ignored));
-        }
+        QLORA__TRY(qlora__method_check(t, &s->batches[s->at], &ignored));
         if (qlora__batch_is_leaf(t, &s->batches[s->at])) {
             QLORA__TRY(qlora__leaf_begin(t));
         }

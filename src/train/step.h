@@ -48,21 +48,22 @@ static bool qlora__piece_at(const qlora_trainer* t, int64_t n, qlora__piece_of* 
 }
 
 // The factors of the sequences, applied to the gradients of their rows.
-static qlora_result qlora__piece_preference(const qlora__pass* pass) {
+static qlora_result qlora__piece_preference(const qlora__method* method, const qlora__pass* pass) {
     qlora_model* m = pass->m;
     qlora_tensor rows = m->rows_dx;
     rows.rows -= 1; // without the zero row
     QLORA__TRY(
         qlora__preference_logps(pass->ctx, &m->preference, &m->losses, &m->preference.logps));
-    QLORA__TRY(qlora__preference_factors(pass->ctx, &m->preference));
+    QLORA__TRY(method->factors(pass->ctx, &m->preference));
     return qlora__preference_scale(pass->ctx, &m->preference, &rows);
 }
 
-static qlora_result qlora__piece_logps(const qlora__pass* pass, bool reference) {
+static qlora_result qlora__piece_logps(const qlora__method* method, const qlora__pass* pass,
+                                       bool reference) {
     const qlora__preference* p = &pass->m->preference;
     QLORA__TRY(qlora__preference_logps(pass->ctx, p, &pass->m->losses,
                                        reference ? &p->references : &p->logps));
-    return reference ? QLORA_OK : qlora__preference_factors(pass->ctx, p);
+    return reference ? QLORA_OK : method->factors(pass->ctx, p);
 }
 
 static qlora_result qlora__piece_kind_run(const qlora_trainer* t, const qlora__pass* pass,
@@ -79,10 +80,10 @@ static qlora_result qlora__piece_kind_run(const qlora_trainer* t, const qlora__p
     case QLORA__PIECE_HEAD:
         return qlora__head_chunk(pass, piece->index, trained ? &totals : NULL, trained);
     case QLORA__PIECE_LOGPS:
-        return qlora__piece_logps(pass, piece->reference);
+        return qlora__piece_logps(t->method, pass, piece->reference);
     case QLORA__PIECE_TURN:
         if (t->micro.preference) {
-            QLORA__TRY(qlora__piece_preference(pass));
+            QLORA__TRY(qlora__piece_preference(t->method, pass));
         }
         QLORA__TRY(qlora__head_end(pass));
         return qlora__backward_begin(pass);
@@ -211,10 +212,10 @@ static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
 
 // t->counts is that of the step.
 static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch) {
-    bool sft = t->desc.method == QLORA_METHOD_SFT;
+    bool plain = t->method->factors == NULL;
     qlora__preference_numbers numbers = qlora__preference_numbers_of(t);
-    qlora__micro_desc desc = {sft ? t->counts.labels : 1.0, t->desc.seed,    t->step,
-                              sft ? NULL : &numbers,        t->desc.adapter, NULL};
+    qlora__micro_desc desc = {plain ? t->counts.labels : 1.0, t->desc.seed,    t->step,
+                              plain ? NULL : &numbers,        t->desc.adapter, NULL};
     QLORA__TRY(qlora__comm_slot(t));
     QLORA__TRY(qlora__batch_send(t->ctx, t->m, batch, &desc, &t->micro));
     t->tokens += t->micro.mismatched ? 0 : t->micro.tokens;
@@ -253,11 +254,11 @@ static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batc
                                        double total_labels) {
     int64_t tokens = 0;
     QLORA__TRY(qlora__trainer_need(t->ctx, t));
-    if (t->desc.method != QLORA_METHOD_SFT) {
+    if (t->method->unit != QLORA__UNIT_ROW) {
         return qlora__fail(t->ctx, QLORA_ERR_STATE,
                            "the loss of %s depends on the whole step; use qlora_train_step, "
                            "qlora_train_gradients or qlora_train_begin",
-                           qlora__method_name(t->desc.method));
+                           t->method->name);
     }
     if (t->world > 1) {
         return qlora__fail(t->ctx, QLORA_ERR_STATE,
@@ -326,8 +327,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     t->reports[at].lr = lr;
     t->reports[at].sent = t->sent;
     t->reports[at].longest = 0.0; // a step in slices sets it in the end
-    t->reports[at].total =
-        t->desc.method == QLORA_METHOD_SFT ? 0.0 : t->counts.pairs + t->counts.singles;
+    t->reports[at].total = t->counts.units;
     t->reports[at].chosen_labels = t->counts.chosen_labels;
     t->reports[at].sft_alpha = t->desc.sft_alpha;
     memset(&t->counts, 0, sizeof t->counts);
@@ -413,8 +413,8 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->longest_piece = report->longest;
     out->exchange_ms = t->world > 1 ? qlora__comm_ms(t, report) : 0.0;
     out->exchange_graph = t->world > 1 && report->exchange_graph;
-    if (report->total > 0.0) {
-        qlora__preference_report(report, r->preference, out);
+    if (t->method->report != NULL && report->total > 0.0) {
+        t->method->report(report, r->preference, out);
     }
 }
 
@@ -500,7 +500,6 @@ qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* o
 static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* batches,
                                          int64_t count) {
     qlora_ctx* ctx = t->ctx;
-    bool sft = t->desc.method == QLORA_METHOD_SFT;
     QLORA__TRY(qlora__trainer_need(ctx, t));
     if (t->tokens > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
@@ -518,15 +517,11 @@ static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* ba
         int64_t tokens = 0;
         QLORA__TRY(qlora__batch_check(ctx, t->m, &batches[i], &tokens));
         QLORA__TRY(qlora__batch_owned(t, &batches[i]));
-        if (!sft) {
-            QLORA__TRY(qlora__preference_check(t, &batches[i], &counts));
-        }
+        QLORA__TRY(qlora__method_check(t, &batches[i], &counts));
         counts.labels += qlora_batch_labels(&batches[i]);
         leaves += qlora__batch_is_leaf(t, &batches[i]) ? 1 : 0;
     }
-    if (!sft) {
-        QLORA__TRY(qlora__preference_check_step(t, &counts));
-    }
+    QLORA__TRY(qlora__method_check_step(t, &counts));
     QLORA__TRY(qlora__labels_check(ctx, counts.labels));
     t->counts = counts;
     t->leaves = leaves;

@@ -2,24 +2,27 @@
 
 // The settings of the method and of learning rates.
 static qlora_result qlora__method_desc_check(qlora_ctx* ctx, const qlora_train_desc* d) {
-    QLORA__TRY(qlora__need_whole(ctx, "desc.method", (int64_t)d->method, 0, QLORA_METHOD_KTO));
     const struct {
         const char* name;
         double value;
         double below;
-        unsigned methods; // that use it, one bit each
-    } numbers[] = {{"beta", d->beta, 1e6, 6u},
-                   {"label_smoothing", d->label_smoothing, 1.0, 2u},
-                   {"sft_alpha", d->sft_alpha, 1e6, 2u},
-                   {"desirable_weight", d->desirable_weight, 1e6, 4u},
-                   {"undesirable_weight", d->undesirable_weight, 1e6, 4u},
-                   {"loraplus_ratio", d->loraplus_ratio, 1e6, 7u},
-                   {"neftune", d->neftune, 1e6, 7u}};
+        unsigned setting;
+    } numbers[] = {{"beta", d->beta, 1e6, QLORA__SETTING_BETA},
+                   {"label_smoothing", d->label_smoothing, 1.0, QLORA__SETTING_SMOOTHING},
+                   {"sft_alpha", d->sft_alpha, 1e6, QLORA__SETTING_LIKELIHOOD},
+                   {"desirable_weight", d->desirable_weight, 1e6, QLORA__SETTING_WEIGHTS},
+                   {"undesirable_weight", d->undesirable_weight, 1e6, QLORA__SETTING_WEIGHTS},
+                   {"loraplus_ratio", d->loraplus_ratio, 1e6, QLORA__SETTING_ALL},
+                   {"neftune", d->neftune, 1e6, QLORA__SETTING_ALL}};
+    const qlora__method* row = qlora__method_of(d->method);
+    if (row == NULL) {
+        return qlora__need_whole(ctx, "desc.method", (int64_t)d->method, 0, QLORA__METHODS - 1);
+    }
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         char name[40];
         snprintf(name, sizeof name, "desc.%s", numbers[i].name);
         QLORA__TRY(qlora__need_real(ctx, name, numbers[i].value, 0.0, numbers[i].below));
-        if (numbers[i].value > 0.0 && (numbers[i].methods >> (int)d->method & 1u) == 0) {
+        if (numbers[i].value > 0.0 && !qlora__method_reads(row, numbers[i].setting)) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                                "%s is %g, but desc.method is %d, which does not use it", name,
                                numbers[i].value, (int)d->method);
@@ -75,8 +78,10 @@ static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_
     d->eps = d->eps > 0.0 ? d->eps : 1e-8;
     d->max_norm = d->max_norm < 0.0 ? -1.0 : d->max_norm > 0.0 ? d->max_norm : 1.0;
     d->keep_checkpoints = d->keep_checkpoints > 0 ? d->keep_checkpoints : 2;
-    d->beta = d->beta > 0.0 || d->method == QLORA_METHOD_SFT ? d->beta : 0.1;
-    if (d->method == QLORA_METHOD_KTO) {
+    if (qlora__method_reads(qlora__method_of(d->method), QLORA__SETTING_BETA)) {
+        d->beta = d->beta > 0.0 ? d->beta : 0.1;
+    }
+    if (qlora__method_reads(qlora__method_of(d->method), QLORA__SETTING_WEIGHTS)) {
         d->desirable_weight = d->desirable_weight > 0.0 ? d->desirable_weight : 1.0;
         d->undesirable_weight = d->undesirable_weight > 0.0 ? d->undesirable_weight : 1.0;
     }
@@ -115,10 +120,9 @@ static void qlora__trainer_free(qlora_trainer* t) {
 
 // Compiles the kernels that only some trainers need.
 static qlora_result qlora__trainer_warm(qlora_ctx* ctx, const qlora_model* m,
-                                        const qlora_train_desc* d) {
+                                        const qlora_trainer* t) {
 #ifndef QLORA_NO_CUDA
-    qlora__needs need = (d->neftune > 0.0 ? QLORA__NEED_NOISE : 0) |
-                    (d->method != QLORA_METHOD_SFT ? QLORA__NEED_PAIRS : 0);
+    qlora__needs need = (t->desc.neftune > 0.0 ? QLORA__NEED_NOISE : 0) | t->method->needs;
     if (need != 0 && !qlora__on_cpu(ctx)) {
         need |= m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32;
         bool was_sealed = qlora__cache_set_sealed(ctx, false);
@@ -129,7 +133,7 @@ static qlora_result qlora__trainer_warm(qlora_ctx* ctx, const qlora_model* m,
 #endif
     (void)ctx;
     (void)m;
-    (void)d;
+    (void)t;
     return QLORA_OK;
 }
 
@@ -139,7 +143,7 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     t->use_graphs = !t->desc.eager && !qlora__on_cpu(ctx);
     int64_t room = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) + 1;
     t->chunk_room = room;
-    room *= QLORA__ROOM_SIZES * (t->desc.method == QLORA_METHOD_SFT ? 1 : QLORA__MICRO_KINDS);
+    room *= QLORA__ROOM_SIZES * (t->method->reference ? QLORA__MICRO_KINDS : 1);
     t->graphs = (qlora_graph**)qlora__alloc_zero(ctx, (size_t)room * sizeof *t->graphs);
     if (t->graphs == NULL) {
         return QLORA_ERR_MEMORY;
@@ -171,16 +175,18 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
 static qlora_result qlora__trainer_adapter(qlora_ctx* ctx, qlora_model* m,
                                            const qlora_train_desc* desc) {
     int32_t adapter = desc != NULL ? desc->adapter : 0;
+    // Of a desc that has not been checked yet.
+    const qlora__method* row = desc != NULL ? qlora__method_of(desc->method) : NULL;
     QLORA__TRY(qlora__need_whole(ctx, "desc.adapter", adapter, 0, m->adapters - 1));
     if (qlora__has_several(m) ? m->owns[adapter].trainers > 0 : m->trainers > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE, "the %s already has a trainer",
                            qlora__has_several(m) ? "adapter" : "model");
     }
-    const char* what = desc == NULL || !qlora__has_several(m) ? NULL
-                       : desc->method != QLORA_METHOD_SFT     ? "desc.method is not SFT"
-                       : desc->comm != NULL                   ? "desc.comm is set"
-                       : desc->neftune > 0.0                  ? "desc.neftune is set"
-                                                              : NULL;
+    const char* what = desc == NULL || !qlora__has_several(m)        ? NULL
+                       : row == NULL || row->unit != QLORA__UNIT_ROW ? "desc.method is not SFT"
+                       : desc->comm != NULL                          ? "desc.comm is set"
+                       : desc->neftune > 0.0                         ? "desc.neftune is set"
+                                                                     : NULL;
     if (what != NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s, which is not supported for a model with %d adapters", what,
@@ -215,14 +221,15 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
     }
     t->ctx = ctx;
     qlora_result r = qlora__train_desc_resolve(ctx, desc, &t->desc);
-    r = r == QLORA_OK ? qlora__trainer_warm(ctx, m, &t->desc) : r;
+    t->method = qlora__method_of(t->desc.method);
+    r = r == QLORA_OK ? qlora__trainer_warm(ctx, m, t) : r;
     r = r == QLORA_OK ? qlora__trainer_build(ctx, m, t) : r;
     r = r == QLORA_OK ? qlora__comm_start(t) : r;
     if (r != QLORA_OK) {
         qlora__trainer_free(t);
         return r;
     }
-    if (t->desc.method != QLORA_METHOD_SFT && (qlora__trains_head(m) || m->desc.train_norms)) {
+    if (!t->method->head_norms && (qlora__trains_head(m) || m->desc.train_norms)) {
         qlora__trainer_free(t);
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "the %s trained, which DPO and KTO do not support",

@@ -83,10 +83,9 @@ static qlora_result qlora__leaf_begin(qlora_trainer* t) {
     return QLORA_OK;
 }
 
-// Mismatched sequences of KTO have no gradients.
+// Mismatched sequences have no gradients.
 static bool qlora__batch_is_leaf(const qlora_trainer* t, const qlora_batch* batch) {
-    return t->desc.method != QLORA_METHOD_KTO || batch->count == 0 ||
-           batch->roles[0] != QLORA_ROLE_MISMATCHED;
+    return !t->method->mismatched || batch->count == 0 || batch->roles[0] != QLORA_ROLE_MISMATCHED;
 }
 
 // Whether the next leaf of a step belongs to another process; it is then counted and passed over.

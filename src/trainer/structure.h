@@ -23,7 +23,7 @@ typedef struct qlora__report {
     double exchange_ms;   // measured by the host; negative: by the device, between these events
     void* exchange_events[2];
     bool exchange_graph;
-    double total;         // pairs or sequences, 0 for SFT
+    double total;         // units of the step, 0 if they are rows
     double chosen_labels; // labels of the chosen texts
     double sft_alpha;
 } qlora__report;
@@ -31,10 +31,9 @@ typedef struct qlora__report {
 // What a step consists of, counted over all its batches.
 typedef struct qlora__step_counts {
     double labels;        // sum of the weights
-    double pairs;         // DPO
-    double singles;       // KTO: sequences other than the mismatched ones
-    double mismatched;    // KTO
-    double chosen_labels; // DPO
+    double units;         // pairs, or sequences other than the mismatched ones; 0 for rows
+    double mismatched;    // sequences
+    double chosen_labels; // of the chosen texts of pairs
 } qlora__step_counts;
 
 enum {
@@ -83,6 +82,7 @@ struct qlora_trainer {
     qlora_ctx* ctx;
     qlora_model* m;
     qlora_train_desc desc; // defaults resolved
+    const struct qlora__method* method; // the row of desc.method
     qlora__ring ring; // for the settings of AdamW; that of the model if it has one adapter
     qlora__record* records;
     qlora__report reports[QLORA__RECORDS];

@@ -186,6 +186,9 @@ defect words "_WIN32 outside platform" 'core "#ifdef _WIN32\n#endif"'
 defect words "a family outside arch.h" 'core "#define QLORA__F QLORA_FAMILY_LLAMA"'
 defect words "a goto" 'core "static void qlora__g(void) { goto out; out:; }"'
 defect words "{0}" 'core "static void qlora__z(void) { int a[2] = {0}; (void)a; }"'
+defect words "a method by name, not by its row" \
+    'sed -i "s/if (t->method->report != NULL)/if (t->desc.method != QLORA_METHOD_SFT)/" \
+        src/train/checkpoint.h'
 defect words "a sentence that nobody can follow" \
     '{ echo; yes and so on | head -14 | tr "\n" " "; echo; } >>docs/questions.md'
 defect words "a paragraph of figures" \
