@@ -4170,13 +4170,13 @@ typedef qlora_result (*qlora__errand_fn)(void* user);
 #define QLORA__FIRSTS 32
 
 // What the context has of its own during a slice, and what it had before.
-typedef struct qlora__errand_room {
+typedef struct qlora__errand_own {
     qlora__buffer* scratch;
     size_t scratch_used;
     qlora__packing* packing;
     int depth;
     size_t scratch_marks[QLORA__MAX_DEPTH];
-} qlora__errand_room;
+} qlora__errand_own;
 
 struct qlora__errand {
     struct qlora__errand* next; // of the context
@@ -4202,7 +4202,7 @@ struct qlora__errand {
     int32_t adapter;
     bool use_adapters;
     qlora__buffer memory;
-    qlora__errand_room room;
+    qlora__errand_own own;
 };
 
 // The thread of an errand, from its creation on.
@@ -5444,12 +5444,12 @@ static const QLORA__REAL* qlora__row_in(const qlora__cpu_rows* rows, const qlora
 }
 
 // Returns where to write the columns from `col` on: in place for f32, otherwise in `room`.
-static QLORA__REAL* qlora__row_room(const qlora_tensor* t, int64_t row, int64_t col,
+static QLORA__REAL* qlora__row_target(const qlora_tensor* t, int64_t row, int64_t col,
                                     QLORA__REAL* room) {
     return t->dtype == QLORA_F32 ? (QLORA__REAL*)t->data + row * t->ld + col : room;
 }
 
-// Completes what was written to qlora__row_room.
+// Completes what was written to qlora__row_target.
 static void qlora__row_done(const qlora__cpu_rows* rows, const qlora_tensor* t, int64_t row,
                             int64_t col, int64_t n, const QLORA__REAL* from) {
     if (t->dtype != QLORA_F32) {
@@ -5466,7 +5466,7 @@ static void qlora__row_convert(const qlora__cpu_rows* rows, const qlora_tensor* 
         int64_t part = qlora__min(QLORA__ROW_CHUNK, n - c);
         const QLORA__REAL* from = qlora__row_in(rows, x, x_row, x_col + c, part, room);
         if (y->dtype == QLORA_F32) {
-            memcpy(qlora__row_room(y, y_row, y_col + c, room), from, (size_t)part * sizeof *from);
+            memcpy(qlora__row_target(y, y_row, y_col + c, room), from, (size_t)part * sizeof *from);
         } else {
             qlora__row_done(rows, y, y_row, y_col + c, part, from);
         }
@@ -11706,21 +11706,21 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 
 // Exchanges what the context has for what the errand has.
 static QLORA__UNUSED void qlora__errand_swap(qlora_ctx* ctx, qlora__errand* e) {
-    qlora__errand_room room = e->room;
-    e->room.scratch = ctx->scratch;
-    e->room.scratch_used = ctx->scratch_used;
-    e->room.packing = ctx->packing;
-    e->room.depth = ctx->depth;
-    memcpy(e->room.scratch_marks, ctx->scratch_marks, sizeof ctx->scratch_marks);
-    ctx->scratch = room.scratch;
-    ctx->scratch_used = room.scratch_used;
-    ctx->packing = room.packing;
-    ctx->depth = room.depth;
-    memcpy(ctx->scratch_marks, room.scratch_marks, sizeof ctx->scratch_marks);
+    qlora__errand_own own = e->own;
+    e->own.scratch = ctx->scratch;
+    e->own.scratch_used = ctx->scratch_used;
+    e->own.packing = ctx->packing;
+    e->own.depth = ctx->depth;
+    memcpy(e->own.scratch_marks, ctx->scratch_marks, sizeof ctx->scratch_marks);
+    ctx->scratch = own.scratch;
+    ctx->scratch_used = own.scratch_used;
+    ctx->packing = own.packing;
+    ctx->depth = own.depth;
+    memcpy(ctx->scratch_marks, own.scratch_marks, sizeof ctx->scratch_marks);
 }
 
 static QLORA__UNUSED void qlora__errand_free(qlora_ctx* ctx, qlora__errand* e) {
-    qlora__packing_destroy(ctx, e->room.packing);
+    qlora__packing_destroy(ctx, e->own.packing);
     qlora__free(ctx, e->memory.data, e->memory.bytes);
     qlora__free(ctx, e, sizeof *e);
 }
@@ -11734,8 +11734,8 @@ static QLORA__UNUSED qlora_result qlora__errand_create(qlora_ctx* ctx, qlora__er
     }
     e->memory.bytes = ctx->scratch->bytes;
     e->memory.data = qlora__alloc(ctx, e->memory.bytes);
-    e->room.scratch = &e->memory;
-    if (e->memory.data == NULL || qlora__packing_create(ctx, &e->room.packing) != QLORA_OK) {
+    e->own.scratch = &e->memory;
+    if (e->memory.data == NULL || qlora__packing_create(ctx, &e->own.packing) != QLORA_OK) {
         qlora__errand_free(ctx, e);
         return QLORA_ERR_MEMORY;
     }
@@ -11797,9 +11797,9 @@ static QLORA__UNUSED qlora_result qlora__errand_take(qlora_ctx* ctx, qlora__erra
     e->user = user;
     e->result = QLORA_OK;
     e->longest = 0.0;
-    e->room.scratch_used = 0;
-    e->room.depth = 1; // as if the public call were the only one
-    e->room.scratch_marks[0] = 0;
+    e->own.scratch_used = 0;
+    e->own.depth = 1; // as if the public call were the only one
+    e->own.scratch_marks[0] = 0;
     *out = e;
     return QLORA_OK;
 }
@@ -25890,7 +25890,7 @@ static void qlora__nf4_dequantise_rows(void* user, int64_t begin, int64_t end) {
         int64_t e = (job->row0 + r) * job->w->cols + job->col0;
         for (int64_t c = 0; c < out->cols; c += QLORA__ROW_CHUNK) {
             int64_t n = qlora__min(QLORA__ROW_CHUNK, out->cols - c);
-            QLORA__REAL* y = qlora__row_room(out, r, c, room);
+            QLORA__REAL* y = qlora__row_target(out, r, c, room);
             qlora__nf4_decode(rows, job->w, e + c, n, y);
             if (job->via_bf16) {
                 rows->store(y, n, narrow, QLORA_BF16);
@@ -27589,7 +27589,7 @@ static void qlora__point_rows(void* user, int64_t begin, int64_t end) {
             if (job->b != NULL) {
                 b = qlora__row_in(rows, job->b, r, c, n, b_room);
             }
-            QLORA__REAL* to = qlora__row_room(y, r, c, a_room);
+            QLORA__REAL* to = qlora__row_target(y, r, c, a_room);
             rows->point[job->kind](a, b, job->alpha, n, to);
             qlora__row_done(rows, y, r, c, n, to);
         }
@@ -27744,9 +27744,9 @@ static void qlora__gated_backward_rows(void* user, int64_t begin, int64_t end) {
             row.dh = qlora__row_in(rows, dh, r, c, row.n, room[0]);
             row.gate = qlora__row_in(rows, job->gate, r, c, row.n, room[1]);
             row.up = qlora__row_in(rows, job->up, r, c, row.n, room[2]);
-            row.dgate = qlora__row_room(job->dgate, r, c, room[1]);
-            row.dup = qlora__row_room(job->dup, r, c, room[2]);
-            row.h = job->h != NULL ? qlora__row_room(job->h, r, c, room[3]) : NULL;
+            row.dgate = qlora__row_target(job->dgate, r, c, room[1]);
+            row.dup = qlora__row_target(job->dup, r, c, room[2]);
+            row.h = job->h != NULL ? qlora__row_target(job->h, r, c, room[3]) : NULL;
             (job->gelu ? rows->geglu_grad : rows->swiglu_grad)(&row);
             qlora__row_done(rows, job->dgate, r, c, row.n, row.dgate);
             qlora__row_done(rows, job->dup, r, c, row.n, row.dup);
@@ -27888,7 +27888,7 @@ static void qlora__norm_add(const qlora__cpu_rows* rows, const qlora__norm_job* 
         int64_t n = qlora__min(QLORA__ROW_CHUNK, job->x->cols - c);
         const QLORA__REAL* x = qlora__row_in(rows, job->x, row, c, n, x_room);
         const QLORA__REAL* delta = qlora__row_in(rows, job->delta, row, c, n, d_room);
-        QLORA__REAL* sum = qlora__row_room(job->sum, row, c, x_room);
+        QLORA__REAL* sum = qlora__row_target(job->sum, row, c, x_room);
         rows->point[QLORA__POINT_ADD](x, delta, 0, n, sum);
         qlora__row_done(rows, job->sum, row, c, n, sum);
     }
@@ -27912,7 +27912,7 @@ static void qlora__norm_forward_rows(void* user, int64_t begin, int64_t end) {
                 int64_t n = qlora__min(QLORA__ROW_CHUNK, heads - c);
                 const QLORA__REAL* in = qlora__row_in(rows, x, row, first + c, n, x_room);
                 const QLORA__REAL* w = qlora__row_in(rows, job->w, 0, c, n, w_room);
-                QLORA__REAL* y = qlora__row_room(job->y, row, first + c, x_room);
+                QLORA__REAL* y = qlora__row_target(job->y, row, first + c, x_room);
                 rows->norm(in, rstd, w, n, y);
                 qlora__row_done(rows, job->y, row, first + c, n, y);
             }
@@ -27954,7 +27954,7 @@ static QLORA__REAL qlora__norm_backward_head(const qlora__cpu_rows* rows,
         if (job->dres != NULL) {
             r.dres = qlora__row_in(rows, job->dres, row, first + c, r.n, rooms.at[3]);
         }
-        r.dx = qlora__row_room(job->dx, row, first + c, rooms.at[0]);
+        r.dx = qlora__row_target(job->dx, row, first + c, rooms.at[0]);
         rows->norm_grad(&r);
         qlora__row_done(rows, job->dx, row, first + c, r.n, r.dx);
     }
@@ -28881,7 +28881,7 @@ static void qlora__softmax_rows(void* user, int64_t begin, int64_t end) {
         for (int64_t c = 0; c < x.cols; c += QLORA__ROW_CHUNK) {
             int64_t n = qlora__min(QLORA__ROW_CHUNK, x.cols - c);
             const QLORA__REAL* in = qlora__row_in(rows, &x, row, c, n, room);
-            QLORA__REAL* out = qlora__row_room(&y, row, c, room);
+            QLORA__REAL* out = qlora__row_target(&y, row, c, room);
             rows->exps(in, top, n, out, 0);
             rows->shares(out, (QLORA__REAL)sum, 1, 1, n, out);
             qlora__row_done(rows, &y, row, c, n, out);
@@ -28910,7 +28910,7 @@ static void qlora__softmax_backward_rows(void* user, int64_t begin, int64_t end)
             int64_t n = qlora__min(QLORA__ROW_CHUNK, y.cols - c);
             const QLORA__REAL* p = qlora__row_in(rows, &y, row, c, n, y_room);
             const QLORA__REAL* d = qlora__row_in(rows, &dy, row, c, n, dy_room);
-            QLORA__REAL* out = qlora__row_room(&dx, row, c, y_room);
+            QLORA__REAL* out = qlora__row_target(&dx, row, c, y_room);
             rows->softmax_grad(p, d, (QLORA__REAL)dot, n, out);
             qlora__row_done(rows, &dx, row, c, n, out);
         }
@@ -29119,7 +29119,7 @@ static void qlora__cross_entropy_gradient(const qlora__cpu_rows* rows,
     for (int64_t c = 0; c < x->cols; c += QLORA__ROW_CHUNK) {
         int64_t n = qlora__min(QLORA__ROW_CHUNK, x->cols - c);
         const QLORA__REAL* y = qlora__logits_in(rows, a, row, c, n, y_room);
-        QLORA__REAL* g = qlora__row_room(x, row, c, room);
+        QLORA__REAL* g = qlora__row_target(x, row, c, room);
         rows->exps(y, r->top, n, g, 0);
         QLORA__REAL own = label >= c && label < c + n ? g[label - c] : 0;
         rows->shares(g, (QLORA__REAL)r->sum, scale, weight, n, g);
@@ -29394,7 +29394,7 @@ static void qlora__adamw_shade(const qlora__cpu_rows* rows, const qlora__adamw_j
         if (r->copy != NULL) { // not beyond the end of a row of the copy
             n = qlora__min(n, r->copy_cols - at % r->copy_cols);
         }
-        QLORA__REAL* x = qlora__row_room(shadow, 0, r->begin + at, room);
+        QLORA__REAL* x = qlora__row_target(shadow, 0, r->begin + at, room);
         rows->point[QLORA__POINT_SCALE](p + at, NULL, (QLORA__REAL)r->shadow_scale, n, x);
         qlora__row_done(rows, shadow, 0, r->begin + at, n, x);
         if (r->copy != NULL) {
@@ -30013,7 +30013,7 @@ static qlora_result qlora__preference_scale(qlora_ctx* ctx, const qlora__prefere
             for (int64_t c = 0; c < x->cols; c += QLORA__ROW_CHUNK) {
                 int64_t n = qlora__min(QLORA__ROW_CHUNK, x->cols - c);
                 const QLORA__REAL* from = qlora__row_in(rows, x, row, c, n, room);
-                QLORA__REAL* to = qlora__row_room(x, row, c, room);
+                QLORA__REAL* to = qlora__row_target(x, row, c, room);
                 rows->point[QLORA__POINT_SCALE](from, NULL, factor, n, to);
                 qlora__row_done(rows, x, row, c, n, to);
             }
@@ -30206,7 +30206,7 @@ static void qlora__scale_columns_rows(void* user, int64_t begin, int64_t end) {
         for (int64_t c = 0; c < x->cols; c += QLORA__ROW_CHUNK) {
             int64_t n = qlora__min(QLORA__ROW_CHUNK, x->cols - c);
             const QLORA__REAL* from = qlora__row_in(rows, x, row, c, n, room);
-            QLORA__REAL* to = qlora__row_room(x, row, c, room);
+            QLORA__REAL* to = qlora__row_target(x, row, c, room);
             rows->point[QLORA__POINT_MUL](from, gain + c, 0, n, to);
             qlora__row_done(rows, x, row, c, n, to);
         }
@@ -30387,7 +30387,7 @@ static void qlora__dropout_row(const qlora__dropout_job* job, const uint32_t key
         for (int64_t i = 0; i < n; i++) {
             factor[i] = factor[i] != 0 ? x[i] * factor[i] : 0;
         }
-        QLORA__REAL* y = qlora__row_room(a->y, row, c, y_room);
+        QLORA__REAL* y = qlora__row_target(a->y, row, c, y_room);
         if (a->accumulate) {
             const QLORA__REAL* old = qlora__row_in(rows, a->y, row, c, n, y_room);
             rows->point[QLORA__POINT_ADD](factor, old, 0, n, y);
@@ -31049,7 +31049,7 @@ static void qlora__linear_bias_rows(void* user, int64_t begin, int64_t end) {
             } else {
                 memset(y_room, 0, (size_t)n * sizeof y_room[0]);
             }
-            QLORA__REAL* to = qlora__row_room(y, r, c, y_room);
+            QLORA__REAL* to = qlora__row_target(y, r, c, y_room);
             rows->point[QLORA__POINT_ADD](before, bias, 0, n, to);
             qlora__row_done(rows, y, r, c, n, to);
         }
@@ -33053,7 +33053,7 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
     for (int64_t r = 0; r < b->rows; r++) {
         int64_t head = b->head + r / b->queries;
         int64_t i = b->first + r % b->queries;
-        QLORA__REAL* o = qlora__row_room(a->o, i, head * a->hd, room->at[0]);
+        QLORA__REAL* o = qlora__row_target(a->o, i, head * a->hd, room->at[0]);
         job->rows->point[QLORA__POINT_SCALE](room->at[3] + r * width, NULL,
                                              (QLORA__REAL)(1 / room->sum[r]), a->hd, o);
         qlora__row_done(job->rows, a->o, i, head * a->hd, a->hd, o);
@@ -33127,7 +33127,7 @@ static void qlora__block_dq_done(const qlora__attention_job* job, const qlora__a
     for (int64_t r = 0; r < b->rows; r++) {
         int64_t col = (b->head + r / b->queries) * a->hd;
         int64_t i = b->first + r % b->queries;
-        QLORA__REAL* dq = qlora__row_room(a->dq, i, col, row);
+        QLORA__REAL* dq = qlora__row_target(a->dq, i, col, row);
         if (factor == 1) {
             memcpy(dq, room->at[6] + r * room->width, (size_t)a->hd * sizeof *dq);
         } else {
@@ -33224,7 +33224,7 @@ static void qlora__block_dkv(const qlora__attention_job* job, const qlora__atten
     for (int i = 0; i < 2; i++) {
         const qlora_tensor* t = i == 0 ? a->dk : a->dv;
         for (int64_t r = 0; r < n; r++) {
-            QLORA__REAL* to = qlora__row_room(t, j + r, kv_head * a->hd, room->at[4]);
+            QLORA__REAL* to = qlora__row_target(t, j + r, kv_head * a->hd, room->at[4]);
             memcpy(to, room->at[2 + i] + r * width, (size_t)a->hd * sizeof *to);
             qlora__row_done(job->rows, t, j + r, kv_head * a->hd, a->hd, to);
         }
@@ -35249,7 +35249,7 @@ typedef struct qlora__decode {
     qlora_tensor o;                   // [texts, q]
     qlora_tensor s;                   // [texts, I]
     qlora_tensor y;                   // f32 [texts, H]: output of o and down, of several texts
-                                      // without the adapter; not of many whose sums are in room
+                                      // without the adapter; not of many with split_sums
     qlora_tensor z;                   // f32 [slices * texts, z_rank]
     qlora_tensor logits;              // [texts, V]
     qlora_tensor partials;            // f32 [texts * heads * pages, head_dim + 2]
@@ -35258,7 +35258,7 @@ typedef struct qlora__decode {
     qlora_tensor params;              // U8: qlora__decode_layer of all layers, without and with
                                       // adapters
     qlora_tensor table;               // I32 [texts, pages]: where the pages of a text are
-    qlora_tensor room;                // f32 [texts, ...]: sums of products whose columns are split
+    qlora_tensor split_sums;          // f32 [texts, ...]: sums of products whose columns are split
     qlora_tensor arrivals;            // I32: counters of their blocks
     qlora_tensor state;               // U8: one qlora__decode_text per text
     qlora_tensor parts;               // U8: qlora__sample_part
@@ -36957,7 +36957,7 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     if (n > QLORA__DECODE_ROWS) {
         int64_t groups = qlora__ceil_div(n, QLORA__DECODE_MANY_ROWS);
         qlora__arena_tensor(arena, QLORA_F32, groups * QLORA__DECODE_MANY_ROWS,
-                            QLORA__DECODE_MANY_TILES * QLORA__DECODE_MANY_TILE, &d->room);
+                            QLORA__DECODE_MANY_TILES * QLORA__DECODE_MANY_TILE, &d->split_sums);
         qlora__arena_tensor(arena, QLORA_I32, groups, QLORA__DECODE_MANY_TILES, &d->arrivals);
     }
     if (n == 1) {
@@ -40894,7 +40894,7 @@ typedef struct qlora__micro {
     int64_t rows;     // rows of the pass, including padding
     int64_t chunks;   // chunks of the head
     int64_t labelled; // rows of the last layer after attention, 0 = all: qlora__labelled_rows
-    int64_t room;     // size of the room for sequences: qlora__room_size
+    int64_t size_class; // of the number of sequences: qlora__size_class_of
     int64_t tokens;   // tokens of the caller
     bool preference;  // the loss is that of whole sequences
     bool reference;   // the log-probabilities of the base are computed first
@@ -41001,19 +41001,19 @@ static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, con
     return QLORA_OK;
 }
 
-// Attention starts blocks for every sequence that a pass has room for, and the default room is for
-// sequences of 8 tokens. So the room has several sizes, each half of the one before, unless it is
-// small: a micro-batch takes the smallest that it fits in.
-#define QLORA__ROOM_SIZES 4
-#define QLORA__ROOM_SMALL 7
+// Attention starts blocks for every sequence that a pass has memory for, by default for sequences
+// of 8 tokens. So passes have several size classes, each of half as many sequences as the one
+// before, unless there are few: a micro-batch takes the smallest that it fits in.
+#define QLORA__SIZE_CLASSES 4
+#define QLORA__SIZE_CLASS_SMALL 7
 
-static int64_t qlora__room_of(const qlora_model* m, int64_t size) {
+static int64_t qlora__size_class_sequences(const qlora_model* m, int64_t size) {
     return qlora__ceil_div(m->plan.max_sequences, (int64_t)1 << size);
 }
 
-static int64_t qlora__room_size(const qlora_model* m, int64_t count) {
-    int64_t size = m->plan.max_sequences <= QLORA__ROOM_SMALL ? 0 : QLORA__ROOM_SIZES - 1;
-    while (size > 0 && count > qlora__room_of(m, size)) {
+static int64_t qlora__size_class_of(const qlora_model* m, int64_t count) {
+    int64_t size = m->plan.max_sequences <= QLORA__SIZE_CLASS_SMALL ? 0 : QLORA__SIZE_CLASSES - 1;
+    while (size > 0 && count > qlora__size_class_sequences(m, size)) {
         size--;
     }
     return size;
@@ -41227,7 +41227,7 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     }
     // On the GPU, every micro-batch has the planned size, so that few graphs fit any packing.
     out->rows = qlora__on_cpu(ctx) ? out->tokens : m->plan.tokens;
-    out->room = qlora__room_size(m, batch->count);
+    out->size_class = qlora__size_class_of(m, batch->count);
     qlora__slot_tokens(m, slot->memory, batch);
     if (qlora__has_two_rotations(m)) {
         qlora__slot_angles(m, slot->memory, batch);
@@ -41324,7 +41324,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
 // The pass of a micro-batch.
 static qlora__pass qlora__pass_of_micro(qlora_model* m, const qlora__micro* micro, bool training) {
     qlora__pass pass = qlora__pass_of(m, micro->rows, training);
-    pass.sequences = qlora__room_of(m, micro->room);
+    pass.sequences = qlora__size_class_sequences(m, micro->size_class);
     pass.labelled = micro->labelled;
     pass.chunks = micro->chunks;
     return pass;
@@ -43431,7 +43431,7 @@ typedef struct qlora__decode_product {
 // Same layout as decode_many in kernels/decode_many.cuh.
 typedef struct qlora__decode_many {
     qlora__decode_product p;
-    void* room;
+    void* split_sums;
     void* counters;
     int32_t each;
     int32_t apart;
@@ -43700,12 +43700,12 @@ static qlora_result qlora__decode_all(const qlora_model* m, bool nf4, bool apart
     qlora__decode_many many;
     memset(&many, 0, sizeof many);
     many.p = *p;
-    many.room = m->decode.room.data;
+    many.split_sums = m->decode.split_sums.data;
     many.counters = m->decode.arrivals.data;
     many.each = (int32_t)cut.each;
     if (apart && cut.splits > 1) {
         many.apart = 1;
-        many.p.y = m->decode.room.data;
+        many.p.y = m->decode.split_sums.data;
         many.p.y_is_bf16 = 0;
         many.p.ldy = 0;
         for (int i = 0; i < p->count; i++) {
@@ -43995,7 +43995,7 @@ static void qlora__decode_norm_input(const qlora_model* m, const qlora__decode_b
                    qlora__decode_lifts(m, b->layer, b->before);
         p->splits = (int32_t)qlora__decode_apart(m, b->layer, b->before);
         p->h = d->h[b->flip].data;
-        p->y = p->splits > 1 ? d->room.data : d->y.data;
+        p->y = p->splits > 1 ? d->split_sums.data : d->y.data;
         p->z = d->z.data;
         p->z_rank = m->use_adapters && !has ? (int32_t)part->rank : 0;
         p->sb = part->rank > 0 ? part->sb->data : NULL;
@@ -44066,7 +44066,7 @@ static qlora_result qlora__decode_attend_all(const qlora_model* m, const qlora__
     many.rows = (int32_t)d->texts;
     many.splits = (int32_t)qlora__decode_apart(m, layer, QLORA__QKV);
     if (many.splits > 1) {
-        many.sums = d->room.data;
+        many.sums = d->split_sums.data;
         many.p.ld = qlora__q_width(&m->plan.config) + 2 * qlora__kv_width(&m->plan.config);
     }
     if (m->use_adapters && next->rank > 0 && qlora__decode_slices(m, QLORA__O) > 1) {
@@ -44325,7 +44325,7 @@ static bool qlora__decode_layer_of(const qlora_model* m, int64_t index, qlora__d
 }
 
 // Whether there are blocks large enough for all layers of a step; the kernel is loaded only then.
-static bool qlora__decode_has_room(const qlora_model* m) {
+static bool qlora__decode_has_shared(const qlora_model* m) {
     return m->decode.planned && m->decode.texts == 1 &&
            m->ctx->gpu->max_shared >= QLORA__LAYERS_BYTES;
 }
@@ -44348,7 +44348,7 @@ static bool qlora__decode_layers_alike(const qlora__decode_layer* a, const qlora
 static bool qlora__decode_layers_fit(const qlora_model* m, int64_t* blocks, int64_t* shared) {
     const qlora__gpu* gpu = m->ctx->gpu;
     const qlora_model_config* c = &m->plan.config;
-    bool fits = (m->decode.variants & QLORA__DECODE_LAYERS) != 0 && qlora__decode_has_room(m) &&
+    bool fits = (m->decode.variants & QLORA__DECODE_LAYERS) != 0 && qlora__decode_has_shared(m) &&
                 m->decode.alike && !m->decode.refused && m->decode.sent != NULL &&
                 gpu->cooperative != 0 && gpu->cu.LaunchKernelEx != NULL &&
                 gpu->driver_version >= 12030 && c->hidden <= 8192;
@@ -45011,7 +45011,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
                                             true)
                     : 0;
         need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
-        need |= qlora__decode_has_room(m) ? QLORA__NEED_LAYERS : 0;
+        need |= qlora__decode_has_shared(m) ? QLORA__NEED_LAYERS : 0;
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
         need |= qlora__has_gated(m) ? QLORA__NEED_GATED : 0;
         need |= c->logits_cap > 0.0 ? QLORA__NEED_CAP : 0;
@@ -50053,7 +50053,7 @@ struct qlora_trainer {
     qlora_comm comm;                         // a copy of desc.comm
     bool spoilt;                             // by an update after an exchange that failed
     int32_t world;                           // number of processes, at least 1
-    qlora__buffer* room;                     // for slices of other processes
+    qlora__buffer* received;                 // for slices of other processes
     int64_t sent;                            // bytes sent to them for the last step
     bool swap_graphs;                        // all processes exchange by graphs
     qlora__swap swaps[QLORA__SWAPS];         // the same in all processes, but for the graphs
@@ -50712,7 +50712,7 @@ typedef struct qlora__sum {
     int64_t message_room;
     int64_t count;  // messages so far
     int64_t length; // elements of a slice
-    char* room;     // slices of other processes, then small numbers
+    char* received; // slices of other processes, then small numbers
     char* smalls;
 } qlora__sum;
 
@@ -50927,7 +50927,7 @@ static qlora_result qlora__sum_round(qlora__sum* sum, int64_t count, int64_t at)
                 }
             }
         } else {
-            part->values = sum->room + (size_t)(other++ * sum->length) * size;
+            part->values = sum->received + (size_t)(other++ * sum->length) * size;
             qlora__sum_message(sum, true, part->rank, part->values, (size_t)mine.count * size);
         }
     }
@@ -50985,7 +50985,7 @@ static qlora_result qlora__sum_smalls(qlora__sum* sum, int64_t count) {
 }
 
 // Chooses the length of slices, and makes room for those of other processes.
-static qlora_result qlora__sum_room(qlora__sum* sum) {
+static qlora_result qlora__sum_memory(qlora__sum* sum) {
     qlora_trainer* t = sum->t;
     qlora_ctx* ctx = t->ctx;
     const int64_t size = (int64_t)sizeof(QLORA__REAL);
@@ -50995,13 +50995,13 @@ static qlora_result qlora__sum_room(qlora__sum* sum) {
     sum->length = (int64_t)qlora__align_up((size_t)qlora__max(qlora__min(even, most), 1), 64);
     size_t slices = qlora__align_up((size_t)(others * sum->length * size), 256);
     size_t bytes = slices + (size_t)sum->part_count * QLORA__COMM_SMALL;
-    if (t->room == NULL || t->room->bytes < bytes) {
-        qlora__buffer_destroy(ctx, t->room);
-        t->room = NULL;
-        QLORA__TRY(qlora__buffer_create(ctx, bytes, &t->room));
+    if (t->received == NULL || t->received->bytes < bytes) {
+        qlora__buffer_destroy(ctx, t->received);
+        t->received = NULL;
+        QLORA__TRY(qlora__buffer_create(ctx, bytes, &t->received));
     }
-    sum->room = (char*)t->room->data;
-    sum->smalls = sum->room + slices;
+    sum->received = (char*)t->received->data;
+    sum->smalls = sum->received + slices;
     return QLORA_OK;
 }
 
@@ -51012,7 +51012,7 @@ static qlora_result qlora__sum_run(qlora__sum* sum, int64_t count) {
         sum->own += sum->parts[i].rank == t->comm.rank ? 1 : 0;
     }
     QLORA_ASSERT(sum->own == 0 || sum->own == t->tree.levels + 1);
-    QLORA__TRY(qlora__sum_room(sum));
+    QLORA__TRY(qlora__sum_memory(sum));
     QLORA__TRY(qlora__sum_smalls(sum, count));
     for (int64_t at = 0; at < t->m->elements; at += sum->length * t->comm.world) {
         QLORA__TRY(qlora__sum_round(sum, count, at));
@@ -51319,7 +51319,7 @@ static qlora_result qlora__swap_record(qlora_ctx* ctx, void* user) {
     qlora_trainer* t = (qlora_trainer*)user;
     QLORA__TRY(qlora__capture_note(ctx, t->m->gradients.data));
     QLORA__TRY(qlora__capture_note(ctx, t->m->partials.data));
-    QLORA__TRY(qlora__capture_note(ctx, t->room != NULL ? t->room->data : NULL));
+    QLORA__TRY(qlora__capture_note(ctx, t->received != NULL ? t->received->data : NULL));
     return qlora__sum_all(t);
 }
 
@@ -51421,7 +51421,7 @@ static void qlora__comm_stop(qlora_trainer* t) {
     for (int i = 0; i < 2 * QLORA__RECORDS; i++) {
         qlora__event_destroy(t->ctx, t->reports[i / 2].exchange_events[i % 2]);
     }
-    qlora__buffer_destroy(t->ctx, t->room);
+    qlora__buffer_destroy(t->ctx, t->received);
 }
 
 //@@ src/comm/mpi.h
@@ -52394,7 +52394,7 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     t->use_graphs = !t->desc.eager && !qlora__on_cpu(ctx);
     int64_t room = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) + 1;
     t->chunk_room = room;
-    room *= QLORA__ROOM_SIZES * (t->method->reference ? QLORA__MICRO_KINDS : 1);
+    room *= QLORA__SIZE_CLASSES * (t->method->reference ? QLORA__MICRO_KINDS : 1);
     t->graphs = (qlora_graph**)qlora__alloc_zero(ctx, (size_t)room * sizeof *t->graphs);
     if (t->graphs == NULL) {
         return QLORA_ERR_MEMORY;
@@ -52860,11 +52860,11 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
     return QLORA_OK;
 }
 
-// The graph of the micro-batch t->micro: one for each kind, size of the room for sequences and
-// number of head chunks.
+// The graph of the micro-batch t->micro: one for each kind, size class and number of
+// head chunks.
 static int64_t qlora__micro_graph(const qlora_trainer* t) {
     int64_t kind = (t->micro.reference ? 1 : 0) + (t->micro.mismatched ? 2 : 0);
-    return (kind * QLORA__ROOM_SIZES + t->micro.room) * t->chunk_room + t->micro.chunks;
+    return (kind * QLORA__SIZE_CLASSES + t->micro.size_class) * t->chunk_room + t->micro.chunks;
 }
 
 // Runs the micro-batch t->micro. If the rows of several adapters are computed run by run, the
@@ -56008,4 +56008,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 29fe3c70a080e0c3
+//@@ end f9f6b612ae115b80

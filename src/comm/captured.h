@@ -45,7 +45,7 @@ static qlora_result qlora__swap_record(qlora_ctx* ctx, void* user) {
     qlora_trainer* t = (qlora_trainer*)user;
     QLORA__TRY(qlora__capture_note(ctx, t->m->gradients.data));
     QLORA__TRY(qlora__capture_note(ctx, t->m->partials.data));
-    QLORA__TRY(qlora__capture_note(ctx, t->room != NULL ? t->room->data : NULL));
+    QLORA__TRY(qlora__capture_note(ctx, t->received != NULL ? t->received->data : NULL));
     return qlora__sum_all(t);
 }
 
@@ -147,5 +147,5 @@ static void qlora__comm_stop(qlora_trainer* t) {
     for (int i = 0; i < 2 * QLORA__RECORDS; i++) {
         qlora__event_destroy(t->ctx, t->reports[i / 2].exchange_events[i % 2]);
     }
-    qlora__buffer_destroy(t->ctx, t->room);
+    qlora__buffer_destroy(t->ctx, t->received);
 }

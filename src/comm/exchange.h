@@ -18,7 +18,7 @@ typedef struct qlora__sum {
     int64_t message_room;
     int64_t count;  // messages so far
     int64_t length; // elements of a slice
-    char* room;     // slices of other processes, then small numbers
+    char* received; // slices of other processes, then small numbers
     char* smalls;
 } qlora__sum;
 
@@ -233,7 +233,7 @@ static qlora_result qlora__sum_round(qlora__sum* sum, int64_t count, int64_t at)
                 }
             }
         } else {
-            part->values = sum->room + (size_t)(other++ * sum->length) * size;
+            part->values = sum->received + (size_t)(other++ * sum->length) * size;
             qlora__sum_message(sum, true, part->rank, part->values, (size_t)mine.count * size);
         }
     }
@@ -291,7 +291,7 @@ static qlora_result qlora__sum_smalls(qlora__sum* sum, int64_t count) {
 }
 
 // Chooses the length of slices, and makes room for those of other processes.
-static qlora_result qlora__sum_room(qlora__sum* sum) {
+static qlora_result qlora__sum_memory(qlora__sum* sum) {
     qlora_trainer* t = sum->t;
     qlora_ctx* ctx = t->ctx;
     const int64_t size = (int64_t)sizeof(QLORA__REAL);
@@ -301,13 +301,13 @@ static qlora_result qlora__sum_room(qlora__sum* sum) {
     sum->length = (int64_t)qlora__align_up((size_t)qlora__max(qlora__min(even, most), 1), 64);
     size_t slices = qlora__align_up((size_t)(others * sum->length * size), 256);
     size_t bytes = slices + (size_t)sum->part_count * QLORA__COMM_SMALL;
-    if (t->room == NULL || t->room->bytes < bytes) {
-        qlora__buffer_destroy(ctx, t->room);
-        t->room = NULL;
-        QLORA__TRY(qlora__buffer_create(ctx, bytes, &t->room));
+    if (t->received == NULL || t->received->bytes < bytes) {
+        qlora__buffer_destroy(ctx, t->received);
+        t->received = NULL;
+        QLORA__TRY(qlora__buffer_create(ctx, bytes, &t->received));
     }
-    sum->room = (char*)t->room->data;
-    sum->smalls = sum->room + slices;
+    sum->received = (char*)t->received->data;
+    sum->smalls = sum->received + slices;
     return QLORA_OK;
 }
 
@@ -318,7 +318,7 @@ static qlora_result qlora__sum_run(qlora__sum* sum, int64_t count) {
         sum->own += sum->parts[i].rank == t->comm.rank ? 1 : 0;
     }
     QLORA_ASSERT(sum->own == 0 || sum->own == t->tree.levels + 1);
-    QLORA__TRY(qlora__sum_room(sum));
+    QLORA__TRY(qlora__sum_memory(sum));
     QLORA__TRY(qlora__sum_smalls(sum, count));
     for (int64_t at = 0; at < t->m->elements; at += sum->length * t->comm.world) {
         QLORA__TRY(qlora__sum_round(sum, count, at));

@@ -16,13 +16,13 @@ typedef qlora_result (*qlora__errand_fn)(void* user);
 #define QLORA__FIRSTS 32
 
 // What the context has of its own during a slice, and what it had before.
-typedef struct qlora__errand_room {
+typedef struct qlora__errand_own {
     qlora__buffer* scratch;
     size_t scratch_used;
     qlora__packing* packing;
     int depth;
     size_t scratch_marks[QLORA__MAX_DEPTH];
-} qlora__errand_room;
+} qlora__errand_own;
 
 struct qlora__errand {
     struct qlora__errand* next; // of the context
@@ -48,7 +48,7 @@ struct qlora__errand {
     int32_t adapter;
     bool use_adapters;
     qlora__buffer memory;
-    qlora__errand_room room;
+    qlora__errand_own own;
 };
 
 // The thread of an errand, from its creation on.

@@ -5,21 +5,21 @@
 
 // Exchanges what the context has for what the errand has.
 static QLORA__UNUSED void qlora__errand_swap(qlora_ctx* ctx, qlora__errand* e) {
-    qlora__errand_room room = e->room;
-    e->room.scratch = ctx->scratch;
-    e->room.scratch_used = ctx->scratch_used;
-    e->room.packing = ctx->packing;
-    e->room.depth = ctx->depth;
-    memcpy(e->room.scratch_marks, ctx->scratch_marks, sizeof ctx->scratch_marks);
-    ctx->scratch = room.scratch;
-    ctx->scratch_used = room.scratch_used;
-    ctx->packing = room.packing;
-    ctx->depth = room.depth;
-    memcpy(ctx->scratch_marks, room.scratch_marks, sizeof ctx->scratch_marks);
+    qlora__errand_own own = e->own;
+    e->own.scratch = ctx->scratch;
+    e->own.scratch_used = ctx->scratch_used;
+    e->own.packing = ctx->packing;
+    e->own.depth = ctx->depth;
+    memcpy(e->own.scratch_marks, ctx->scratch_marks, sizeof ctx->scratch_marks);
+    ctx->scratch = own.scratch;
+    ctx->scratch_used = own.scratch_used;
+    ctx->packing = own.packing;
+    ctx->depth = own.depth;
+    memcpy(ctx->scratch_marks, own.scratch_marks, sizeof ctx->scratch_marks);
 }
 
 static QLORA__UNUSED void qlora__errand_free(qlora_ctx* ctx, qlora__errand* e) {
-    qlora__packing_destroy(ctx, e->room.packing);
+    qlora__packing_destroy(ctx, e->own.packing);
     qlora__free(ctx, e->memory.data, e->memory.bytes);
     qlora__free(ctx, e, sizeof *e);
 }
@@ -33,8 +33,8 @@ static QLORA__UNUSED qlora_result qlora__errand_create(qlora_ctx* ctx, qlora__er
     }
     e->memory.bytes = ctx->scratch->bytes;
     e->memory.data = qlora__alloc(ctx, e->memory.bytes);
-    e->room.scratch = &e->memory;
-    if (e->memory.data == NULL || qlora__packing_create(ctx, &e->room.packing) != QLORA_OK) {
+    e->own.scratch = &e->memory;
+    if (e->memory.data == NULL || qlora__packing_create(ctx, &e->own.packing) != QLORA_OK) {
         qlora__errand_free(ctx, e);
         return QLORA_ERR_MEMORY;
     }
@@ -96,9 +96,9 @@ static QLORA__UNUSED qlora_result qlora__errand_take(qlora_ctx* ctx, qlora__erra
     e->user = user;
     e->result = QLORA_OK;
     e->longest = 0.0;
-    e->room.scratch_used = 0;
-    e->room.depth = 1; // as if the public call were the only one
-    e->room.scratch_marks[0] = 0;
+    e->own.scratch_used = 0;
+    e->own.depth = 1; // as if the public call were the only one
+    e->own.scratch_marks[0] = 0;
     *out = e;
     return QLORA_OK;
 }

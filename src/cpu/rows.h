@@ -207,12 +207,12 @@ static const QLORA__REAL* qlora__row_in(const qlora__cpu_rows* rows, const qlora
 }
 
 // Returns where to write the columns from `col` on: in place for f32, otherwise in `room`.
-static QLORA__REAL* qlora__row_room(const qlora_tensor* t, int64_t row, int64_t col,
+static QLORA__REAL* qlora__row_target(const qlora_tensor* t, int64_t row, int64_t col,
                                     QLORA__REAL* room) {
     return t->dtype == QLORA_F32 ? (QLORA__REAL*)t->data + row * t->ld + col : room;
 }
 
-// Completes what was written to qlora__row_room.
+// Completes what was written to qlora__row_target.
 static void qlora__row_done(const qlora__cpu_rows* rows, const qlora_tensor* t, int64_t row,
                             int64_t col, int64_t n, const QLORA__REAL* from) {
     if (t->dtype != QLORA_F32) {
@@ -229,7 +229,7 @@ static void qlora__row_convert(const qlora__cpu_rows* rows, const qlora_tensor* 
         int64_t part = qlora__min(QLORA__ROW_CHUNK, n - c);
         const QLORA__REAL* from = qlora__row_in(rows, x, x_row, x_col + c, part, room);
         if (y->dtype == QLORA_F32) {
-            memcpy(qlora__row_room(y, y_row, y_col + c, room), from, (size_t)part * sizeof *from);
+            memcpy(qlora__row_target(y, y_row, y_col + c, room), from, (size_t)part * sizeof *from);
         } else {
             qlora__row_done(rows, y, y_row, y_col + c, part, from);
         }

@@ -298,7 +298,7 @@ static void qlora__nf4_dequantise_rows(void* user, int64_t begin, int64_t end) {
         int64_t e = (job->row0 + r) * job->w->cols + job->col0;
         for (int64_t c = 0; c < out->cols; c += QLORA__ROW_CHUNK) {
             int64_t n = qlora__min(QLORA__ROW_CHUNK, out->cols - c);
-            QLORA__REAL* y = qlora__row_room(out, r, c, room);
+            QLORA__REAL* y = qlora__row_target(out, r, c, room);
             qlora__nf4_decode(rows, job->w, e + c, n, y);
             if (job->via_bf16) {
                 rows->store(y, n, narrow, QLORA_BF16);

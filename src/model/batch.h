@@ -5,7 +5,7 @@ typedef struct qlora__micro {
     int64_t rows;     // rows of the pass, including padding
     int64_t chunks;   // chunks of the head
     int64_t labelled; // rows of the last layer after attention, 0 = all: qlora__labelled_rows
-    int64_t room;     // size of the room for sequences: qlora__room_size
+    int64_t size_class; // of the number of sequences: qlora__size_class_of
     int64_t tokens;   // tokens of the caller
     bool preference;  // the loss is that of whole sequences
     bool reference;   // the log-probabilities of the base are computed first
@@ -112,19 +112,19 @@ static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, con
     return QLORA_OK;
 }
 
-// Attention starts blocks for every sequence that a pass has room for, and the default room is for
-// sequences of 8 tokens. So the room has several sizes, each half of the one before, unless it is
-// small: a micro-batch takes the smallest that it fits in.
-#define QLORA__ROOM_SIZES 4
-#define QLORA__ROOM_SMALL 7
+// Attention starts blocks for every sequence that a pass has memory for, by default for sequences
+// of 8 tokens. So passes have several size classes, each of half as many sequences as the one
+// before, unless there are few: a micro-batch takes the smallest that it fits in.
+#define QLORA__SIZE_CLASSES 4
+#define QLORA__SIZE_CLASS_SMALL 7
 
-static int64_t qlora__room_of(const qlora_model* m, int64_t size) {
+static int64_t qlora__size_class_sequences(const qlora_model* m, int64_t size) {
     return qlora__ceil_div(m->plan.max_sequences, (int64_t)1 << size);
 }
 
-static int64_t qlora__room_size(const qlora_model* m, int64_t count) {
-    int64_t size = m->plan.max_sequences <= QLORA__ROOM_SMALL ? 0 : QLORA__ROOM_SIZES - 1;
-    while (size > 0 && count > qlora__room_of(m, size)) {
+static int64_t qlora__size_class_of(const qlora_model* m, int64_t count) {
+    int64_t size = m->plan.max_sequences <= QLORA__SIZE_CLASS_SMALL ? 0 : QLORA__SIZE_CLASSES - 1;
+    while (size > 0 && count > qlora__size_class_sequences(m, size)) {
         size--;
     }
     return size;
@@ -338,7 +338,7 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     }
     // On the GPU, every micro-batch has the planned size, so that few graphs fit any packing.
     out->rows = qlora__on_cpu(ctx) ? out->tokens : m->plan.tokens;
-    out->room = qlora__room_size(m, batch->count);
+    out->size_class = qlora__size_class_of(m, batch->count);
     qlora__slot_tokens(m, slot->memory, batch);
     if (qlora__has_two_rotations(m)) {
         qlora__slot_angles(m, slot->memory, batch);

@@ -124,7 +124,7 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     if (n > QLORA__DECODE_ROWS) {
         int64_t groups = qlora__ceil_div(n, QLORA__DECODE_MANY_ROWS);
         qlora__arena_tensor(arena, QLORA_F32, groups * QLORA__DECODE_MANY_ROWS,
-                            QLORA__DECODE_MANY_TILES * QLORA__DECODE_MANY_TILE, &d->room);
+                            QLORA__DECODE_MANY_TILES * QLORA__DECODE_MANY_TILE, &d->split_sums);
         qlora__arena_tensor(arena, QLORA_I32, groups, QLORA__DECODE_MANY_TILES, &d->arrivals);
     }
     if (n == 1) {

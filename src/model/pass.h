@@ -37,7 +37,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
 // The pass of a micro-batch.
 static qlora__pass qlora__pass_of_micro(qlora_model* m, const qlora__micro* micro, bool training) {
     qlora__pass pass = qlora__pass_of(m, micro->rows, training);
-    pass.sequences = qlora__room_of(m, micro->room);
+    pass.sequences = qlora__size_class_sequences(m, micro->size_class);
     pass.labelled = micro->labelled;
     pass.chunks = micro->chunks;
     return pass;

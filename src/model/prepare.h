@@ -287,7 +287,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
                                             true)
                     : 0;
         need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
-        need |= qlora__decode_has_room(m) ? QLORA__NEED_LAYERS : 0;
+        need |= qlora__decode_has_shared(m) ? QLORA__NEED_LAYERS : 0;
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
         need |= qlora__has_gated(m) ? QLORA__NEED_GATED : 0;
         need |= c->logits_cap > 0.0 ? QLORA__NEED_CAP : 0;

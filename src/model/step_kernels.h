@@ -50,7 +50,7 @@ typedef struct qlora__decode_product {
 // Same layout as decode_many in kernels/decode_many.cuh.
 typedef struct qlora__decode_many {
     qlora__decode_product p;
-    void* room;
+    void* split_sums;
     void* counters;
     int32_t each;
     int32_t apart;
@@ -319,12 +319,12 @@ static qlora_result qlora__decode_all(const qlora_model* m, bool nf4, bool apart
     qlora__decode_many many;
     memset(&many, 0, sizeof many);
     many.p = *p;
-    many.room = m->decode.room.data;
+    many.split_sums = m->decode.split_sums.data;
     many.counters = m->decode.arrivals.data;
     many.each = (int32_t)cut.each;
     if (apart && cut.splits > 1) {
         many.apart = 1;
-        many.p.y = m->decode.room.data;
+        many.p.y = m->decode.split_sums.data;
         many.p.y_is_bf16 = 0;
         many.p.ldy = 0;
         for (int i = 0; i < p->count; i++) {
@@ -614,7 +614,7 @@ static void qlora__decode_norm_input(const qlora_model* m, const qlora__decode_b
                    qlora__decode_lifts(m, b->layer, b->before);
         p->splits = (int32_t)qlora__decode_apart(m, b->layer, b->before);
         p->h = d->h[b->flip].data;
-        p->y = p->splits > 1 ? d->room.data : d->y.data;
+        p->y = p->splits > 1 ? d->split_sums.data : d->y.data;
         p->z = d->z.data;
         p->z_rank = m->use_adapters && !has ? (int32_t)part->rank : 0;
         p->sb = part->rank > 0 ? part->sb->data : NULL;
@@ -685,7 +685,7 @@ static qlora_result qlora__decode_attend_all(const qlora_model* m, const qlora__
     many.rows = (int32_t)d->texts;
     many.splits = (int32_t)qlora__decode_apart(m, layer, QLORA__QKV);
     if (many.splits > 1) {
-        many.sums = d->room.data;
+        many.sums = d->split_sums.data;
         many.p.ld = qlora__q_width(&m->plan.config) + 2 * qlora__kv_width(&m->plan.config);
     }
     if (m->use_adapters && next->rank > 0 && qlora__decode_slices(m, QLORA__O) > 1) {

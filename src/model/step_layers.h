@@ -171,7 +171,7 @@ static bool qlora__decode_layer_of(const qlora_model* m, int64_t index, qlora__d
 }
 
 // Whether there are blocks large enough for all layers of a step; the kernel is loaded only then.
-static bool qlora__decode_has_room(const qlora_model* m) {
+static bool qlora__decode_has_shared(const qlora_model* m) {
     return m->decode.planned && m->decode.texts == 1 &&
            m->ctx->gpu->max_shared >= QLORA__LAYERS_BYTES;
 }
@@ -194,7 +194,7 @@ static bool qlora__decode_layers_alike(const qlora__decode_layer* a, const qlora
 static bool qlora__decode_layers_fit(const qlora_model* m, int64_t* blocks, int64_t* shared) {
     const qlora__gpu* gpu = m->ctx->gpu;
     const qlora_model_config* c = &m->plan.config;
-    bool fits = (m->decode.variants & QLORA__DECODE_LAYERS) != 0 && qlora__decode_has_room(m) &&
+    bool fits = (m->decode.variants & QLORA__DECODE_LAYERS) != 0 && qlora__decode_has_shared(m) &&
                 m->decode.alike && !m->decode.refused && m->decode.sent != NULL &&
                 gpu->cooperative != 0 && gpu->cu.LaunchKernelEx != NULL &&
                 gpu->driver_version >= 12030 && c->hidden <= 8192;

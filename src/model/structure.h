@@ -243,7 +243,7 @@ typedef struct qlora__decode {
     qlora_tensor o;                   // [texts, q]
     qlora_tensor s;                   // [texts, I]
     qlora_tensor y;                   // f32 [texts, H]: output of o and down, of several texts
-                                      // without the adapter; not of many whose sums are in room
+                                      // without the adapter; not of many with split_sums
     qlora_tensor z;                   // f32 [slices * texts, z_rank]
     qlora_tensor logits;              // [texts, V]
     qlora_tensor partials;            // f32 [texts * heads * pages, head_dim + 2]
@@ -252,7 +252,7 @@ typedef struct qlora__decode {
     qlora_tensor params;              // U8: qlora__decode_layer of all layers, without and with
                                       // adapters
     qlora_tensor table;               // I32 [texts, pages]: where the pages of a text are
-    qlora_tensor room;                // f32 [texts, ...]: sums of products whose columns are split
+    qlora_tensor split_sums;          // f32 [texts, ...]: sums of products whose columns are split
     qlora_tensor arrivals;            // I32: counters of their blocks
     qlora_tensor state;               // U8: one qlora__decode_text per text
     qlora_tensor parts;               // U8: qlora__sample_part

@@ -64,7 +64,7 @@ static void qlora__adamw_shade(const qlora__cpu_rows* rows, const qlora__adamw_j
         if (r->copy != NULL) { // not beyond the end of a row of the copy
             n = qlora__min(n, r->copy_cols - at % r->copy_cols);
         }
-        QLORA__REAL* x = qlora__row_room(shadow, 0, r->begin + at, room);
+        QLORA__REAL* x = qlora__row_target(shadow, 0, r->begin + at, room);
         rows->point[QLORA__POINT_SCALE](p + at, NULL, (QLORA__REAL)r->shadow_scale, n, x);
         qlora__row_done(rows, shadow, 0, r->begin + at, n, x);
         if (r->copy != NULL) {

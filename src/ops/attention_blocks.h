@@ -331,7 +331,7 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
     for (int64_t r = 0; r < b->rows; r++) {
         int64_t head = b->head + r / b->queries;
         int64_t i = b->first + r % b->queries;
-        QLORA__REAL* o = qlora__row_room(a->o, i, head * a->hd, room->at[0]);
+        QLORA__REAL* o = qlora__row_target(a->o, i, head * a->hd, room->at[0]);
         job->rows->point[QLORA__POINT_SCALE](room->at[3] + r * width, NULL,
                                              (QLORA__REAL)(1 / room->sum[r]), a->hd, o);
         qlora__row_done(job->rows, a->o, i, head * a->hd, a->hd, o);
@@ -405,7 +405,7 @@ static void qlora__block_dq_done(const qlora__attention_job* job, const qlora__a
     for (int64_t r = 0; r < b->rows; r++) {
         int64_t col = (b->head + r / b->queries) * a->hd;
         int64_t i = b->first + r % b->queries;
-        QLORA__REAL* dq = qlora__row_room(a->dq, i, col, row);
+        QLORA__REAL* dq = qlora__row_target(a->dq, i, col, row);
         if (factor == 1) {
             memcpy(dq, room->at[6] + r * room->width, (size_t)a->hd * sizeof *dq);
         } else {
@@ -502,7 +502,7 @@ static void qlora__block_dkv(const qlora__attention_job* job, const qlora__atten
     for (int i = 0; i < 2; i++) {
         const qlora_tensor* t = i == 0 ? a->dk : a->dv;
         for (int64_t r = 0; r < n; r++) {
-            QLORA__REAL* to = qlora__row_room(t, j + r, kv_head * a->hd, room->at[4]);
+            QLORA__REAL* to = qlora__row_target(t, j + r, kv_head * a->hd, room->at[4]);
             memcpy(to, room->at[2 + i] + r * width, (size_t)a->hd * sizeof *to);
             qlora__row_done(job->rows, t, j + r, kv_head * a->hd, a->hd, to);
         }

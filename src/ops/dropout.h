@@ -39,7 +39,7 @@ static void qlora__dropout_row(const qlora__dropout_job* job, const uint32_t key
         for (int64_t i = 0; i < n; i++) {
             factor[i] = factor[i] != 0 ? x[i] * factor[i] : 0;
         }
-        QLORA__REAL* y = qlora__row_room(a->y, row, c, y_room);
+        QLORA__REAL* y = qlora__row_target(a->y, row, c, y_room);
         if (a->accumulate) {
             const QLORA__REAL* old = qlora__row_in(rows, a->y, row, c, n, y_room);
             rows->point[QLORA__POINT_ADD](factor, old, 0, n, y);

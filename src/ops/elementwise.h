@@ -180,7 +180,7 @@ static void qlora__point_rows(void* user, int64_t begin, int64_t end) {
             if (job->b != NULL) {
                 b = qlora__row_in(rows, job->b, r, c, n, b_room);
             }
-            QLORA__REAL* to = qlora__row_room(y, r, c, a_room);
+            QLORA__REAL* to = qlora__row_target(y, r, c, a_room);
             rows->point[job->kind](a, b, job->alpha, n, to);
             qlora__row_done(rows, y, r, c, n, to);
         }
@@ -335,9 +335,9 @@ static void qlora__gated_backward_rows(void* user, int64_t begin, int64_t end) {
             row.dh = qlora__row_in(rows, dh, r, c, row.n, room[0]);
             row.gate = qlora__row_in(rows, job->gate, r, c, row.n, room[1]);
             row.up = qlora__row_in(rows, job->up, r, c, row.n, room[2]);
-            row.dgate = qlora__row_room(job->dgate, r, c, room[1]);
-            row.dup = qlora__row_room(job->dup, r, c, room[2]);
-            row.h = job->h != NULL ? qlora__row_room(job->h, r, c, room[3]) : NULL;
+            row.dgate = qlora__row_target(job->dgate, r, c, room[1]);
+            row.dup = qlora__row_target(job->dup, r, c, room[2]);
+            row.h = job->h != NULL ? qlora__row_target(job->h, r, c, room[3]) : NULL;
             (job->gelu ? rows->geglu_grad : rows->swiglu_grad)(&row);
             qlora__row_done(rows, job->dgate, r, c, row.n, row.dgate);
             qlora__row_done(rows, job->dup, r, c, row.n, row.dup);

@@ -166,7 +166,7 @@ static void qlora__linear_bias_rows(void* user, int64_t begin, int64_t end) {
             } else {
                 memset(y_room, 0, (size_t)n * sizeof y_room[0]);
             }
-            QLORA__REAL* to = qlora__row_room(y, r, c, y_room);
+            QLORA__REAL* to = qlora__row_target(y, r, c, y_room);
             rows->point[QLORA__POINT_ADD](before, bias, 0, n, to);
             qlora__row_done(rows, y, r, c, n, to);
         }

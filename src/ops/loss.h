@@ -134,7 +134,7 @@ static void qlora__cross_entropy_gradient(const qlora__cpu_rows* rows,
     for (int64_t c = 0; c < x->cols; c += QLORA__ROW_CHUNK) {
         int64_t n = qlora__min(QLORA__ROW_CHUNK, x->cols - c);
         const QLORA__REAL* y = qlora__logits_in(rows, a, row, c, n, y_room);
-        QLORA__REAL* g = qlora__row_room(x, row, c, room);
+        QLORA__REAL* g = qlora__row_target(x, row, c, room);
         rows->exps(y, r->top, n, g, 0);
         QLORA__REAL own = label >= c && label < c + n ? g[label - c] : 0;
         rows->shares(g, (QLORA__REAL)r->sum, scale, weight, n, g);

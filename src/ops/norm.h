@@ -42,7 +42,7 @@ static void qlora__norm_add(const qlora__cpu_rows* rows, const qlora__norm_job* 
         int64_t n = qlora__min(QLORA__ROW_CHUNK, job->x->cols - c);
         const QLORA__REAL* x = qlora__row_in(rows, job->x, row, c, n, x_room);
         const QLORA__REAL* delta = qlora__row_in(rows, job->delta, row, c, n, d_room);
-        QLORA__REAL* sum = qlora__row_room(job->sum, row, c, x_room);
+        QLORA__REAL* sum = qlora__row_target(job->sum, row, c, x_room);
         rows->point[QLORA__POINT_ADD](x, delta, 0, n, sum);
         qlora__row_done(rows, job->sum, row, c, n, sum);
     }
@@ -66,7 +66,7 @@ static void qlora__norm_forward_rows(void* user, int64_t begin, int64_t end) {
                 int64_t n = qlora__min(QLORA__ROW_CHUNK, heads - c);
                 const QLORA__REAL* in = qlora__row_in(rows, x, row, first + c, n, x_room);
                 const QLORA__REAL* w = qlora__row_in(rows, job->w, 0, c, n, w_room);
-                QLORA__REAL* y = qlora__row_room(job->y, row, first + c, x_room);
+                QLORA__REAL* y = qlora__row_target(job->y, row, first + c, x_room);
                 rows->norm(in, rstd, w, n, y);
                 qlora__row_done(rows, job->y, row, first + c, n, y);
             }
@@ -108,7 +108,7 @@ static QLORA__REAL qlora__norm_backward_head(const qlora__cpu_rows* rows,
         if (job->dres != NULL) {
             r.dres = qlora__row_in(rows, job->dres, row, first + c, r.n, rooms.at[3]);
         }
-        r.dx = qlora__row_room(job->dx, row, first + c, rooms.at[0]);
+        r.dx = qlora__row_target(job->dx, row, first + c, rooms.at[0]);
         rows->norm_grad(&r);
         qlora__row_done(rows, job->dx, row, first + c, r.n, r.dx);
     }

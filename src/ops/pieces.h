@@ -189,7 +189,7 @@ static void qlora__softmax_rows(void* user, int64_t begin, int64_t end) {
         for (int64_t c = 0; c < x.cols; c += QLORA__ROW_CHUNK) {
             int64_t n = qlora__min(QLORA__ROW_CHUNK, x.cols - c);
             const QLORA__REAL* in = qlora__row_in(rows, &x, row, c, n, room);
-            QLORA__REAL* out = qlora__row_room(&y, row, c, room);
+            QLORA__REAL* out = qlora__row_target(&y, row, c, room);
             rows->exps(in, top, n, out, 0);
             rows->shares(out, (QLORA__REAL)sum, 1, 1, n, out);
             qlora__row_done(rows, &y, row, c, n, out);
@@ -218,7 +218,7 @@ static void qlora__softmax_backward_rows(void* user, int64_t begin, int64_t end)
             int64_t n = qlora__min(QLORA__ROW_CHUNK, y.cols - c);
             const QLORA__REAL* p = qlora__row_in(rows, &y, row, c, n, y_room);
             const QLORA__REAL* d = qlora__row_in(rows, &dy, row, c, n, dy_room);
-            QLORA__REAL* out = qlora__row_room(&dx, row, c, y_room);
+            QLORA__REAL* out = qlora__row_target(&dx, row, c, y_room);
             rows->softmax_grad(p, d, (QLORA__REAL)dot, n, out);
             qlora__row_done(rows, &dx, row, c, n, out);
         }

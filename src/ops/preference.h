@@ -190,7 +190,7 @@ static qlora_result qlora__preference_scale(qlora_ctx* ctx, const qlora__prefere
             for (int64_t c = 0; c < x->cols; c += QLORA__ROW_CHUNK) {
                 int64_t n = qlora__min(QLORA__ROW_CHUNK, x->cols - c);
                 const QLORA__REAL* from = qlora__row_in(rows, x, row, c, n, room);
-                QLORA__REAL* to = qlora__row_room(x, row, c, room);
+                QLORA__REAL* to = qlora__row_target(x, row, c, room);
                 rows->point[QLORA__POINT_SCALE](from, NULL, factor, n, to);
                 qlora__row_done(rows, x, row, c, n, to);
             }

@@ -222,11 +222,11 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
     return QLORA_OK;
 }
 
-// The graph of the micro-batch t->micro: one for each kind, size of the room for sequences and
-// number of head chunks.
+// The graph of the micro-batch t->micro: one for each kind, size class and number of
+// head chunks.
 static int64_t qlora__micro_graph(const qlora_trainer* t) {
     int64_t kind = (t->micro.reference ? 1 : 0) + (t->micro.mismatched ? 2 : 0);
-    return (kind * QLORA__ROOM_SIZES + t->micro.room) * t->chunk_room + t->micro.chunks;
+    return (kind * QLORA__SIZE_CLASSES + t->micro.size_class) * t->chunk_room + t->micro.chunks;
 }
 
 // Runs the micro-batch t->micro. If the rows of several adapters are computed run by run, the

@@ -143,7 +143,7 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     t->use_graphs = !t->desc.eager && !qlora__on_cpu(ctx);
     int64_t room = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) + 1;
     t->chunk_room = room;
-    room *= QLORA__ROOM_SIZES * (t->method->reference ? QLORA__MICRO_KINDS : 1);
+    room *= QLORA__SIZE_CLASSES * (t->method->reference ? QLORA__MICRO_KINDS : 1);
     t->graphs = (qlora_graph**)qlora__alloc_zero(ctx, (size_t)room * sizeof *t->graphs);
     if (t->graphs == NULL) {
         return QLORA_ERR_MEMORY;

@@ -104,7 +104,7 @@ struct qlora_trainer {
     qlora_comm comm;                         // a copy of desc.comm
     bool spoilt;                             // by an update after an exchange that failed
     int32_t world;                           // number of processes, at least 1
-    qlora__buffer* room;                     // for slices of other processes
+    qlora__buffer* received;                 // for slices of other processes
     int64_t sent;                            // bytes sent to them for the last step
     bool swap_graphs;                        // all processes exchange by graphs
     qlora__swap swaps[QLORA__SWAPS];         // the same in all processes, but for the graphs
