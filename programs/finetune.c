@@ -54,6 +54,7 @@ __declspec(dllimport) void __stdcall Sleep(unsigned long);
 #define OPEN_PACKS 32 // packs that can still take a sample
 
 // Each part uses only those before it.
+#include "finetune/method.h"
 #include "finetune/table.h"
 #include "finetune/options.h"
 #include "finetune/settings.h"
