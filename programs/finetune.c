@@ -54,6 +54,7 @@ __declspec(dllimport) void __stdcall Sleep(unsigned long);
 #define OPEN_PACKS 32 // packs that can still take a sample
 
 // Each part uses only those before it.
+#include "finetune/options/method.h"
 #include "finetune/options/table.h"
 #include "finetune/options/options.h"
 #include "finetune/options/settings.h"

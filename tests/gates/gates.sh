@@ -189,6 +189,9 @@ defect words "{0}" 'core "static void qlora__z(void) { int a[2] = {0}; (void)a; 
 defect words "a method by name, not by its row" \
     'sed -i "s/if (t->method->report != NULL)/if (t->desc.method != QLORA_METHOD_SFT)/" \
         src/train/checkpoint.h'
+defect words "a method by name in finetune" \
+    'sed -i "s/if (method->preferences)/if (a->o.method != QLORA_METHOD_SFT)/" \
+        programs/finetune/log.h'
 defect words "a sentence that nobody can follow" \
     '{ echo; yes and so on | head -14 | tr "\n" " "; echo; } >>docs/questions.md'
 defect words "a paragraph of figures" \

@@ -152,12 +152,12 @@ static bool epoch_make(app* a, int64_t epoch, packs* out) {
     return packs_make(a, &a->train, order, count, out);
 }
 
-// The end of the step that starts at a pack. KTO pairs the prompt of a text with the answer of
-// another one of the step, so that a text is never left alone: it joins its neighbours.
+// The end of the step that starts at a pack. Mismatched texts have the prompt of one text and the
+// answer of another one of the step, so that a text is never left alone: it joins its neighbours.
 static size_t step_end(const app* a, const packs* p, size_t first) {
     size_t end = first + (size_t)a->o.accumulate;
     end = end < p->count ? end : p->count;
-    while (a->o.method == QLORA_METHOD_KTO && end < p->count &&
+    while (method_of(a->o.method)->mismatched && end < p->count &&
            (p->starts[end] - p->starts[first] < 2 || p->starts[p->count] - p->starts[end] < 2)) {
         end++;
     }
@@ -295,7 +295,7 @@ static void batch_begin(const app* a, const batch_cursor* c, bool references, ql
     out->labels = c->labels;
     out->lengths = c->lengths;
     out->sequences = c->places;
-    out->roles = a->o.method == QLORA_METHOD_KTO ? c->roles : NULL;
+    out->roles = method_of(a->o.method)->roles ? c->roles : NULL;
     out->references = references ? c->references : NULL;
 }
 

@@ -95,7 +95,7 @@ static bool data_open(app* a, input* one) {
     desc.stream = !piped && data_stream(a, path);
     desc.bad = a->o.doctor ? record_note : NULL;
     desc.bad_user = a;
-    desc.preference = (qlora_text_preference)a->o.method; // answers, pairs, judged answers
+    desc.preference = method_of(a->o.method)->records;
     a->reading = data_name(path);
     int code = piped ? blob_read(&text, stdin) : 0;
     if (code != 0) {
@@ -205,9 +205,9 @@ static uint64_t sample_key(const int32_t* ids, size_t length) {
     return mix(hash_more(HASH_START, ids, length * sizeof *ids));
 }
 
-// The texts of a sample: a pair has two.
+// The texts of a sample.
 static size_t sample_texts(const app* a) {
-    return a->o.method == QLORA_METHOD_DPO ? 2 : 1;
+    return method_of(a->o.method)->texts;
 }
 
 static int32_t prompt_length(const qlora_text_sample* s) {
@@ -242,7 +242,7 @@ static bool text_take(app* a, const qlora_text_sample* s, int32_t bos, counts* c
     if (length > 0) {
         a->data_hash = hash_more(a->data_hash, s->ids, length * sizeof *s->ids);
         a->data_hash = hash_more(a->data_hash, s->labels, length * sizeof *s->labels);
-        a->data_hash = a->o.method != QLORA_METHOD_SFT
+        a->data_hash = method_of(a->o.method)->preferences
                            ? hash_more(a->data_hash, &s->desirable, sizeof s->desirable)
                            : a->data_hash;
     }
@@ -396,7 +396,7 @@ static bool sample_among(const samples* s, const sample* one) {
 static size_t records_held(const app* a, size_t all) {
     double wish = a->o.eval < 1.0 ? fmin(200.0, ceil(a->o.eval * (double)all)) : a->o.eval;
     size_t held = (size_t)wish;
-    if (held == 1 && a->o.eval < 1.0 && a->o.method == QLORA_METHOD_KTO) {
+    if (held == 1 && a->o.eval < 1.0 && method_of(a->o.method)->mismatched) {
         held = 2; // one text cannot be mismatched
     }
     return a->o.eval_data.count > 0 || all < 2 ? 0 : held;
@@ -524,8 +524,8 @@ static void samples_print(app* a, const char* name, const samples* s) {
         snprintf(of, sizeof of, " from %zu record%s", records, records == 1 ? "" : "s");
     }
     say(a, "%s: %zu %s%s%s, %llu tokens, %llu of them %s\n", name, s->count,
-        a->o.method == QLORA_METHOD_DPO ? "pair" : "sample", s->count == 1 ? "" : "s", of, tokens,
-        trained, s == &a->eval ? "evaluated" : "trained");
+        method_of(a->o.method)->unit, s->count == 1 ? "" : "s", of, tokens, trained,
+        s == &a->eval ? "evaluated" : "trained");
 }
 
 static void counts_print(app* a) {

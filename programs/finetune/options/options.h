@@ -359,25 +359,25 @@ static bool lr_factors_check(const options* o, char error[1024]) {
 
 // Options of a method are refused where they would have no effect.
 static bool method_check(const options* o, char error[1024]) {
-    static const char* const names[] = {"sft", "dpo", "kto"};
+    const method_row* method = method_of(o->method);
     const struct {
         const char* name;
         bool given;
-        int methods; // that use it, one bit each
-    } rows[] = {{"beta", o->beta > 0.0, 6},
-                {"label-smoothing", o->label_smoothing > 0.0, 2},
-                {"sft-alpha", o->sft_alpha > 0.0, 2},
-                {"desirable-weight", o->desirable_weight > 0.0, 4},
-                {"undesirable-weight", o->undesirable_weight > 0.0, 4},
-                {"reference", o->reference != REFERENCE_PRECOMPUTE, 6},
-                {"train-prompt", o->train_prompt, 1},
-                {"train-norms", o->train_norms, 1},
-                {"demo", o->demo, 1},
-                {"eval-only", o->eval_only, 1}};
+        int bit; // in the options of a method
+    } rows[] = {{"beta", o->beta > 0.0, METHOD_BETA},
+                {"label-smoothing", o->label_smoothing > 0.0, METHOD_PAIRS},
+                {"sft-alpha", o->sft_alpha > 0.0, METHOD_PAIRS},
+                {"desirable-weight", o->desirable_weight > 0.0, METHOD_WEIGHTS},
+                {"undesirable-weight", o->undesirable_weight > 0.0, METHOD_WEIGHTS},
+                {"reference", o->reference != REFERENCE_PRECOMPUTE, METHOD_REFERENCE},
+                {"train-prompt", o->train_prompt, METHOD_ANSWERS},
+                {"train-norms", o->train_norms, METHOD_ANSWERS},
+                {"demo", o->demo, METHOD_ANSWERS},
+                {"eval-only", o->eval_only, METHOD_ANSWERS}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        if (rows[i].given && (rows[i].methods >> (int)o->method & 1) == 0) {
+        if (rows[i].given && (method->options & rows[i].bit) == 0) {
             return error_set(error, "--%s cannot be used with --method %s", rows[i].name,
-                             names[o->method]);
+                             method->name);
         }
     }
     return true;

@@ -78,7 +78,7 @@ static bool setting_used(const options* o, const option* row) {
         return false;
     }
     static const char* const pairs[] = {"label-smoothing", "sft-alpha"};
-    if (o->method != QLORA_METHOD_DPO && name_among(row->name, pairs, 2)) {
+    if ((method_of(o->method)->options & METHOD_PAIRS) == 0 && name_among(row->name, pairs, 2)) {
         return false;
     }
     return o->adapter == NULL || !name_among(row->name, by_adapter, 7);
@@ -174,7 +174,7 @@ typedef enum settings_part {
 static bool setting_written(const option_set* set, const option* row, settings_part part) {
     const options* o = (const options*)set->values;
     // Runs that began before there was a choice of methods go on.
-    bool usual = (strcmp(row->name, "method") == 0 && o->method == QLORA_METHOD_SFT) ||
+    bool usual = (strcmp(row->name, "method") == 0 && method_of(o->method) == &method_rows[0]) ||
                  (strcmp(row->name, "save-modules") == 0 && o->save_modules == 0) ||
                  (strcmp(row->name, "neftune") == 0 && o->neftune == 0.0) ||
                  (strcmp(row->name, "head") == 0 && o->head == QLORA_HEAD_FULL) ||

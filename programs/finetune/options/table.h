@@ -362,10 +362,11 @@ static void real_default(double* value, double unset, double otherwise) {
 // world: number of processes that train together.
 static void options_resolve(options* o, int32_t world) {
     whole_default(&o->rank, 0, 16);
-    if (o->method != QLORA_METHOD_SFT) {
+    const method_row* method = method_of(o->method);
+    if ((method->options & METHOD_BETA) != 0) {
         real_default(&o->beta, 0.0, 0.1);
     }
-    if (o->method == QLORA_METHOD_KTO) {
+    if ((method->options & METHOD_WEIGHTS) != 0) {
         real_default(&o->desirable_weight, 0.0, 1.0);
         real_default(&o->undesirable_weight, 0.0, 1.0);
     }

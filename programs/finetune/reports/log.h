@@ -9,6 +9,7 @@ static void log_line(app* a, const blob* line) {
 }
 
 static void log_step(app* a, const point* p, const qlora_train_info* info) {
+    const method_row* method = method_of(a->o.method);
     blob line;
     memset(&line, 0, sizeof line);
     put(&line, "{\"step\":%lld", (long long)p->step);
@@ -18,16 +19,14 @@ static void log_step(app* a, const point* p, const qlora_train_info* info) {
     put_number(&line, "tokens_per_s", p->values[TRACE_SPEED], "%.1f");
     put_number(&line, "epoch", p->values[TRACE_EPOCH], "%.9g");
     put_number(&line, "seconds", a->seconds, "%.3f");
-    if (a->o.method != QLORA_METHOD_SFT) {
+    if (method->preferences) {
         for (int i = TRACE_CHOSEN; i <= TRACE_ACCURACY; i++) {
             put_number(&line, trace_names[i].name, p->values[i], "%.9g");
         }
     }
-    if (a->o.method == QLORA_METHOD_DPO) {
-        put_number(&line, "preference_loss", info->preference_loss, "%.9g");
-        put_number(&line, "chosen_nll", info->chosen_nll, "%.9g");
-    } else if (a->o.method == QLORA_METHOD_KTO) {
-        put_number(&line, "kl", info->kl, "%.9g");
+    for (int i = 0; i < METHOD_NUMBERS && method->numbers[i].name != NULL; i++) {
+        const method_number* number = &method->numbers[i];
+        put_number(&line, number->name, method_number_at(info, number), "%.9g");
     }
     if (a->world > 1) {
         put(&line, ",\"ranks\":%d,\"slowest_rank\":%d,\"sent_bytes\":%lld", (int)a->world,
@@ -264,7 +263,7 @@ static bool csv_write(app* a) {
     memset(&out, 0, sizeof out);
     bool ok = file_read(a, a->log.path, &text);
     const char* end = text.data != NULL ? text.data + text.count : NULL;
-    int columns = a->o.method == QLORA_METHOD_SFT ? TRACE_CHOSEN : TRACES;
+    int columns = method_of(a->o.method)->preferences ? TRACES : TRACE_CHOSEN;
     put(&out, "step");
     for (int i = 0; i < columns; i++) {
         put(&out, ",%s", trace_names[i].name);

@@ -339,7 +339,7 @@ static void summary_loss(app* a) {
     if (known(a->first_eval) && known(a->last_eval)) {
         say(a, "; held out %.4f -> %.4f", a->first_eval, a->last_eval);
     }
-    if (known(a->first_eval) && known(a->last_eval) && a->o.method == QLORA_METHOD_SFT) {
+    if (known(a->first_eval) && known(a->last_eval) && !method_of(a->o.method)->preferences) {
         say(a, ", perplexity %.4g -> %.4g", exp(a->first_eval), exp(a->last_eval));
     }
 }

@@ -275,7 +275,7 @@ static bool job_check(const options* o, char error[1024]) {
     const struct {
         const char* name;
         bool given;
-    } rows[] = {{"method dpo and kto", o->method != QLORA_METHOD_SFT},
+    } rows[] = {{"method dpo and kto", method_of(o->method)->preferences},
                 {"adapter", o->adapter != NULL},
                 {"dora", o->dora},
                 {"save-modules", o->save_modules != 0},

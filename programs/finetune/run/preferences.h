@@ -217,10 +217,11 @@ static bool references_train(app* a) {
     return ok;
 }
 
-// What DPO and KTO need of the base before the first step: with --reference precompute, the
+// What preferences need of the base before the first step: with --reference precompute, the
 // log-probabilities of the training data; those of the held-out samples in any case.
 static bool references_make(app* a) {
-    if (a->o.method == QLORA_METHOD_SFT) {
+    const method_row* method = method_of(a->o.method);
+    if (!method->preferences) {
         return true;
     }
     base_logps* r = &a->references;
@@ -229,7 +230,7 @@ static bool references_make(app* a) {
     bool ok = r->eval != NULL && r->eval_mismatched != NULL &&
               lib(a, qlora_adapter_use(a->model, false), "switching the adapter off");
     ok = together(a, ok) && logps_find(a, &a->eval, &a->eval_packs, "evaluating", r->eval) &&
-         (a->o.method != QLORA_METHOD_KTO || logps_mismatched(a, r->eval_mismatched)) &&
+         (!method->mismatched || logps_mismatched(a, r->eval_mismatched)) &&
          (a->o.reference != REFERENCE_PRECOMPUTE || references_train(a));
     return lib(a, qlora_adapter_use(a->model, true), "switching the adapter on") && ok;
 }
@@ -247,7 +248,7 @@ static double log_logistic(double x) {
     return (x < 0.0 ? x : 0.0) - log1p(exp(-fabs(x)));
 }
 
-// The loss of one sample of DPO, without the likelihood term. r: of its two texts.
+// The loss of a pair, without the likelihood term. r: of its two texts.
 static double pair_loss(const app* a, const double* r) {
     double x = a->o.beta * (r[0] - r[1]);
     return -(1.0 - a->o.label_smoothing) * log_logistic(x) -
@@ -261,7 +262,7 @@ static double judged_loss(const app* a, const sample* s, double r, double kl) {
 
 // The share of samples that the model orders as it should.
 static double preference_right(const app* a, const sample* s, const double* r) {
-    bool right = a->o.method == QLORA_METHOD_DPO ? r[0] > r[1] : (r[0] > 0.0) == s->desirable;
+    bool right = sample_texts(a) == 2 ? r[0] > r[1] : (r[0] > 0.0) == s->desirable;
     return right ? 1.0 : 0.0;
 }
 
@@ -288,7 +289,7 @@ static bool preference_evaluate(app* a, double* loss, double* accuracy) {
     double labels = 0.0;
     double* r = (double*)take(a, a->eval.count * texts, sizeof *r);
     bool ok = together(a, r != NULL);
-    if (ok && a->o.method == QLORA_METHOD_KTO) {
+    if (ok && method_of(a->o.method)->mismatched) {
         ok = logps_mismatched(a, r);
         for (size_t i = 0; ok && i < a->eval.count; i++) {
             kl += (r[i] - a->references.eval_mismatched[i]) / (double)a->eval.count;
@@ -303,9 +304,8 @@ static bool preference_evaluate(app* a, double* loss, double* accuracy) {
         for (size_t k = i * texts; k < (i + 1) * texts; k++) {
             r[k] -= a->references.eval[k];
         }
-        *loss += a->o.method == QLORA_METHOD_DPO
-                     ? pair_loss(a, r + i * texts)
-                     : judged_loss(a, &a->eval.data[i], r[i], kl > 0.0 ? kl : 0.0);
+        *loss += texts == 2 ? pair_loss(a, r + i * texts)
+                            : judged_loss(a, &a->eval.data[i], r[i], kl > 0.0 ? kl : 0.0);
         *accuracy += preference_right(a, &a->eval.data[i], r + i * texts);
     }
     *loss /= (double)a->eval.count;

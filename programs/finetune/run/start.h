@@ -178,7 +178,7 @@ static void train_describe(app* a) {
     d->max_norm = o->max_norm > 0.0 ? o->max_norm : -1.0;
     d->schedule = (qlora_schedule)o->schedule;
     d->seed = (uint64_t)o->seed;
-    d->method = (qlora_method)o->method;
+    d->method = method_of(o->method)->method;
     d->beta = o->beta;
     d->label_smoothing = o->label_smoothing;
     d->sft_alpha = o->sft_alpha;
@@ -452,7 +452,7 @@ static bool data_prepare(app* a) {
         return error_set(a->error, "--%s needs held-out samples; see --eval",
                          a->o.keep_best ? "keep-best" : "patience");
     }
-    if (a->o.method == QLORA_METHOD_KTO && (a->train.count == 1 || a->eval.count == 1)) {
+    if (method_of(a->o.method)->mismatched && (a->train.count == 1 || a->eval.count == 1)) {
         return error_set(a->error,
                          "there is 1 sample to %s; --method kto needs at least 2, because it "
                          "mismatches their prompts and answers",

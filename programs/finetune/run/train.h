@@ -52,8 +52,8 @@ static double pack_flop(const app* a, const samples* s, const packs* p, size_t p
 
 #define SLICE_MS 200.0
 
-// All batches of a step, from a->next_pack to `end`: those of KTO's mismatched texts come first, in
-// an array of their own that the others are added to.
+// All batches of a step, from a->next_pack to `end`: those of mismatched texts come first, in an
+// array of their own that the others are added to.
 static bool step_batches(app* a, size_t end, const qlora_batch** out, int64_t* count) {
     size_t packed = end - a->next_pack;
     if (!batches_fill(a, &a->train, &a->now, a->next_pack, end, a->references.train)) {
@@ -61,7 +61,7 @@ static bool step_batches(app* a, size_t end, const qlora_batch** out, int64_t* c
     }
     *out = a->batches.data;
     *count = (int64_t)packed;
-    if (a->o.method != QLORA_METHOD_KTO) {
+    if (!method_of(a->o.method)->mismatched) {
         return true;
     }
     size_t first = a->now.starts[a->next_pack];
@@ -107,7 +107,7 @@ static bool step_slices(app* a, size_t end, bool* cut) {
 
 // The loss of a sequence depends on the whole step, or several processes divide it.
 static bool step_is_one(const app* a) {
-    return a->o.method != QLORA_METHOD_SFT || a->world > 1;
+    return method_of(a->o.method)->preferences || a->world > 1;
 }
 
 // Runs a step without waiting for the device between its micro-batches, where Ctrl-C can cut it
@@ -277,7 +277,7 @@ static bool evaluate(app* a) {
     if (a->eval.count == 0) {
         return true;
     }
-    if (a->o.method != QLORA_METHOD_SFT) {
+    if (method_of(a->o.method)->preferences) {
         return evaluate_preferences(a);
     }
     double loss = 0.0;
@@ -486,7 +486,7 @@ static void step_record(app* a, const qlora_train_info* info, double seconds) {
         p.values[TRACE_EPOCH] = a->epochs_done;
     }
     p.values[TRACE_MEMORY] = (double)memory_used(a);
-    if (a->o.method != QLORA_METHOD_SFT) {
+    if (method_of(a->o.method)->preferences) {
         p.values[TRACE_CHOSEN] = info->rewards_chosen;
         p.values[TRACE_REJECTED] = info->rewards_rejected;
         p.values[TRACE_MARGINS] = info->margins;
