@@ -64,7 +64,8 @@ BENCHES := $(B)/bench
 LIBRARY_FUZZERS := $(addprefix $(B)/fuzz_,config folders gguf json safetensors)
 TEXT_FUZZERS := $(addprefix $(B)/fuzz_,data files parquet template tokenizer)
 FUZZERS := $(LIBRARY_FUZZERS) $(TEXT_FUZZERS)
-KERNELS := $(sort $(wildcard kernels/*.cu))
+KERNELS := $(sort $(wildcard kernels/*/*.cu))
+KERNEL_PARTS := $(sort $(wildcard kernels/*.cuh kernels/*/*.cuh))
 FAKE_PARTS := $(patsubst tests/%.c,$(B)/obj/%.o,\
 	$(filter-out %/cublas.c %/cublaslt.c %/nccl.c %/mpi.c %/variant.c %/ptx_test.c,\
 	$(wildcard tests/fakecuda/*.c)))
@@ -98,14 +99,14 @@ shared: $(B)/libqlora.so ## build the library as build/libqlora.so.VERSION (ELF 
 where: $(B)/amalgamate ## LINE=n [HEADER=qlora_text.h]: print the part that a line comes from
 	@$(B)/amalgamate --where $(LINE) src/$(or $(HEADER),qlora.h)
 
-ptx: $(B)/embed ## regenerate kernels_ptx.h from kernels/*.cu (needs nvcc)
+ptx: $(B)/embed ## regenerate kernels_ptx.h from kernels/*/*.cu (needs nvcc)
 	@$(MAKE) --no-print-directory ptx-header OUT=kernels_ptx.h \
 		TEXTS="$$($(B)/embed --texts $(B)/ptx $(KERNELS) | tr '\n' ' ')"
 
 ptx-header: $(TEXTS)
 	$(B)/embed --write $(B)/kernels_ptx.h.new \
 		--nvcc "$$($(NVCC) --version | sed -n 's/.*, V\([0-9.]*\).*/\1/p')" \
-		$(KERNELS) $(sort $(wildcard kernels/*.cuh)) $(TEXTS)
+		$(KERNELS) $(KERNEL_PARTS) $(TEXTS)
 	mv $(B)/kernels_ptx.h.new $(OUT)
 
 ptx-packed: $(B)/embed ## [ONLY="WORD..."]: write build/kernels_ptx.h, kernels_ptx.h compressed
@@ -294,8 +295,9 @@ $(B)/fake-omit/libcublas.so.13: $(B)/obj/fakecuda/cublas.o
 
 # ---- PTX: build/ptx/MODULE.sm_NN.ptx ----
 
+vpath %.cu $(sort $(dir $(KERNELS)))
 define PTX_RULE
-$(B)/ptx/%.sm_$(1).ptx: kernels/%.cu $(wildcard kernels/*.cuh)
+$(B)/ptx/%.sm_$(1).ptx: %.cu $(KERNEL_PARTS)
 	@mkdir -p $$(@D)
 	$$(NVCC) -std=c++14 -arch=compute_$(1) -ptx -o $$@ $$<
 endef

@@ -22792,8 +22792,8 @@ typedef uint64_t qlora__needs;
 #define QLORA__NEED_ANY_TRAINER (QLORA__NEED_NOISE | QLORA__NEED_PAIRS)
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
-// point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
-// condition. Shapes are run-time parameters of the kernels.
+// point is "qlora_" name), module (kernels/FOLDER/MODULE.cu), maximum dynamic shared memory in
+// bytes, condition. Shapes are run-time parameters of the kernels.
 #define QLORA__KERNELS(X)                                                                          \
     QLORA__KERNELS_RUNTIME(X)                                                                      \
     QLORA__KERNELS_OPS(X)                                                                          \
@@ -26960,12 +26960,12 @@ QLORA__ONCE_END
 
 #define QLORA__CLIP_CHUNK 8192
 
-typedef struct qlora__clip_part { // the same as struct clip_tensor in kernels/clip.cu
+typedef struct qlora__clip_part { // the same as struct clip_tensor in kernels/train/clip.cu
     float* data;
     int64_t count;
 } qlora__clip_part;
 
-typedef struct qlora__clip_chunk { // the same as struct clip_chunk in kernels/clip.cu
+typedef struct qlora__clip_chunk { // the same as struct clip_chunk in kernels/train/clip.cu
     int32_t part;
     int32_t group;
     int64_t index;
@@ -29845,7 +29845,7 @@ enum {
     QLORA__ROLE_REJECTED = 4
 };
 
-// The settings of a step; the same layout as in kernels/preference.cu.
+// The settings of a step; the same layout as in kernels/train/preference.cu.
 typedef struct qlora__preference_numbers {
     double beta;
     double smoothing;
@@ -30065,7 +30065,7 @@ typedef enum qlora__tree_mode {
     QLORA__TREE_TAKE  // g = s
 } qlora__tree_mode;
 
-// The small numbers of an entry; on the GPU in f32, as in kernels/optim.cu.
+// The small numbers of an entry; on the GPU in f32, as in kernels/train/optim.cu.
 typedef struct qlora__tree_small {
     double sums[QLORA__PREFERENCE_VALUES];
     QLORA__REAL totals[4];
@@ -30625,7 +30625,8 @@ static qlora_result qlora__keep_own(qlora_ctx* ctx, const qlora__linear_owners* 
         qlora__ceil_div(t.rows * t.cols, 2048), 1, 1, 256, 0, args);
 }
 
-// What one adapter has of a gradient of all of them; same layout as share in kernels/linear.cu.
+// What one adapter has of a gradient of all of them; same layout as share in
+// kernels/adapter/linear.cu.
 typedef struct qlora__share {
     void* to; // [rows, cols], contiguous
     const void* from;
@@ -31160,7 +31161,7 @@ static QLORA__UNUSED qlora_result qlora__linear_place_fp8(qlora_ctx* ctx,
 
 // ---- operands of several stacks in one launch ---------------------------------------------------
 
-// Same layout as place_part in kernels/nf4_bf16.cu.
+// Same layout as place_part in kernels/nf4/nf4_bf16.cu.
 typedef struct qlora__place_part {
     const void* codes;
     const void* absmax;
@@ -31718,8 +31719,8 @@ static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const ql
 //
 // dA = u^T x and dB = dy^T z of a linear layer are products over all rows with one dimension as
 // small as a rank. One by one they leave most of a GPU idle, so one kernel computes them together
-// (kernels/skinny.cu), in bf16 on a GPU, and a second one adds its parts. The order of their sums
-// depends on the shapes alone.
+// (kernels/adapter/skinny.cu), in bf16 on a GPU, and a second one adds its parts. The order of
+// their sums depends on the shapes alone.
 
 #define QLORA__SKINNY_PRODUCTS 4
 #define QLORA__SKINNY_RANK 64  // at most, of dA of all parts together
@@ -31737,7 +31738,7 @@ static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const ql
 // speed of the memory as well, and its blocks read the small factor less often.
 #define QLORA__SKINNY_MOST ((int64_t)1 << 25)
 
-// P = S^T W [rank, cols], added to d: same layout as skinny_product in kernels/skinny.cu.
+// P = S^T W [rank, cols], added to d: same layout as skinny_product in kernels/adapter/skinny.cu.
 typedef struct qlora__skinny_product {
     const void* s;
     const void* w;
@@ -31755,7 +31756,7 @@ typedef struct qlora__skinny_product {
     int32_t room; // to a multiple of 8 bytes
 } qlora__skinny_product;
 
-// Same layout as skinny in kernels/skinny.cu.
+// Same layout as skinny in kernels/adapter/skinny.cu.
 typedef struct qlora__skinny {
     qlora__skinny_product products[QLORA__SKINNY_PRODUCTS];
     void* parts; // f32 [splits, numbers]
@@ -32090,10 +32091,10 @@ qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* line
 //
 // The backward pass of act(gate) up, and with it dB of gate and up and dA of down: computed apart,
 // those read the gradients of gate and up and the activation once more, which are the largest
-// matrices of a layer. One kernel keeps its tiles for them (kernels/gated.cu), in bf16 on a GPU.
-// dgate and dup are those of qlora_swiglu_backward and qlora_geglu_backward to the bit; the sums
-// have an order of their own, which the shapes alone decide. The kernel leaves parts of them, which
-// a second one adds; nothing but the optimizer waits for that.
+// matrices of a layer. One kernel keeps its tiles for them (kernels/adapter/gated.cu), in bf16 on a
+// GPU. dgate and dup are those of qlora_swiglu_backward and qlora_geglu_backward to the bit; the
+// sums have an order of their own, which the shapes alone decide. The kernel leaves parts of them,
+// which a second one adds; nothing but the optimizer waits for that.
 
 // One of the three gradients: d += scale (tile)^T z, or for down d += z^T (tile).
 typedef struct qlora__gated_factor {
@@ -32239,9 +32240,9 @@ static qlora_result qlora__gated_sum(qlora_ctx* ctx, const qlora__gated* g) {
 //
 // z = s A^T of the adapter after act(gate) up, and u = dgate Bgate + dup Bup, side by side, of the
 // ones before it: computed apart, they read the largest matrices of a layer once more. The kernels
-// of the activation compute them as well (kernels/tails.cu), in bf16 on a GPU. The activation and
-// its gradients are those of qlora_swiglu_forward and _backward to the bit; the order of the sums
-// depends on the shapes alone.
+// of the activation compute them as well (kernels/adapter/tails.cu), in bf16 on a GPU. The
+// activation and its gradients are those of qlora_swiglu_forward and _backward to the bit; the
+// order of the sums depends on the shapes alone.
 
 #define QLORA__TAILS_RANK 16       // at most, of an adapter; higher ones need more registers
 #define QLORA__TAILS_ROWS 16       // of a block
@@ -32346,7 +32347,7 @@ static qlora_result qlora__tails_backward(qlora_ctx* ctx, bool gelu, const qlora
 // ---- operands of FP8 products with what adapters make of them -----------------------------------
 //
 // The activation of an MLP in e4m3, with z of the adapter after it, and the gradients of gate and
-// up, with u of the adapters before them (kernels/fp8_tails.cu): computed apart, each reads the
+// up, with u of the adapters before them (kernels/fp8/fp8_tails.cu): computed apart, each reads the
 // largest matrices of a layer once more. Codes and scales are those of qlora__fp8_quantise_gpu to
 // the bit, z that of qlora__tails_forward; u has an order of sums of its own, which depends on the
 // shapes alone.
@@ -33453,7 +33454,7 @@ qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tenso
 //   y[i] = deviation * (sum of twelve 16-bit random numbers - 393210) / 65536
 //
 // The distribution is close enough to normal for weights, and both backends give the same bits
-// (kernels/random.cu explains why).
+// (kernels/train/random.cu explains why).
 
 typedef struct qlora__random_job {
     const qlora_tensor* y;
@@ -33588,8 +33589,8 @@ typedef struct qlora__attention_path {
 } qlora__attention_path;
 
 // clang-format off
-// The first row that fits is used. The comments in kernels/attn_tc.cuh and kernels/attn_wg.cuh
-// explain the shared memory.
+// The first row that fits is used. The comments in kernels/attention/attn_tc.cuh and
+// kernels/attention/attn_wg.cuh explain the shared memory.
 static const qlora__attention_path qlora__attention_paths[] = {
     {QLORA_BF16, 64, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD64WG,
      {QLORA__K_attn64_wg_fwd, 128, 384, 82944}, {QLORA__K_attn64_wg_stats, 32, 256, 0},
@@ -35200,7 +35201,7 @@ typedef struct qlora__paging {
     int32_t* users; // [pages + 1]: how many texts use a page
 } qlora__paging;
 
-// A text in flight, on the device; same layout as decode_text in kernels/decode_text.cuh.
+// A text in flight, on the device; same layout as decode_text in kernels/decode/decode_text.cuh.
 typedef struct qlora__decode_text {
     int32_t token;    // to be run
     int32_t position; // of that token
@@ -36842,13 +36843,13 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
 #define QLORA__DECODE_ALL 31u
 #define QLORA__DECODE_USED QLORA__DECODE_ALL
 
-#define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
+#define QLORA__DECODE_SLICES 64 // as in kernels/decode/decode.cuh
 #define QLORA__DECODE_LOW 256 // partial sums of z of a single text, at most
 #define QLORA__DECODE_ROWS 8
 #define QLORA__DECODE_LAYER_BYTES 1920 // of qlora__decode_layer
 #define QLORA__DECODE_SHARES 256       // blocks that may share tiles
-#define QLORA__DECODE_PARTS 8          // LAYER_PARTS in kernels/decode_layers.cuh
-#define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
+#define QLORA__DECODE_PARTS 8          // LAYER_PARTS in kernels/decode/decode_layers.cuh
+#define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode/decode_many.cuh
 #define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
 #define QLORA__DECODE_MANY_TILES 144 // blocks whose sums have room
 #define QLORA__DECODE_HEADS 8   // query heads of a block of attention
@@ -43385,7 +43386,7 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
 
 #ifndef QLORA_NO_CUDA
 
-// Same layout as decode_part in kernels/decode.cuh.
+// Same layout as decode_part in kernels/decode/decode.cuh.
 typedef struct qlora__decode_part {
     const void* w;
     const float* absmax;
@@ -43428,7 +43429,7 @@ typedef struct qlora__decode_product {
     int32_t unused;
 } qlora__decode_product;
 
-// Same layout as decode_many in kernels/decode_many.cuh.
+// Same layout as decode_many in kernels/decode/decode_many.cuh.
 typedef struct qlora__decode_many {
     qlora__decode_product p;
     void* split_sums;
@@ -43437,7 +43438,7 @@ typedef struct qlora__decode_many {
     int32_t apart;
 } qlora__decode_many;
 
-// Same layout as decode_norm in kernels/decode_args.cuh.
+// Same layout as decode_norm in kernels/decode/decode_args.cuh.
 typedef struct qlora__decode_norm {
     const void* h;
     void* h_out;
@@ -43462,7 +43463,7 @@ typedef struct qlora__decode_norm {
     int32_t splits;
 } qlora__decode_norm;
 
-// Same layout as decode_attention in kernels/decode_args.cuh.
+// Same layout as decode_attention in kernels/decode/decode_args.cuh.
 typedef struct qlora__decode_attention {
     const void* qkv;
     const void* bias;
@@ -43495,7 +43496,7 @@ typedef struct qlora__decode_attention {
     void* z;
 } qlora__decode_attention;
 
-// Same layout as decode_many_attention in kernels/decode_many_attention.cu.
+// Same layout as decode_many_attention in kernels/decode/decode_many_attention.cu.
 typedef struct qlora__decode_many_attention {
     qlora__decode_attention p;
     int32_t each;
@@ -43563,7 +43564,7 @@ static int64_t qlora__decode_one_shared(const qlora__decode_product* p, int64_t 
     int64_t pieces = qlora__ceil_div(p->K, kind->step);
     int64_t tiles = units * (p->gated != 0 ? 2 : 1);
     int64_t each = qlora__ceil_div(tiles * pieces, warps);
-    int64_t slots = (pieces - 1 + each - 1) / each + 1; // as in kernels/decode_row.cuh
+    int64_t slots = (pieces - 1 + each - 1) / each + 1; // as in kernels/decode/decode_row.cuh
     int64_t low = p->a != NULL ? units * (p->a_rank * 32 + 64) : 0;
     return (int64_t)kind->shared + warps * 2 * 2048 + pieces * kind->step * 2 + (z + 3) / 4 * 16 +
            tiles * slots * 64 + low;
@@ -44123,7 +44124,7 @@ static qlora__decode_attention qlora__decode_attention_of(const qlora_model* m, 
 }
 
 // The shared memory of a block of attention: keys and values of a tile, as in
-// kernels/decode_attention.cuh.
+// kernels/decode/decode_attention.cuh.
 static int64_t qlora__decode_tiles_shared(const qlora_model* m) {
     int64_t dim = m->plan.config.head_dim;
     int64_t tile = dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
@@ -44156,7 +44157,7 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
 
 #ifndef QLORA_NO_CUDA
 
-// Same layout as decode_layer in kernels/decode_layers.cuh.
+// Same layout as decode_layer in kernels/decode/decode_layers.cuh.
 typedef struct qlora__decode_layer {
     qlora__decode_product stacks[QLORA__GROUPS];
     qlora__decode_attention attention;
@@ -44188,7 +44189,7 @@ typedef struct qlora__decode_layers {
 } qlora__decode_layers;
 
 enum {
-    QLORA__LAYERS_WARPS = 16, // as in kernels/decode_layers.cuh
+    QLORA__LAYERS_WARPS = 16, // as in kernels/decode/decode_layers.cuh
     QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6512,
     QLORA__LAYERS_ATTENTION = 17936 // of attention_shared
 };
@@ -44444,9 +44445,9 @@ static qlora_result qlora__decode_layers_run(const qlora_model* m, int stream, i
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
-// For one text, one kernel makes all layers (kernels/decode_layers.cuh) where the weights are NF4
-// as models have them by default, rows are multiples of 256, no norm follows o or down, and the
-// device has room for its blocks and can launch them together.
+// For one text, one kernel makes all layers (kernels/decode/decode_layers.cuh) where the weights
+// are NF4 as models have them by default, rows are multiples of 256, no norm follows o or down, and
+// the device has room for its blocks and can launch them together.
 //
 // With more than 8 texts, the kernel before o and the one before down compute z of these, where
 // there are kernels for it (heads of 64 and 128, ranks that fit the norm); otherwise z is a product
@@ -56008,4 +56009,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end f9f6b612ae115b80
+//@@ end b07483c536608bd8

@@ -67,8 +67,8 @@ typedef uint64_t qlora__needs;
 #define QLORA__NEED_ANY_TRAINER (QLORA__NEED_NOISE | QLORA__NEED_PAIRS)
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
-// point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
-// condition. Shapes are run-time parameters of the kernels.
+// point is "qlora_" name), module (kernels/FOLDER/MODULE.cu), maximum dynamic shared memory in
+// bytes, condition. Shapes are run-time parameters of the kernels.
 #define QLORA__KERNELS(X)                                                                          \
     QLORA__KERNELS_RUNTIME(X)                                                                      \
     QLORA__KERNELS_OPS(X)                                                                          \

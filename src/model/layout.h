@@ -9,13 +9,13 @@
 #define QLORA__DECODE_ALL 31u
 #define QLORA__DECODE_USED QLORA__DECODE_ALL
 
-#define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
+#define QLORA__DECODE_SLICES 64 // as in kernels/decode/decode.cuh
 #define QLORA__DECODE_LOW 256 // partial sums of z of a single text, at most
 #define QLORA__DECODE_ROWS 8
 #define QLORA__DECODE_LAYER_BYTES 1920 // of qlora__decode_layer
 #define QLORA__DECODE_SHARES 256       // blocks that may share tiles
-#define QLORA__DECODE_PARTS 8          // LAYER_PARTS in kernels/decode_layers.cuh
-#define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
+#define QLORA__DECODE_PARTS 8          // LAYER_PARTS in kernels/decode/decode_layers.cuh
+#define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode/decode_many.cuh
 #define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
 #define QLORA__DECODE_MANY_TILES 144 // blocks whose sums have room
 #define QLORA__DECODE_HEADS 8   // query heads of a block of attention

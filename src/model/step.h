@@ -8,9 +8,9 @@
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
-// For one text, one kernel makes all layers (kernels/decode_layers.cuh) where the weights are NF4
-// as models have them by default, rows are multiples of 256, no norm follows o or down, and the
-// device has room for its blocks and can launch them together.
+// For one text, one kernel makes all layers (kernels/decode/decode_layers.cuh) where the weights
+// are NF4 as models have them by default, rows are multiples of 256, no norm follows o or down, and
+// the device has room for its blocks and can launch them together.
 //
 // With more than 8 texts, the kernel before o and the one before down compute z of these, where
 // there are kernels for it (heads of 64 and 128, ranks that fit the norm); otherwise z is a product

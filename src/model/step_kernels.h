@@ -4,7 +4,7 @@
 
 #ifndef QLORA_NO_CUDA
 
-// Same layout as decode_part in kernels/decode.cuh.
+// Same layout as decode_part in kernels/decode/decode.cuh.
 typedef struct qlora__decode_part {
     const void* w;
     const float* absmax;
@@ -47,7 +47,7 @@ typedef struct qlora__decode_product {
     int32_t unused;
 } qlora__decode_product;
 
-// Same layout as decode_many in kernels/decode_many.cuh.
+// Same layout as decode_many in kernels/decode/decode_many.cuh.
 typedef struct qlora__decode_many {
     qlora__decode_product p;
     void* split_sums;
@@ -56,7 +56,7 @@ typedef struct qlora__decode_many {
     int32_t apart;
 } qlora__decode_many;
 
-// Same layout as decode_norm in kernels/decode_args.cuh.
+// Same layout as decode_norm in kernels/decode/decode_args.cuh.
 typedef struct qlora__decode_norm {
     const void* h;
     void* h_out;
@@ -81,7 +81,7 @@ typedef struct qlora__decode_norm {
     int32_t splits;
 } qlora__decode_norm;
 
-// Same layout as decode_attention in kernels/decode_args.cuh.
+// Same layout as decode_attention in kernels/decode/decode_args.cuh.
 typedef struct qlora__decode_attention {
     const void* qkv;
     const void* bias;
@@ -114,7 +114,7 @@ typedef struct qlora__decode_attention {
     void* z;
 } qlora__decode_attention;
 
-// Same layout as decode_many_attention in kernels/decode_many_attention.cu.
+// Same layout as decode_many_attention in kernels/decode/decode_many_attention.cu.
 typedef struct qlora__decode_many_attention {
     qlora__decode_attention p;
     int32_t each;
@@ -182,7 +182,7 @@ static int64_t qlora__decode_one_shared(const qlora__decode_product* p, int64_t 
     int64_t pieces = qlora__ceil_div(p->K, kind->step);
     int64_t tiles = units * (p->gated != 0 ? 2 : 1);
     int64_t each = qlora__ceil_div(tiles * pieces, warps);
-    int64_t slots = (pieces - 1 + each - 1) / each + 1; // as in kernels/decode_row.cuh
+    int64_t slots = (pieces - 1 + each - 1) / each + 1; // as in kernels/decode/decode_row.cuh
     int64_t low = p->a != NULL ? units * (p->a_rank * 32 + 64) : 0;
     return (int64_t)kind->shared + warps * 2 * 2048 + pieces * kind->step * 2 + (z + 3) / 4 * 16 +
            tiles * slots * 64 + low;
@@ -742,7 +742,7 @@ static qlora__decode_attention qlora__decode_attention_of(const qlora_model* m, 
 }
 
 // The shared memory of a block of attention: keys and values of a tile, as in
-// kernels/decode_attention.cuh.
+// kernels/decode/decode_attention.cuh.
 static int64_t qlora__decode_tiles_shared(const qlora_model* m) {
     int64_t dim = m->plan.config.head_dim;
     int64_t tile = dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;

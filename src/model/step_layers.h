@@ -2,7 +2,7 @@
 
 #ifndef QLORA_NO_CUDA
 
-// Same layout as decode_layer in kernels/decode_layers.cuh.
+// Same layout as decode_layer in kernels/decode/decode_layers.cuh.
 typedef struct qlora__decode_layer {
     qlora__decode_product stacks[QLORA__GROUPS];
     qlora__decode_attention attention;
@@ -34,7 +34,7 @@ typedef struct qlora__decode_layers {
 } qlora__decode_layers;
 
 enum {
-    QLORA__LAYERS_WARPS = 16, // as in kernels/decode_layers.cuh
+    QLORA__LAYERS_WARPS = 16, // as in kernels/decode/decode_layers.cuh
     QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6512,
     QLORA__LAYERS_ATTENTION = 17936 // of attention_shared
 };

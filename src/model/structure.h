@@ -194,7 +194,7 @@ typedef struct qlora__paging {
     int32_t* users; // [pages + 1]: how many texts use a page
 } qlora__paging;
 
-// A text in flight, on the device; same layout as decode_text in kernels/decode_text.cuh.
+// A text in flight, on the device; same layout as decode_text in kernels/decode/decode_text.cuh.
 typedef struct qlora__decode_text {
     int32_t token;    // to be run
     int32_t position; // of that token

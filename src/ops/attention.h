@@ -63,8 +63,8 @@ typedef struct qlora__attention_path {
 } qlora__attention_path;
 
 // clang-format off
-// The first row that fits is used. The comments in kernels/attn_tc.cuh and kernels/attn_wg.cuh
-// explain the shared memory.
+// The first row that fits is used. The comments in kernels/attention/attn_tc.cuh and
+// kernels/attention/attn_wg.cuh explain the shared memory.
 static const qlora__attention_path qlora__attention_paths[] = {
     {QLORA_BF16, 64, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD64WG,
      {QLORA__K_attn64_wg_fwd, 128, 384, 82944}, {QLORA__K_attn64_wg_stats, 32, 256, 0},

@@ -54,7 +54,7 @@ qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tenso
 //   y[i] = deviation * (sum of twelve 16-bit random numbers - 393210) / 65536
 //
 // The distribution is close enough to normal for weights, and both backends give the same bits
-// (kernels/random.cu explains why).
+// (kernels/train/random.cu explains why).
 
 typedef struct qlora__random_job {
     const qlora_tensor* y;

@@ -10,12 +10,12 @@
 
 #define QLORA__CLIP_CHUNK 8192
 
-typedef struct qlora__clip_part { // the same as struct clip_tensor in kernels/clip.cu
+typedef struct qlora__clip_part { // the same as struct clip_tensor in kernels/train/clip.cu
     float* data;
     int64_t count;
 } qlora__clip_part;
 
-typedef struct qlora__clip_chunk { // the same as struct clip_chunk in kernels/clip.cu
+typedef struct qlora__clip_chunk { // the same as struct clip_chunk in kernels/train/clip.cu
     int32_t part;
     int32_t group;
     int64_t index;

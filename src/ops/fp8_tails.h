@@ -1,7 +1,7 @@
 // ---- operands of FP8 products with what adapters make of them -----------------------------------
 //
 // The activation of an MLP in e4m3, with z of the adapter after it, and the gradients of gate and
-// up, with u of the adapters before them (kernels/fp8_tails.cu): computed apart, each reads the
+// up, with u of the adapters before them (kernels/fp8/fp8_tails.cu): computed apart, each reads the
 // largest matrices of a layer once more. Codes and scales are those of qlora__fp8_quantise_gpu to
 // the bit, z that of qlora__tails_forward; u has an order of sums of its own, which depends on the
 // shapes alone.

@@ -2,10 +2,10 @@
 //
 // The backward pass of act(gate) up, and with it dB of gate and up and dA of down: computed apart,
 // those read the gradients of gate and up and the activation once more, which are the largest
-// matrices of a layer. One kernel keeps its tiles for them (kernels/gated.cu), in bf16 on a GPU.
-// dgate and dup are those of qlora_swiglu_backward and qlora_geglu_backward to the bit; the sums
-// have an order of their own, which the shapes alone decide. The kernel leaves parts of them, which
-// a second one adds; nothing but the optimizer waits for that.
+// matrices of a layer. One kernel keeps its tiles for them (kernels/adapter/gated.cu), in bf16 on a
+// GPU. dgate and dup are those of qlora_swiglu_backward and qlora_geglu_backward to the bit; the
+// sums have an order of their own, which the shapes alone decide. The kernel leaves parts of them,
+// which a second one adds; nothing but the optimizer waits for that.
 
 // One of the three gradients: d += scale (tile)^T z, or for down d += z^T (tile).
 typedef struct qlora__gated_factor {

@@ -277,7 +277,7 @@ static QLORA__UNUSED qlora_result qlora__linear_place_fp8(qlora_ctx* ctx,
 
 // ---- operands of several stacks in one launch ---------------------------------------------------
 
-// Same layout as place_part in kernels/nf4_bf16.cu.
+// Same layout as place_part in kernels/nf4/nf4_bf16.cu.
 typedef struct qlora__place_part {
     const void* codes;
     const void* absmax;

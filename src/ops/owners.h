@@ -74,7 +74,8 @@ static qlora_result qlora__keep_own(qlora_ctx* ctx, const qlora__linear_owners* 
         qlora__ceil_div(t.rows * t.cols, 2048), 1, 1, 256, 0, args);
 }
 
-// What one adapter has of a gradient of all of them; same layout as share in kernels/linear.cu.
+// What one adapter has of a gradient of all of them; same layout as share in
+// kernels/adapter/linear.cu.
 typedef struct qlora__share {
     void* to; // [rows, cols], contiguous
     const void* from;

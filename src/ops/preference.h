@@ -22,7 +22,7 @@ enum {
     QLORA__ROLE_REJECTED = 4
 };
 
-// The settings of a step; the same layout as in kernels/preference.cu.
+// The settings of a step; the same layout as in kernels/train/preference.cu.
 typedef struct qlora__preference_numbers {
     double beta;
     double smoothing;

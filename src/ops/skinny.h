@@ -2,8 +2,8 @@
 //
 // dA = u^T x and dB = dy^T z of a linear layer are products over all rows with one dimension as
 // small as a rank. One by one they leave most of a GPU idle, so one kernel computes them together
-// (kernels/skinny.cu), in bf16 on a GPU, and a second one adds its parts. The order of their sums
-// depends on the shapes alone.
+// (kernels/adapter/skinny.cu), in bf16 on a GPU, and a second one adds its parts. The order of
+// their sums depends on the shapes alone.
 
 #define QLORA__SKINNY_PRODUCTS 4
 #define QLORA__SKINNY_RANK 64  // at most, of dA of all parts together
@@ -21,7 +21,7 @@
 // speed of the memory as well, and its blocks read the small factor less often.
 #define QLORA__SKINNY_MOST ((int64_t)1 << 25)
 
-// P = S^T W [rank, cols], added to d: same layout as skinny_product in kernels/skinny.cu.
+// P = S^T W [rank, cols], added to d: same layout as skinny_product in kernels/adapter/skinny.cu.
 typedef struct qlora__skinny_product {
     const void* s;
     const void* w;
@@ -39,7 +39,7 @@ typedef struct qlora__skinny_product {
     int32_t room; // to a multiple of 8 bytes
 } qlora__skinny_product;
 
-// Same layout as skinny in kernels/skinny.cu.
+// Same layout as skinny in kernels/adapter/skinny.cu.
 typedef struct qlora__skinny {
     qlora__skinny_product products[QLORA__SKINNY_PRODUCTS];
     void* parts; // f32 [splits, numbers]

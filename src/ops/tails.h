@@ -2,9 +2,9 @@
 //
 // z = s A^T of the adapter after act(gate) up, and u = dgate Bgate + dup Bup, side by side, of the
 // ones before it: computed apart, they read the largest matrices of a layer once more. The kernels
-// of the activation compute them as well (kernels/tails.cu), in bf16 on a GPU. The activation and
-// its gradients are those of qlora_swiglu_forward and _backward to the bit; the order of the sums
-// depends on the shapes alone.
+// of the activation compute them as well (kernels/adapter/tails.cu), in bf16 on a GPU. The
+// activation and its gradients are those of qlora_swiglu_forward and _backward to the bit; the
+// order of the sums depends on the shapes alone.
 
 #define QLORA__TAILS_RANK 16       // at most, of an adapter; higher ones need more registers
 #define QLORA__TAILS_ROWS 16       // of a block

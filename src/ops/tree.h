@@ -39,7 +39,7 @@ typedef enum qlora__tree_mode {
     QLORA__TREE_TAKE  // g = s
 } qlora__tree_mode;
 
-// The small numbers of an entry; on the GPU in f32, as in kernels/optim.cu.
+// The small numbers of an entry; on the GPU in f32, as in kernels/train/optim.cu.
 typedef struct qlora__tree_small {
     double sums[QLORA__PREFERENCE_VALUES];
     QLORA__REAL totals[4];

@@ -811,7 +811,7 @@ gate_readme() {
 gate_ptx_fresh() {
     need_file kernels_ptx.h
     build build/ptx-tool || return 1
-    build/ptx-tool --check kernels_ptx.h kernels/* || bad=1
+    build/ptx-tool --check kernels_ptx.h kernels/*.cu* kernels/*/* || bad=1
 }
 
 gate_ptx_same() {
@@ -823,7 +823,7 @@ gate_ptx_same() {
     [[ $mine == "$theirs" ]] || skip "kernels_ptx.h is from nvcc $theirs; this is $mine"
     build build/embed || return 1
     build -j2 ptx-header OUT=$OUT/kernels_ptx.h \
-        TEXTS="$(build/embed --texts build/ptx kernels/*.cu | tr '\n' ' ')" || return 1
+        TEXTS="$(build/embed --texts build/ptx kernels/*/*.cu | tr '\n' ' ')" || return 1
     cmp kernels_ptx.h $OUT/kernels_ptx.h || bad=1
 }
 
@@ -1014,7 +1014,8 @@ gate_embed_packed() {
     [[ $((3 * n)) -lt $(wc -c <kernels_ptx.h) ]] || fault "the packed header has $n bytes"
     gcc -std=c99 $WARN_C -DEMBED_TABLE="\"$PWD/$d/real/kernels_ptx.h\"" -o $d/tool_real \
         tools/embed.c || bad=1
-    $d/tool_real --check $d/real/kernels_ptx.h kernels/* || fault "the packed header: wrong texts"
+    $d/tool_real --check $d/real/kernels_ptx.h kernels/*.cu* kernels/*/* ||
+        fault "the packed header: wrong texts"
     while read -r module target _; do
         build/ptx-tool --emit "$module" "$target" >$d/plain.out
         $d/tool_real --emit "$module" "$target" >$d/packed.out
@@ -1071,7 +1072,7 @@ gate_groups() {
     build -j2 build/embed build/fake/libcuda.so.1 build/fake/libcublas.so.13 || return 1
     sed -n 's,^// texts \([a-z0-9_]*\) sm_[0-9a-z]*:,\1:,p' kernels_ptx.h | sort -u >$d/header
     registry_groups >$d/registry
-    diff $d/header $d/registry || fault "groups of kernels/*.cu (<) and needs of the registry (>)"
+    diff $d/header $d/registry || fault "groups of kernels/*/*.cu (<) and needs of the registry (>)"
     $cc -c -o $d/whole.o $t || return 1
     whole=$(bytes_of kernels_ptx.h)
     sed -n 's,^//  *\(QLORA_PTX_NO_[A-Z0-9]*\)  *\([0-9]*\) bytes.*,\1 \2,p' kernels_ptx.h \

@@ -63,7 +63,7 @@ done < <(grep -hoE '`--[a-z][a-z0-9-]+' "${pages[@]}" | tr -d '`' | sort -u)
 
 # Functions, macros and environment variables.
 known=$(cat qlora.h qlora_text.h tests/unit/main.c tests/*.sh CMakeLists.txt \
-    <(sed '/^static/d; /^"/d' kernels_ptx.h) kernels/*.cu* |
+    <(sed '/^static/d; /^"/d' kernels_ptx.h) kernels/*/*.cu* |
     grep -oE '(QLORA|qlora)_[A-Za-z0-9_]+' | sort -u)
 names=$(comm -23 <(grep -hoE '\b(QLORA|qlora)_[A-Za-z0-9_]+' "${pages[@]}" | sed 's/_$//' |
     sort -u) <(sort -u <<<"$known") | grep -vE '^qlora_(NAME|noun|_noun)' |

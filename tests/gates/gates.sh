@@ -245,7 +245,7 @@ defect packaging "no dependency on threads" 'sed -i "/find_dependency(Threads)/d
 defect packaging "programs for everybody" \
     'sed -i "s/^set(top_level OFF)/set(top_level ON)/" CMakeLists.txt'
 defect ptx_fresh "a source changed" 'echo "// x" >>kernels/common.cuh'
-defect ptx_fresh "a new source" 'echo "// x" >kernels/zzz.cu'
+defect ptx_fresh "a new source" 'echo "// x" >kernels/layer/zzz.cu'
 defect ptx_fresh "manually edited PTX" 'sed -i "0,/:ret;}/s/:ret;}/:exit;}/" kernels_ptx.h'
 defect ptx_same "manually edited PTX" 'sed -i "0,/:ret;}/s/:ret;}/:exit;}/" kernels_ptx.h'
 defect ptx_assemble "an instruction that does not exist" \
