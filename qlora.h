@@ -35277,6 +35277,121 @@ typedef struct qlora__decode {
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
 } qlora__decode;
 
+// The weights of the base that are in no layer.
+typedef struct qlora__model_base {
+    uint64_t base_config; // hashes that tell one base model from another
+    uint64_t base_weights;
+    qlora__mapped embed_mapped;
+    qlora__mapped head_mapped;
+    qlora_tensor embed; // [V, H]
+    qlora_tensor head;  // [V, H]; the embedding if tied; none if it is 4-bit
+    bool head_is_nf4;
+    qlora_nf4_desc head_desc;
+    qlora_nf4 head_nf4;
+    qlora_tensor final_norm;
+    qlora_tensor rope; // [angle_rows, rope_dims] f32
+    qlora_tensor rope_sliding;
+    qlora_tensor rope_query; // the same for q, if it is scaled by position
+} qlora__model_base;
+
+// The trained embedding, head and rows: own_ are views of the shadow, d_ of the gradients.
+typedef struct qlora__model_tables {
+    int64_t final_norm_at;
+    qlora_tensor d_final_norm;
+    bool saved_embed;
+    bool saved_head;
+    bool saved_tied; // the trained embedding is also the head
+    int64_t token_count;
+    int32_t* token_ids; // of the trained rows, on the host
+    int64_t embed_at;   // first elements in the parameter arena
+    int64_t head_at;
+    int64_t tokens_at;
+    qlora_tensor own_embed;
+    qlora_tensor own_head;
+    qlora_tensor own_tokens;
+    qlora_tensor d_embed;
+    qlora_tensor d_head;
+    qlora_tensor d_tokens;
+    bool head_rows;         // the same rows of a head that is not tied are trained as well
+    int64_t head_tokens_at; // in the parameter arena
+    qlora_tensor own_head_tokens;
+    qlora_tensor d_head_tokens;
+    qlora_tensor token_rows;  // I32 [1, count]
+    qlora_tensor base_tokens; // [count, H], the rows of the base
+    bool tokens_twice;        // their values are also rows of a head that is a matrix of its own
+    qlora_tensor head_tokens; // [count, H], the base's rows of the head in both cases
+} qlora__model_tables;
+
+// The activations of a pass, of layers and of the head. x, delta, s, ds, raw, an own d_out, and of
+// a layer h2, gu and out have one row per token of a tile; everything else has one per token of the
+// micro-batch.
+typedef struct qlora__model_work {
+    qlora_tensor last_h;     // [T, H] after the last layer
+    qlora_tensor streams[2]; // [T, H] inputs of layers in turn, if they are offloaded
+    qlora_tensor x;       // [T, H + pad] normalised input of qkv and gate/up
+    qlora_tensor delta;   // [T, H] output of o and down; gradient of x in the backward pass
+    qlora_tensor s;       // [T, I + pad] output of SwiGLU
+    qlora_tensor ds;      // its gradient; the same memory unless there is dropout
+    qlora_tensor operand; // shared by the layers without a copy of their own
+    qlora_tensor dh;      // [T, H + pad]
+    qlora_tensor d_out;   // [T, H + pad] gradient of the output of attention or MLP; dh itself
+                          // unless a norm or a factor comes between
+    qlora_tensor dqkv;    // [T, q + 2 kv + pad]
+    qlora_tensor d_o;     // [T, q]
+    qlora_tensor gated_parts; // f32: see ops/gated.h
+    qlora_tensor skinny_parts; // f32: see ops/skinny.h; used on the second stream alone
+    qlora_tensor rstd[QLORA__BRANCHES]; // f32 [1, T]: of the norms before them, backward
+    qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
+    qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
+    qlora__kept again;    // activations of a recomputed layer
+    qlora__kept offload_slots[2]; // what layers have of attention in turn, if it is offloaded
+    size_t offload_bytes[3]; // output and row statistics; with z of q, k and v; with those
+    // FP8 mode
+    qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
+    qlora_tensor fp8_codes;   // U8: rows of x or dy
+    qlora_tensor fp8_scales;  // f32 [1, T]
+    qlora_tensor fp8_most;    // f32 [1, T]
+    qlora_tensor fp8_ones;    // f32 [1, widest result]
+    // head
+    size_t head_place;    // of rows_x and logits in the arena, see qlora__layout_overlaid
+    qlora_tensor rows_x;  // [chunk, H]
+    qlora_tensor logits;  // [chunk, V]
+    qlora_tensor rows_dx; // [R + 1, H]; the last row is zero
+    qlora_tensor losses;  // f32 [1, R]
+    qlora__preference preference;
+    // several adapters
+    qlora__owned_rows* runs; // of the last micro-batch, max_sequences of them
+    int64_t run_count;
+    qlora_tensor wide_grads; // f32: the gradients of one stack, all adapters
+} qlora__model_work;
+
+// What a pass in flight has placed, and who reads it.
+typedef struct qlora__model_flow {
+    // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
+    // tells which weights of a layer are there. If places_layers is set, all stacks of a layer do,
+    // and placed_layer tells which layer it is.
+    int64_t operand_at[QLORA__GROUPS];
+    int64_t placed[QLORA__GROUPS];
+    int64_t placed_layer;
+    bool places_layers;
+    unsigned readers; // slots of the second stream in which the shared operand is read
+    // The stack whose next product has its codes already, by the kernel that wrote its operand, or
+    // the codes in its place; that is dy if `coded_transposed`. NULL if there is none.
+    const qlora__fp8* coded;
+    bool coded_transposed;
+} qlora__model_flow;
+
+// Keys and values of the texts in flight.
+typedef struct qlora__model_texts {
+    qlora_tensor kv_cache;                          // [layers * cache_all, 2 kv]
+    int64_t cache_rows;                             // of a text, unless there is a pool
+    int64_t cache_all;                              // of all texts
+    qlora__paging paging;
+    qlora_generation* in_flight[QLORA__MOST_TEXTS]; // by slot; NULL = free
+    qlora_tensor scores;                            // f32 [heads, generate_tokens]
+    qlora_tensor chances; // their softmax in the compute type; the same memory if that is f32
+} qlora__model_texts;
+
 struct qlora_model {
     qlora_ctx* ctx;
     qlora_model_desc desc; // defaults resolved; of its pointers, only dir remains valid
@@ -35305,57 +35420,11 @@ struct qlora_model {
     bool on_gpu;         // the plan is for a GPU
     bool own_chunk;      // desc.head_chunk was set by the caller
     bool every_row;      // for tests: model/labelled.h is off
-    // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
-    // tells which weights of a layer are there. If places_layers is set, all stacks of a layer do,
-    // and placed_layer tells which layer it is.
-    int64_t operand_at[QLORA__GROUPS];
-    int64_t placed[QLORA__GROUPS];
-    int64_t placed_layer;
-    bool places_layers;
-    uint64_t base_config; // hashes that tell one base model from another
-    uint64_t base_weights;
     qlora__buffer* arena;
     qlora__away_memory host; // pinned: the embedding and the inputs of layers that are offloaded
     qlora__layer* layers;
-    // base
-    qlora__mapped embed_mapped;
-    qlora__mapped head_mapped;
-    qlora_tensor embed; // [V, H]
-    qlora_tensor head;  // [V, H]; the embedding if tied; none if it is 4-bit
-    bool head_is_nf4;
-    qlora_nf4_desc head_desc;
-    qlora_nf4 head_nf4;
-    qlora_tensor final_norm;
-    int64_t final_norm_at;
-    qlora_tensor d_final_norm;
-    qlora_tensor rope; // [angle_rows, rope_dims] f32
-    qlora_tensor rope_sliding;
-    qlora_tensor rope_query; // the same for q, if it is scaled by position
-    // trained embedding, head and rows: own_ are views of the shadow, d_ of the gradients
-    bool dora;
-    bool saved_embed;
-    bool saved_head;
-    bool saved_tied; // the trained embedding is also the head
-    int64_t token_count;
-    int32_t* token_ids; // of the trained rows, on the host
-    int64_t embed_at;   // first elements in the parameter arena
-    int64_t head_at;
-    int64_t tokens_at;
-    qlora_tensor own_embed;
-    qlora_tensor own_head;
-    qlora_tensor own_tokens;
-    qlora_tensor d_embed;
-    qlora_tensor d_head;
-    qlora_tensor d_tokens;
-    bool head_rows;         // the same rows of a head that is not tied are trained as well
-    int64_t head_tokens_at; // in the parameter arena
-    qlora_tensor own_head_tokens;
-    qlora_tensor d_head_tokens;
-    qlora_tensor token_rows;  // I32 [1, count]
-    qlora_tensor base_tokens; // [count, H], the rows of the base
-    bool tokens_twice;        // their values are also rows of a head that is a matrix of its own
-    qlora_tensor head_tokens; // [count, H], the base's rows of the head in both cases
     // adapters and optimizer
+    bool dora;
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
     qlora_tensor ranges;     // one qlora_adamw_range per trained tensor
@@ -35372,68 +35441,22 @@ struct qlora_model {
     // micro-batch
     qlora__ring ring; // host copies of batch blocks, each followed by the AdamW settings of a step
     qlora__batch_block batch;
-    qlora_tensor flag;       // I32: an id, a position or a label was out of range
-    qlora_tensor last_h;     // [T, H] after the last layer
-    qlora_tensor streams[2]; // [T, H] inputs of layers in turn, if they are offloaded
-    // x, delta, s, ds, raw, an own d_out, and of a layer h2, gu and out have one row per token of a
-    // tile; everything else has one per token of the micro-batch.
-    qlora_tensor x;       // [T, H + pad] normalised input of qkv and gate/up
-    qlora_tensor delta;   // [T, H] output of o and down; gradient of x in the backward pass
-    qlora_tensor s;       // [T, I + pad] output of SwiGLU
-    qlora_tensor ds;      // its gradient; the same memory unless there is dropout
-    qlora_tensor operand; // shared by the layers without a copy of their own
-    unsigned readers;     // slots of the second stream in which it is read
-    qlora_tensor dh;      // [T, H + pad]
-    qlora_tensor d_out;   // [T, H + pad] gradient of the output of attention or MLP; dh itself
-                          // unless a norm or a factor comes between
-    qlora_tensor dqkv;    // [T, q + 2 kv + pad]
-    qlora_tensor d_o;     // [T, q]
-    qlora_tensor gated_parts; // f32: see ops/gated.h
-    qlora_tensor skinny_parts; // f32: see ops/skinny.h; used on the second stream alone
-    qlora_tensor rstd[QLORA__BRANCHES]; // f32 [1, T]: of the norms before them, backward
-    qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
-    qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
-    qlora__kept again;    // activations of a recomputed layer
-    qlora__kept offload_slots[2]; // what layers have of attention in turn, if it is offloaded
-    size_t offload_bytes[3]; // output and row statistics; with z of q, k and v; with those
-    // FP8 mode
-    qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
-    qlora_tensor fp8_codes;   // U8: rows of x or dy
-    qlora_tensor fp8_scales;  // f32 [1, T]
-    qlora_tensor fp8_most;    // f32 [1, T]
-    qlora_tensor fp8_ones;    // f32 [1, widest result]
-    // The stack whose next product has its codes already, by the kernel that wrote its operand, or
-    // the codes in its place; that is dy if `coded_transposed`. NULL if there is none.
-    const qlora__fp8* coded;
-    bool coded_transposed;
-    // head
-    size_t head_place;    // of rows_x and logits in the arena, see qlora__layout_overlaid
-    qlora_tensor rows_x;  // [chunk, H]
-    qlora_tensor logits;  // [chunk, V]
-    qlora_tensor rows_dx; // [R + 1, H]; the last row is zero
-    qlora_tensor losses;  // f32 [1, R]
-    qlora_tensor totals;  // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
-    qlora__preference preference;
-    // generation
-    qlora_tensor kv_cache;                          // [layers * cache_all, 2 kv]
-    int64_t cache_rows;                             // of a text, unless there is a pool
-    int64_t cache_all;                              // of all texts
-    qlora__paging paging;
-    qlora_generation* in_flight[QLORA__MOST_TEXTS]; // by slot; NULL = free
-    qlora_tensor scores;                            // f32 [heads, generate_tokens]
-    qlora_tensor chances; // their softmax in the compute type; the same memory if that is f32
+    qlora_tensor flag;   // I32: an id, a position or a label was out of range
+    qlora_tensor totals; // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
     qlora__decode decode;
     // several adapters, see model/adapters.h
     int32_t adapters; // number, at least 1
-    int32_t adapter;  // the current one, whose values are in the fields above
+    int32_t adapter;  // the current one, whose values are in the fields of this struct
     int32_t chosen;   // the one that is current between two calls
     uint64_t adapter_seed;
     qlora__own* owns;        // one per adapter; NULL if there is only one
     qlora__lora* loras;      // adapters * layers * QLORA__PROJECTIONS
-    qlora__owned_rows* runs; // of the last micro-batch, max_sequences of them
-    int64_t run_count;
     qlora__wide_layer* wide; // one per layer; NULL unless the adapters stand side by side
-    qlora_tensor wide_grads; // f32: the gradients of one stack, all adapters
+    qlora__model_base base;
+    qlora__model_tables tables;
+    qlora__model_work work;
+    qlora__model_flow flow;
+    qlora__model_texts texts;
 };
 
 // Projection number `i` of layer `layer` as PEFT names it, without "base_model.model.".
@@ -35750,8 +35773,8 @@ static bool qlora__wide_in_operand(const qlora__layer* layer, int group) {
     return any && layer->cached;
 }
 
-// Where the gradients of a stack are in m->wide_grads: dA of its projections without gaps, so that
-// one product computes them, then dB of each. Returns their elements.
+// Where the gradients of a stack are in m->work.wide_grads: dA of its projections without gaps, so
+// that one product computes them, then dB of each. Returns their elements.
 static int64_t qlora__wide_places(const qlora_model* m, int64_t layer, int group,
                                   int64_t a_at[QLORA_LINEAR_PARTS],
                                   int64_t b_at[QLORA_LINEAR_PARTS]) {
@@ -35979,27 +36002,27 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
 static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     if (!m->plan.offloaded_embedding) {
-        qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
+        qlora__layout_weight(arena, m, &m->base.embed_mapped, c->vocab, c->hidden, &m->base.embed);
     }
-    m->head = m->embed;
-    if (m->head_is_nf4) {
-        int64_t bytes = (int64_t)qlora_nf4_bytes(&m->head_desc);
-        memset(&m->head, 0, sizeof m->head);
-        qlora__arena_tensor(arena, QLORA_U8, 1, bytes, &m->head_nf4.memory);
+    m->base.head = m->base.embed;
+    if (m->base.head_is_nf4) {
+        int64_t bytes = (int64_t)qlora_nf4_bytes(&m->base.head_desc);
+        memset(&m->base.head, 0, sizeof m->base.head);
+        qlora__arena_tensor(arena, QLORA_U8, 1, bytes, &m->base.head_nf4.memory);
     } else if (!c->tied) {
-        qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
+        qlora__layout_weight(arena, m, &m->base.head_mapped, c->vocab, c->hidden, &m->base.head);
     }
-    qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->rope);
-    m->rope_sliding = m->rope;
-    m->rope_query = m->rope;
+    qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->base.rope);
+    m->base.rope_sliding = m->base.rope;
+    m->base.rope_query = m->base.rope;
     if (memcmp(&c->rope, &c->rope_sliding, sizeof c->rope) != 0) {
-        qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->rope_sliding);
+        qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->base.rope_sliding);
     }
     if (qlora__scales_queries(m)) {
-        qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->rope_query);
+        qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->base.rope_query);
     }
     if (!m->desc.train_norms) {
-        qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &m->final_norm);
+        qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &m->base.final_norm);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -36099,14 +36122,14 @@ static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
             qlora__arena_tensor(arena, QLORA_F32, 1, out, &m->layers[l].inverses[g]);
         }
     }
-    if (m->token_count > 0) {
-        qlora__arena_tensor(arena, QLORA_I32, 1, m->token_count, &m->token_rows);
-        qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
-                            &m->base_tokens);
+    if (m->tables.token_count > 0) {
+        qlora__arena_tensor(arena, QLORA_I32, 1, m->tables.token_count, &m->tables.token_rows);
+        qlora__arena_tensor(arena, m->compute, m->tables.token_count, m->plan.config.hidden,
+                            &m->tables.base_tokens);
     }
-    if (m->tokens_twice || m->head_rows) {
-        qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
-                            &m->head_tokens);
+    if (m->tables.tokens_twice || m->tables.head_rows) {
+        qlora__arena_tensor(arena, m->compute, m->tables.token_count, m->plan.config.hidden,
+                            &m->tables.head_tokens);
     }
 }
 
@@ -36170,20 +36193,23 @@ static void qlora__layout_windows(qlora_model* m) {
         }
     }
     if (m->desc.train_norms) {
-        qlora__window_norm(m, m->final_norm_at, c->hidden, &m->final_norm, &m->d_final_norm);
+        qlora__window_norm(m, m->tables.final_norm_at, c->hidden, &m->base.final_norm,
+                           &m->tables.d_final_norm);
     }
-    if (m->saved_embed) {
-        qlora__window_saved(m, m->embed_at, c->vocab, &m->own_embed, &m->d_embed);
+    if (m->tables.saved_embed) {
+        qlora__window_saved(m, m->tables.embed_at, c->vocab, &m->tables.own_embed,
+                            &m->tables.d_embed);
     }
-    if (m->saved_head) {
-        qlora__window_saved(m, m->head_at, c->vocab, &m->own_head, &m->d_head);
+    if (m->tables.saved_head) {
+        qlora__window_saved(m, m->tables.head_at, c->vocab, &m->tables.own_head, &m->tables.d_head);
     }
-    if (m->token_count > 0) {
-        qlora__window_saved(m, m->tokens_at, m->token_count, &m->own_tokens, &m->d_tokens);
+    if (m->tables.token_count > 0) {
+        qlora__window_saved(m, m->tables.tokens_at, m->tables.token_count, &m->tables.own_tokens,
+                            &m->tables.d_tokens);
     }
-    if (m->head_rows) {
-        qlora__window_saved(m, m->head_tokens_at, m->token_count, &m->own_head_tokens,
-                            &m->d_head_tokens);
+    if (m->tables.head_rows) {
+        qlora__window_saved(m, m->tables.head_tokens_at, m->tables.token_count,
+                            &m->tables.own_head_tokens, &m->tables.d_head_tokens);
     }
 }
 
@@ -36325,24 +36351,24 @@ static void qlora__layout_slot(qlora__arena* arena, qlora_model* m,
     size_t first = arena->used;
     memset(slot, 0, sizeof *slot);
     qlora__layout_attention(arena, m, pads, slot);
-    m->offload_bytes[0] = arena->used - first;
-    m->offload_bytes[1] = m->offload_bytes[0];
+    m->work.offload_bytes[0] = arena->used - first;
+    m->work.offload_bytes[1] = m->work.offload_bytes[0];
     if (qlora__slots_have_heads(m)) {
         qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, slot);
-        m->offload_bytes[1] = arena->used - first;
+        m->work.offload_bytes[1] = arena->used - first;
         qlora__layout_heads(arena, m, slot);
     }
-    m->offload_bytes[2] = arena->used - first;
+    m->work.offload_bytes[2] = arena->used - first;
 }
 
 // Bytes of what a layer keeps of it.
 static size_t qlora__offload_bytes(const qlora_model* m, const qlora__layer* layer) {
-    return m->offload_bytes[layer->keeps_heads || !layer->recompute ? 2 : 0];
+    return m->work.offload_bytes[layer->keeps_heads || !layer->recompute ? 2 : 0];
 }
 
 // What a layer has of attention is in its slot.
 static void qlora__layer_slot(qlora_model* m, qlora__layer* layer) {
-    const qlora__kept* slot = &m->offload_slots[layer->offload_number % 2];
+    const qlora__kept* slot = &m->work.offload_slots[layer->offload_number % 2];
     qlora__kept* kept = &layer->kept;
     kept->o = slot->o;
     kept->lse = slot->lse;
@@ -36355,7 +36381,7 @@ static void qlora__layer_slot(qlora_model* m, qlora__layer* layer) {
 
 // What a recomputed layer keeps besides its input.
 static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
-    layer->kept = m->again;
+    layer->kept = m->work.again;
     if (qlora__gated_ranks(m, layer, NULL)) {
         qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
     }
@@ -36386,32 +36412,32 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     qlora__most_pads(m, pads);
     bool away = m->plan.offloaded_layers > 0;
     for (int i = 0; i < 2 && away; i++) {
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->streams[i]);
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->work.streams[i]);
     }
     if (away) {
-        m->last_h = m->streams[c->layers % 2];
+        m->work.last_h = m->work.streams[c->layers % 2];
     } else {
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->last_h);
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->work.last_h);
     }
-    memset(&m->again, 0, sizeof m->again);
+    memset(&m->work.again, 0, sizeof m->work.again);
     if (!qlora__trains(m) || m->plan.recompute_layers > 0) {
         // Without a layer that uses it, the shared output of attention has no memory.
         bool attention =
             !qlora__trains(m) || (m->plan.offloaded_attention == 0 &&
                                   m->plan.attention_layers < m->plan.recompute_layers);
         bool heads = !qlora__slots_have_heads(m);
-        qlora__layout_kept(arena, m, pads, heads, attention, &m->again);
-        qlora__layout_z(arena, m, pads, heads ? QLORA__Z_SHARED : 0, &m->again);
+        qlora__layout_kept(arena, m, pads, heads, attention, &m->work.again);
+        qlora__layout_z(arena, m, pads, heads ? QLORA__Z_SHARED : 0, &m->work.again);
     }
     for (int i = 0; i < 2 && m->plan.offloaded_attention > 0; i++) {
-        qlora__layout_slot(arena, m, pads, &m->offload_slots[i]);
+        qlora__layout_slot(arena, m, pads, &m->work.offload_slots[i]);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         if (!qlora__trains(m)) {
-            layer->kept = m->again;
-            layer->kept.h = m->last_h;
-            layer->kept.h2 = m->last_h;
+            layer->kept = m->work.again;
+            layer->kept.h = m->work.last_h;
+            layer->kept.h2 = m->work.last_h;
             continue;
         }
         if (layer->recompute) {
@@ -36420,7 +36446,7 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
             qlora__layout_whole(arena, m, layer);
         }
         if (away) {
-            layer->kept.h = m->streams[l % 2];
+            layer->kept.h = m->work.streams[l % 2];
         } else {
             qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &layer->kept.h);
         }
@@ -36439,7 +36465,7 @@ static void qlora__layout_host(qlora_model* m) {
     host.base = (char*)m->host.data;
     host.used = 0;
     if (m->plan.offloaded_embedding) {
-        qlora__arena_tensor(&host, m->compute, c->vocab, c->hidden, &m->embed);
+        qlora__arena_tensor(&host, m->compute, c->vocab, c->hidden, &m->base.embed);
     }
     size_t bytes = (size_t)m->plan.tokens * (size_t)c->hidden * qlora_dtype_bytes(m->compute);
     int64_t every = qlora__max(m->plan.offload_every, 1);
@@ -36454,7 +36480,7 @@ static void qlora__layout_host(qlora_model* m) {
     memset(&slot, 0, sizeof slot);
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
-    qlora__layout_slot(&slot, m, pads, &m->offload_slots[0]); // counts its bytes
+    qlora__layout_slot(&slot, m, pads, &m->work.offload_slots[0]); // counts its bytes
     int64_t users = m->plan.recompute_layers > 0 ? c->layers : m->plan.offloaded_attention;
     for (int64_t l = 0; l < c->layers; l++) {
         int64_t number = m->layers[l].offload_number;
@@ -36531,14 +36557,14 @@ static bool qlora__can_place_layers(const qlora_model* m) {
 static int64_t qlora__operand_elements(qlora_model* m) {
     int64_t most = 0;
     int64_t at = 0;
-    m->places_layers = qlora__can_place_layers(m);
+    m->flow.places_layers = qlora__can_place_layers(m);
     static const int order[QLORA__GROUPS] = {QLORA__GATE_UP, QLORA__DOWN, QLORA__O, QLORA__QKV};
     for (int i = 0; i < QLORA__GROUPS; i++) {
         int64_t n = qlora__operand_most(m, order[i]);
         bool tiled = m->plan.tile > 0 && order[i] != QLORA__QKV;
-        m->operand_at[order[i]] = tiled || m->places_layers ? at : 0;
+        m->flow.operand_at[order[i]] = tiled || m->flow.places_layers ? at : 0;
         at += n;
-        most = qlora__max(most, m->operand_at[order[i]] + n);
+        most = qlora__max(most, m->flow.operand_at[order[i]] + n);
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int i = 0; i < m->layers[l].layout->count; i++) {
@@ -36546,7 +36572,7 @@ static int64_t qlora__operand_elements(qlora_model* m) {
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
     }
-    int64_t head = m->head_is_nf4 ? QLORA__HEAD_ROWS * m->plan.config.hidden : 0;
+    int64_t head = m->base.head_is_nf4 ? QLORA__HEAD_ROWS * m->plan.config.hidden : 0;
     return qlora__max(most, 2 * head); // rows of the head to quantise, in f32
 }
 
@@ -36575,7 +36601,7 @@ static void qlora__layout_wide(qlora__arena* arena, qlora_model* m) {
         }
     }
     qlora__arena_tensor(arena, QLORA_F32, 1, m->wide != NULL && qlora__trains(m) ? most : 0,
-                        &m->wide_grads);
+                        &m->work.wide_grads);
 }
 
 // Views of a stack of adapters that stand side by side: of its operand and of the gradients.
@@ -36611,8 +36637,8 @@ static void qlora__window_wide(qlora_model* m, int64_t index, int group) {
             lora->sb.bytes -= (size_t)(row * sb.ld + col) * size;
         }
         if (qlora__trains(m)) {
-            qlora__arena_window(&m->wide_grads, a_at[i], lora->rank, p->in, &lora->da);
-            qlora__arena_window(&m->wide_grads, b_at[i], p->out, lora->rank, &lora->db);
+            qlora__arena_window(&m->work.wide_grads, a_at[i], lora->rank, p->in, &lora->da);
+            qlora__arena_window(&m->work.wide_grads, b_at[i], p->out, lora->rank, &lora->db);
         }
         int64_t most = qlora__max(p->in, p->out) * lora->rank;
         m->wide[index].most[group] = qlora__max(m->wide[index].most[group], most);
@@ -36631,13 +36657,13 @@ static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
         }
     }
     int64_t pitch = qlora__fp8_pitch(widest); // not less than the width of a result
-    qlora__arena_tensor(arena, QLORA_U8, 1, qlora__tile_rows(m) * pitch, &m->fp8_codes);
-    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__tile_rows(m), &m->fp8_scales);
+    qlora__arena_tensor(arena, QLORA_U8, 1, qlora__tile_rows(m) * pitch, &m->work.fp8_codes);
+    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__tile_rows(m), &m->work.fp8_scales);
     qlora__arena_tensor(arena, QLORA_F32, 1, qlora__has_gated(m) ? qlora__tile_rows(m) : 0,
-                        &m->fp8_most);
-    qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->fp8_ones);
+                        &m->work.fp8_most);
+    qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->work.fp8_ones);
     qlora__arena_tensor(arena, QLORA_F32, m->plan.config.layers * QLORA__GROUPS, 2,
-                        &m->fp8_factors);
+                        &m->work.fp8_factors);
 }
 
 // Labelled rows, in whole chunks of the head.
@@ -36651,9 +36677,9 @@ static int64_t qlora__head_rows(const qlora_model* m) {
 static void qlora__layout_x(qlora__arena* arena, qlora_model* m, int64_t pad) {
     int64_t width = m->plan.config.hidden;
     qlora__arena shared = *arena;
-    qlora__arena_tensor(arena, m->compute, qlora__tile_rows(m), width + pad, &m->x);
+    qlora__arena_tensor(arena, m->compute, qlora__tile_rows(m), width + pad, &m->work.x);
     if (qlora__trains(m) && m->plan.tile == 0) {
-        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, width, &m->rows_dx);
+        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, width, &m->work.rows_dx);
         qlora__arena_join(arena, &shared);
     }
 }
@@ -36664,9 +36690,10 @@ static void qlora__layout_dqkv(qlora__arena* arena, qlora_model* m, int64_t pad)
     const qlora_model_config* c = &m->plan.config;
     int64_t wide = qlora__q_width(c) + 2 * qlora__kv_width(c) + pad;
     qlora__arena shared = *arena;
-    qlora__arena_tensor(arena, m->compute, m->plan.tokens, wide, &m->dqkv);
+    qlora__arena_tensor(arena, m->compute, m->plan.tokens, wide, &m->work.dqkv);
     if (m->plan.tile > 0) {
-        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, c->hidden, &m->rows_dx);
+        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, c->hidden,
+                            &m->work.rows_dx);
         qlora__arena_join(arena, &shared);
     }
 }
@@ -36678,8 +36705,8 @@ static bool qlora__has_own_stats(const qlora_model* m) {
 }
 
 // What is not needed while the head runs, which has its logits in the same memory: they begin at
-// m->head_place, and may go beyond the end. A 4-bit head needs the operand. s is for the MLP of a
-// layer, d_o for its attention; with tiles, both are used at once.
+// m->work.head_place, and may go beyond the end. A 4-bit head needs the operand. s is for the MLP
+// of a layer, d_o for its attention; with tiles, both are used at once.
 static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t some = qlora__tile_rows(m);
@@ -36688,39 +36715,39 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
     // FP8 products fill the columns of ds up; those are the ones of z, which is computed later.
     int64_t wide = qlora__is_fp8(m) ? qlora__fp8_width(c->intermediate) : c->intermediate;
-    if (m->head_is_nf4) {
-        qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
+    if (m->base.head_is_nf4) {
+        qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->work.operand);
     }
-    m->head_place = arena->used;
+    m->work.head_place = arena->used;
     qlora__arena shared = *arena;
-    qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->s);
+    qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->work.s);
     if (qlora__trains(m) && m->plan.tile == 0) {
-        qlora__arena_tensor(&shared, m->compute, m->plan.tokens, qlora__q_width(c), &m->d_o);
+        qlora__arena_tensor(&shared, m->compute, m->plan.tokens, qlora__q_width(c), &m->work.d_o);
         qlora__arena_join(arena, &shared);
     }
-    if (!m->head_is_nf4) {
-        qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
+    if (!m->base.head_is_nf4) {
+        qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->work.operand);
     }
-    qlora__arena_tensor(arena, m->compute, some, c->hidden, &m->delta);
+    qlora__arena_tensor(arena, m->compute, some, c->hidden, &m->work.delta);
     if (!qlora__trains(m)) {
         return;
     }
-    m->ds = m->s;
+    m->work.ds = m->work.s;
     if (m->desc.dropout > 0.0f || m->dora) {
-        qlora__arena_tensor(arena, m->compute, some, wide, &m->ds);
+        qlora__arena_tensor(arena, m->compute, some, wide, &m->work.ds);
     }
-    qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden + dh_pad, &m->dh);
-    m->d_out = m->dh;
+    qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden + dh_pad, &m->work.dh);
+    m->work.d_out = m->work.dh;
     if (qlora__has_own_d_out(m)) {
-        qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->d_out);
+        qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->work.d_out);
     }
     if (m->plan.tile > 0) {
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, qlora__q_width(c), &m->d_o);
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, qlora__q_width(c), &m->work.d_o);
     }
     if (m->dora) {
         int64_t heads = qlora__q_width(c) + 2 * qlora__kv_width(c);
         int64_t widest = qlora__max(heads, qlora__max(c->hidden, 2 * c->intermediate));
-        qlora__arena_tensor(arena, m->compute, some, widest, &m->raw);
+        qlora__arena_tensor(arena, m->compute, some, widest, &m->work.raw);
     }
 }
 
@@ -36735,17 +36762,18 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     if (qlora__is_fp8(m)) {
         qlora__layout_fp8_shared(arena, m);
     }
-    memset(&m->stats, 0, sizeof m->stats);
+    memset(&m->work.stats, 0, sizeof m->work.stats);
     if (qlora__trains(m)) {
         int64_t parts = qlora__has_gated(m) ? qlora__gated_room(some, c->intermediate) : 0;
-        qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->gated_parts);
-        qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->skinny_parts);
+        qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->work.gated_parts);
+        qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->work.skinny_parts);
         for (int i = 0; i < 2; i++) {
-            qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0, &m->rstd[i]);
+            qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0,
+                                &m->work.rstd[i]);
         }
         qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
         if (qlora__has_own_stats(m)) {
-            qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * m->plan.tokens, &m->stats);
+            qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * m->plan.tokens, &m->work.stats);
         }
     }
     qlora__layout_overlaid(arena, m); // the last, so that the head can go beyond its end
@@ -36786,10 +36814,10 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora__preference_numbers),
                         &b->numbers);
     qlora__arena_tensor(arena, QLORA_U8, 1, S * (int64_t)sizeof(double), &b->references);
-    m->preference.starts = b->starts;
-    m->preference.roles = b->roles;
-    m->preference.numbers = b->numbers;
-    m->preference.references = b->references;
+    m->work.preference.starts = b->starts;
+    m->work.preference.roles = b->roles;
+    m->work.preference.numbers = b->numbers;
+    m->work.preference.references = b->references;
     b->all = b->ids;
     b->all.data = start;
     b->all.dtype = QLORA_U8;
@@ -36813,20 +36841,21 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t R = qlora__head_rows(m);
     qlora__arena shared = *arena;
-    shared.used = m->head_place;
-    qlora__arena_tensor(&shared, m->compute, m->plan.head_chunk, c->hidden, &m->rows_x);
-    qlora__arena_tensor(&shared, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
+    shared.used = m->work.head_place;
+    qlora__arena_tensor(&shared, m->compute, m->plan.head_chunk, c->hidden, &m->work.rows_x);
+    qlora__arena_tensor(&shared, m->compute, m->plan.head_chunk, c->vocab, &m->work.logits);
     qlora__arena_join(arena, &shared);
-    qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
+    qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->work.losses);
     qlora__layout_totals(arena, m);
     int64_t S = m->plan.max_sequences * (int64_t)sizeof(double);
-    qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->preference.logps);
+    qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->work.preference.logps);
     qlora__arena_tensor(arena, QLORA_U8, 1, QLORA__PREFERENCE_SUMS * (int64_t)sizeof(double),
-                        &m->preference.sums);
+                        &m->work.preference.sums);
     if (qlora__trains(m)) {
         qlora__arena_tensor(arena, QLORA_U8, 1, S * QLORA__PREFERENCE_VALUES,
-                            &m->preference.values);
-        qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.max_sequences, &m->preference.factors);
+                            &m->work.preference.values);
+        qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.max_sequences,
+                            &m->work.preference.factors);
     }
 }
 
@@ -36871,7 +36900,7 @@ static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
                 c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m) &&
-                (!m->head_is_nf4 || c->hidden % 64 == 0);
+                (!m->base.head_is_nf4 || c->hidden % 64 == 0);
     for (int64_t l = 0; l < c->layers && fits; l++) {
         const qlora__layout* layout = m->layers[l].layout;
         for (int i = 0; i < layout->count; i++) {
@@ -36982,24 +37011,25 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     qlora__layout_decode(arena, m);
     if (n > 0) {
         // Texts begin with a page, if there are several.
-        m->cache_rows = m->decode.planned && texts > 1 ? m->decode.pages * m->decode.chunk : n;
-        m->cache_all = texts * m->cache_rows;
+        m->texts.cache_rows =
+            m->decode.planned && texts > 1 ? m->decode.pages * m->decode.chunk : n;
+        m->texts.cache_all = texts * m->texts.cache_rows;
         if (m->desc.generate_positions > 0) {
-            qlora__paging* pool = &m->paging;
+            qlora__paging* pool = &m->texts.paging;
             pool->size = m->decode.planned ? m->decode.chunk
                                            : qlora__max(16, qlora__ceil_div(n, QLORA__MOST_PAGES));
             pool->pages = qlora__ceil_div(m->desc.generate_positions, pool->size);
             pool->free = pool->pages;
-            m->cache_all = (pool->pages + 1) * pool->size;
+            m->texts.cache_all = (pool->pages + 1) * pool->size;
             m->plan.generate_positions = pool->pages * pool->size;
         }
-        qlora__arena_tensor(arena, m->compute, c->layers * m->cache_all, 2 * qlora__kv_width(c),
-                            &m->kv_cache);
+        qlora__arena_tensor(arena, m->compute, c->layers * m->texts.cache_all,
+                            2 * qlora__kv_width(c), &m->texts.kv_cache);
         int64_t wide = (int64_t)qlora__align_up((size_t)n, 8); // rows start aligned
-        qlora__arena_tensor(arena, QLORA_F32, c->heads, wide, &m->scores);
-        m->chances = m->scores;
+        qlora__arena_tensor(arena, QLORA_F32, c->heads, wide, &m->texts.scores);
+        m->texts.chances = m->texts.scores;
         if (m->compute != QLORA_F32) {
-            qlora__arena_tensor(arena, m->compute, c->heads, wide, &m->chances);
+            qlora__arena_tensor(arena, m->compute, c->heads, wide, &m->texts.chances);
         }
     }
 }
@@ -37154,13 +37184,13 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
     }
     QLORA__TRY(qlora__source_folder(ctx, m, dir, &folder));
     // Trained rows are written into the embedding, and trained copies start from it.
-    bool frozen = !m->saved_embed && !m->saved_head && m->token_count == 0;
+    bool frozen = !m->tables.saved_embed && !m->tables.saved_head && m->tables.token_count == 0;
     if (frozen) {
         qlora__map_weight(folder, "model.embed_tokens.weight", c->vocab, c->hidden, m,
-                          &m->embed_mapped);
+                          &m->base.embed_mapped);
     }
-    if (frozen && !c->tied && !m->head_is_nf4) {
-        qlora__map_weight(folder, "lm_head.weight", c->vocab, c->hidden, m, &m->head_mapped);
+    if (frozen && !c->tied && !m->base.head_is_nf4) {
+        qlora__map_weight(folder, "lm_head.weight", c->vocab, c->hidden, m, &m->base.head_mapped);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         for (int i = 0; i < m->layers[l].layout->count; i++) {
@@ -37214,8 +37244,8 @@ static bool qlora__is_peft_copy(const qlora_model* m, const char* name) {
     for (size_t i = 0; i < QLORA__PEFT_COPIES; i++) {
         bool rows = strstr(qlora__peft_copies[i].name, "tokens_delta") != NULL;
         if (strcmp(name, qlora__peft_copies[i].name) == 0) {
-            return !rows || (!m->head_rows && m->token_count > 0 &&
-                             (m->plan.config.tied || m->tokens_twice));
+            return !rows || (!m->tables.head_rows && m->tables.token_count > 0 &&
+                             (m->plan.config.tied || m->tables.tokens_twice));
         }
     }
     return false;
@@ -37396,16 +37426,18 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
             known = known || strncmp(name, vision[k], strlen(vision[k])) == 0;
         }
         left_out += known ? 1u : 0u;
-        known =
-            known ||
-            ((m->saved_embed || m->saved_tied) && strcmp(name, "embed_tokens.weight") == 0) ||
-            ((m->saved_head || m->saved_tied) && strcmp(name, "lm_head.weight") == 0) ||
-            (m->token_count > 0 &&
-             strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
-            (m->head_rows && strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
-            (peft->saves_norms != 0 && strstr(name, ".lora_") == NULL &&
-             qlora__names_norm(m, name)) ||
-            qlora__is_peft_copy(m, name);
+        known = known ||
+                ((m->tables.saved_embed || m->tables.saved_tied) &&
+                 strcmp(name, "embed_tokens.weight") == 0) ||
+                ((m->tables.saved_head || m->tables.saved_tied) &&
+                 strcmp(name, "lm_head.weight") == 0) ||
+                (m->tables.token_count > 0 &&
+                 strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
+                (m->tables.head_rows &&
+                 strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
+                (peft->saves_norms != 0 && strstr(name, ".lora_") == NULL &&
+                 qlora__names_norm(m, name)) ||
+                qlora__is_peft_copy(m, name);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int k = 0; k < m->layers[l].layout->count && !known; k++) {
                 char module[160];
@@ -37609,7 +37641,7 @@ static qlora_result qlora__new_tokens_halved(qlora_ctx* ctx, const char* whole, 
 static qlora_result qlora__vocab_find(qlora_ctx* ctx, qlora_model* m, const qlora_model_desc* desc,
                                       int64_t count) {
     const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
-    int64_t added = m->saved_embed ? qlora__vocab_saved(m, peft) : 0;
+    int64_t added = m->tables.saved_embed ? qlora__vocab_saved(m, peft) : 0;
     for (int64_t i = 0; i < count && peft != NULL; i++) {
         added += qlora__saved_token(peft, desc, i) >= m->plan.base_vocab ? 1 : 0;
     }
@@ -37617,8 +37649,8 @@ static qlora_result qlora__vocab_find(qlora_ctx* ctx, qlora_model* m, const qlor
         added += desc->new_tokens[i].id >= m->plan.base_vocab ? 1 : 0;
     }
     QLORA__TRY(qlora__vocab_grow(ctx, m, added));
-    bool own = !m->plan.config.tied && !m->tokens_twice;
-    bool head = !own || (m->saved_embed ? m->saved_head : m->head_rows);
+    bool own = !m->plan.config.tied && !m->tables.tokens_twice;
+    bool head = !own || (m->tables.saved_embed ? m->tables.saved_head : m->tables.head_rows);
     if (added > 0 && peft != NULL && !head) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "the adapter has values for %lld rows after the vocabulary's %lld "
@@ -37668,7 +37700,7 @@ static qlora_result qlora__new_tokens_check(qlora_ctx* ctx, const qlora_model* m
 static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
                                         const qlora_model_desc* desc) {
     const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
-    int64_t count = desc->token_row_count + (m->saved_embed ? 0 : desc->new_token_count);
+    int64_t count = desc->token_row_count + (m->tables.saved_embed ? 0 : desc->new_token_count);
     if (peft != NULL) {
         count = peft->token_rows != 0 ? (int64_t)peft->json.tokens[peft->token_rows].count : 0;
     }
@@ -37678,11 +37710,11 @@ static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
     if (count == 0) {
         return QLORA_OK;
     }
-    m->token_ids = (int32_t*)qlora__alloc(ctx, (size_t)count * sizeof *m->token_ids);
-    if (m->token_ids == NULL) {
+    m->tables.token_ids = (int32_t*)qlora__alloc(ctx, (size_t)count * sizeof *m->tables.token_ids);
+    if (m->tables.token_ids == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    m->token_count = count;
+    m->tables.token_count = count;
     for (int64_t i = 0; i < count; i++) {
         int64_t id = qlora__saved_token(peft, desc, i);
         if (id < 0 || id >= m->plan.config.vocab) {
@@ -37690,9 +37722,9 @@ static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
                                "token row %lld is %lld; the embedding has rows 0 to %lld",
                                (long long)i, (long long)id, (long long)m->plan.config.vocab - 1);
         }
-        m->token_ids[i] = (int32_t)id;
+        m->tables.token_ids[i] = (int32_t)id;
         for (int64_t k = 0; k < i; k++) {
-            if (m->token_ids[k] == m->token_ids[i]) {
+            if (m->tables.token_ids[k] == m->tables.token_ids[i]) {
                 return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "token row %lld is given twice",
                                    (long long)id);
             }
@@ -37723,7 +37755,7 @@ static qlora_result qlora__saved_head_check(qlora_ctx* ctx, qlora_model* m,
         return QLORA_OK;
     }
     QLORA__TRY(qlora__saved_own_head(ctx, m, desc, &own));
-    m->tokens_twice = own && rows;
+    m->tables.tokens_twice = own && rows;
     return !own || !tied ? QLORA_OK
                          : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                                        "%s has lm_head.weight, but its config ties the head to "
@@ -37777,17 +37809,18 @@ static qlora_result qlora__saved_desc_check(qlora_ctx* ctx, const qlora_model_de
 
 // What is trained beside matrices of low rank must be allowed together.
 static qlora_result qlora__saved_check(qlora_ctx* ctx, const qlora_model* m) {
-    if (m->token_count > 0 && m->saved_embed) {
+    if (m->tables.token_count > 0 && m->tables.saved_embed) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.token_rows is set, but desc.save_modules trains all rows");
     }
-    if ((m->dora || m->saved_embed || m->saved_head || m->token_count > 0) && !qlora__has_lora(m)) {
+    if ((m->dora || m->tables.saved_embed || m->tables.saved_head || m->tables.token_count > 0) &&
+        !qlora__has_lora(m)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "%s set, but no projection has an adapter, without which PEFT cannot "
                            "store it; set desc.rank to 1 or more",
-                           m->dora              ? "desc.dora is"
-                           : m->token_count > 0 ? "desc.token_rows is"
-                                                : "desc.save_modules is");
+                           m->dora                     ? "desc.dora is"
+                           : m->tables.token_count > 0 ? "desc.token_rows is"
+                                                       : "desc.save_modules is");
     }
     if (m->dora && m->desc.dropout > 0.0f && qlora__trains(m)) {
         return qlora__fail(
@@ -37816,21 +37849,22 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
                            "%s: ensure_weight_tying with lm_head alone is not supported",
                            peft != NULL ? peft->path : "desc");
     }
-    m->saved_embed = embed;
-    m->saved_head = head && !shared;
-    m->saved_tied = shared;
+    m->tables.saved_embed = embed;
+    m->tables.saved_head = head && !shared;
+    m->tables.saved_tied = shared;
     m->dora = peft != NULL ? peft->dora : desc->dora;
     // PEFT trains rows of a tied head with those of the embedding.
-    m->head_rows = rows && (peft != NULL ? peft->head_rows
-                                         : desc->new_token_count > 0 && !tied && !m->tokens_twice);
-    if (m->head_rows && m->saved_head && peft == NULL) {
+    m->tables.head_rows =
+        rows && (peft != NULL ? peft->head_rows
+                              : desc->new_token_count > 0 && !tied && !m->tables.tokens_twice);
+    if (m->tables.head_rows && m->tables.saved_head && peft == NULL) {
         return qlora__new_tokens_halved(ctx, "lm_head", "the embedding");
     }
-    if (m->head_rows && (tied || m->tokens_twice || m->saved_head)) {
+    if (m->tables.head_rows && (tied || m->tables.tokens_twice || m->tables.saved_head)) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s: trained rows of lm_head are not supported if %s",
                            peft != NULL ? peft->path : "desc",
-                           m->saved_head ? "the whole head is trained" : "the head is tied");
+                           m->tables.saved_head ? "the whole head is trained" : "the head is tied");
     }
     QLORA__TRY(qlora__saved_tokens(ctx, m, desc));
     QLORA__TRY(qlora__saved_norms(ctx, m, desc));
@@ -37843,8 +37877,9 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
 
 // Whether the head has gradients.
 static bool qlora__trains_head(const qlora_model* m) {
-    return m->saved_head || m->saved_tied ||
-           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice || m->head_rows));
+    return m->tables.saved_head || m->tables.saved_tied ||
+           (m->tables.token_count > 0 &&
+            (m->plan.config.tied || m->tables.tokens_twice || m->tables.head_rows));
 }
 
 //@@ src/model/plan.h
@@ -37915,13 +37950,14 @@ static void qlora__number_parameters(qlora_model* m) {
         }
     }
     if (m->desc.train_norms) {
-        m->final_norm_at = at;
+        m->tables.final_norm_at = at;
         at = qlora__number_range(m, c->hidden, at);
     }
-    at = qlora__number_saved(m, m->saved_embed ? c->vocab : 0, at, &m->embed_at);
-    at = qlora__number_saved(m, m->saved_head ? c->vocab : 0, at, &m->head_at);
-    at = qlora__number_saved(m, m->token_count, at, &m->tokens_at);
-    at = qlora__number_saved(m, m->head_rows ? m->token_count : 0, at, &m->head_tokens_at);
+    at = qlora__number_saved(m, m->tables.saved_embed ? c->vocab : 0, at, &m->tables.embed_at);
+    at = qlora__number_saved(m, m->tables.saved_head ? c->vocab : 0, at, &m->tables.head_at);
+    at = qlora__number_saved(m, m->tables.token_count, at, &m->tables.tokens_at);
+    at = qlora__number_saved(m, m->tables.head_rows ? m->tables.token_count : 0, at,
+                             &m->tables.head_tokens_at);
     m->elements = at;
 }
 
@@ -38094,7 +38130,7 @@ static void qlora__slots_free(qlora_model* m) {
     qlora_ctx* ctx = m->ctx;
     qlora__free(ctx, m->owns, (size_t)m->adapters * sizeof *m->owns);
     qlora__free(ctx, m->loras, qlora__loras_bytes(m));
-    qlora__free(ctx, m->runs, (size_t)m->plan.max_sequences * sizeof *m->runs);
+    qlora__free(ctx, m->work.runs, (size_t)m->plan.max_sequences * sizeof *m->work.runs);
     qlora__free(ctx, m->wide, (size_t)m->plan.config.layers * sizeof *m->wide);
 }
 
@@ -38153,9 +38189,10 @@ static qlora_result qlora__slots_create(qlora_ctx* ctx, qlora_model* m) {
     }
     m->owns = (qlora__own*)qlora__alloc_zero(ctx, (size_t)m->adapters * sizeof *m->owns);
     m->loras = (qlora__lora*)qlora__alloc_zero(ctx, qlora__loras_bytes(m));
-    m->runs =
-        (qlora__owned_rows*)qlora__alloc_zero(ctx, (size_t)m->plan.max_sequences * sizeof *m->runs);
-    return m->owns != NULL && m->loras != NULL && m->runs != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    m->work.runs = (qlora__owned_rows*)qlora__alloc_zero(ctx, (size_t)m->plan.max_sequences *
+                                                                  sizeof *m->work.runs);
+    return m->owns != NULL && m->loras != NULL && m->work.runs != NULL ? QLORA_OK
+                                                                       : QLORA_ERR_MEMORY;
 }
 
 static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_desc* d) {
@@ -38272,13 +38309,15 @@ static void qlora__model_free(qlora_model* m) {
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
     qlora__away_free(ctx, &m->host);
-    qlora__free(ctx, m->paging.users, (size_t)(m->paging.pages + 1) * sizeof *m->paging.users);
+    qlora__free(ctx, m->texts.paging.users,
+                (size_t)(m->texts.paging.pages + 1) * sizeof *m->texts.paging.users);
     qlora__free(ctx, m->decode.host, (size_t)m->decode.texts * sizeof *m->decode.host);
     qlora__pinned_free(ctx, m->decode.results, qlora__decode_results_bytes(&m->decode));
     qlora__free(ctx, m->decode.sent, (size_t)m->decode.params.cols);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
-    qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
+    qlora__free(ctx, m->tables.token_ids,
+                (size_t)m->tables.token_count * sizeof *m->tables.token_ids);
     qlora__slots_free(m);
     qlora__free(ctx, m, sizeof *m);
 }
@@ -38598,10 +38637,10 @@ static qlora_result qlora__skeleton_head_format(qlora_ctx* ctx, const qlora_mode
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "desc.head is NF4, but the head of this model %s; it must be FULL", why);
     }
-    m->head_is_nf4 = true;
-    m->head_desc.rows = m->plan.config.vocab;
-    m->head_desc.cols = m->plan.config.hidden;
-    m->head_desc.plain_scales = true; // so that it can be quantised in slices
+    m->base.head_is_nf4 = true;
+    m->base.head_desc.rows = m->plan.config.vocab;
+    m->base.head_desc.cols = m->plan.config.hidden;
+    m->base.head_desc.plain_scales = true; // so that it can be quantised in slices
     return QLORA_OK;
 }
 
@@ -38812,7 +38851,7 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     m->plan.offloaded_layers = choices->offload && qlora__trains(m) ? c->layers - 1 : 0;
     m->plan.offload_every = m->plan.offloaded_layers > 0 ? qlora__max(choices->every, 1) : 0;
     m->plan.offloaded_embedding =
-        choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
+        choices->offload && !c->tied && !m->tables.saved_embed && m->tables.token_count == 0;
     qlora__plan_attention(m, choices);
     qlora__plan_offload_slots(m);
     for (int64_t l = 0; l < c->layers; l++) {
@@ -39524,8 +39563,8 @@ static qlora__keep_header qlora__keep_header_of(const qlora_model* m) {
     memcpy(h.magic, qlora__keep_kind_of(m)->magic, sizeof h.magic);
     h.order = QLORA__KEEP_ORDER;
     h.format = QLORA__KEEP_FORMAT;
-    h.config = m->base_config;
-    h.weights = m->base_weights;
+    h.config = m->base.base_config;
+    h.weights = m->base.base_weights;
     qlora__hash_begin(&shapes);
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int i = 0; i < m->layers[l].layout->count; i++) {
@@ -39716,7 +39755,7 @@ static qlora_result qlora__stage_piece(qlora_ctx* ctx, qlora__stager* s, char* t
 static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
                                  const uint8_t* source, uint64_t bytes) {
     const qlora_model_desc* desc = &s->m->desc;
-    bool on_host = s->m->plan.offloaded_embedding && target == s->m->embed.data;
+    bool on_host = s->m->plan.offloaded_embedding && target == s->m->base.embed.data;
     for (uint64_t at = 0; at < bytes; at += QLORA__STAGE_BYTES) {
         size_t n = bytes - at < QLORA__STAGE_BYTES ? (size_t)(bytes - at) : QLORA__STAGE_BYTES;
         if (qlora__on_cpu(ctx) || on_host) {
@@ -39736,7 +39775,7 @@ static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
 // Loads a matrix, in the type it has in the file, into the memory of the shared operand.
 static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlora__st_tensor* t,
                                     int64_t rows, int64_t cols, qlora_tensor* out) {
-    qlora_tensor area = s->m->operand;
+    qlora_tensor area = s->m->work.operand;
     qlora_dtype dtype = qlora__st_dtype_of(t);
     QLORA_ASSERT((uint64_t)rows * (uint64_t)cols * qlora_dtype_bytes(dtype) <= area.bytes);
     memset(out, 0, sizeof *out);
@@ -39767,7 +39806,7 @@ static qlora_result qlora__load_dense(qlora_ctx* ctx, qlora__stager* s, const ql
         return qlora__stage(ctx, s, out->data, t->data, t->bytes);
     }
     size_t row_bytes = (size_t)out->cols * qlora_dtype_bytes(qlora__st_dtype_of(t));
-    int64_t most = (int64_t)(s->m->operand.bytes / row_bytes);
+    int64_t most = (int64_t)(s->m->work.operand.bytes / row_bytes);
     for (int64_t row = 0; row < out->rows; row += most) {
         int64_t rows = qlora__min(most, out->rows - row);
         qlora__st_tensor slice = *t;
@@ -40004,7 +40043,7 @@ static qlora_result qlora__load_table(qlora_ctx* ctx, const qlora_model* m,
 
 // Rows of a 4-bit head; they start with a block, and their scales are their own.
 static qlora_nf4 qlora__head_slice(const qlora_model* m, int64_t first, int64_t rows) {
-    qlora_nf4 w = m->head_nf4;
+    qlora_nf4 w = m->base.head_nf4;
     int64_t at = first * w.cols;
     w.codes += at / 2;
     w.absmax += at / w.block;
@@ -40014,12 +40053,13 @@ static qlora_nf4 qlora__head_slice(const qlora_model* m, int64_t first, int64_t 
 
 static qlora_result qlora__load_head(qlora_ctx* ctx, qlora__stager* s,
                                      const qlora__folder* folder) {
-    const qlora_nf4* head = &s->m->head_nf4;
+    const qlora_nf4* head = &s->m->base.head_nf4;
     const qlora__st_tensor* t = NULL;
     QLORA__TRY(qlora__folder_need(&ctx->env, folder, "lm_head.weight", head->rows, head->cols, &t));
     QLORA__TRY(qlora__folder_make(&ctx->env, folder, &t));
     uint64_t row_bytes = (uint64_t)head->cols * (qlora__st_dtypes[t->dtype].bits / 8);
-    int64_t most = (int64_t)(s->m->operand.bytes / row_bytes) / QLORA__HEAD_ROWS * QLORA__HEAD_ROWS;
+    int64_t most =
+        (int64_t)(s->m->work.operand.bytes / row_bytes) / QLORA__HEAD_ROWS * QLORA__HEAD_ROWS;
     for (int64_t row = 0; row < head->rows; row += most) {
         qlora_nf4 to = qlora__head_slice(s->m, row, qlora__min(most, head->rows - row));
         qlora__st_tensor slice = *t;
@@ -40036,16 +40076,16 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         QLORA__TRY(qlora__load_layer(ctx, s, folder, l));
     }
-    QLORA__TRY(qlora__load_norm(ctx, s, folder, "model.norm.weight", &m->final_norm));
+    QLORA__TRY(qlora__load_norm(ctx, s, folder, "model.norm.weight", &m->base.final_norm));
     qlora_tensor rows;
-    if (m->embed_mapped.data == NULL) {
-        QLORA__TRY(qlora__load_table(ctx, m, &m->embed, &rows));
+    if (m->base.embed_mapped.data == NULL) {
+        QLORA__TRY(qlora__load_table(ctx, m, &m->base.embed, &rows));
         QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &rows));
     }
-    if (m->head_is_nf4) {
+    if (m->base.head_is_nf4) {
         QLORA__TRY(qlora__load_head(ctx, s, folder));
-    } else if (!m->plan.config.tied && m->head_mapped.data == NULL) {
-        QLORA__TRY(qlora__load_table(ctx, m, &m->head, &rows));
+    } else if (!m->plan.config.tied && m->base.head_mapped.data == NULL) {
+        QLORA__TRY(qlora__load_table(ctx, m, &m->base.head, &rows));
         QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &rows));
     }
     return qlora__sync(ctx);
@@ -40102,8 +40142,8 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     stager.m = m;
     stager.keep = &keep;
     stager.total = qlora__folder_bytes(folder);
-    m->base_config = qlora__load_identity(m);
-    m->base_weights = qlora__identity_folder(folder);
+    m->base.base_config = qlora__load_identity(m);
+    m->base.base_weights = qlora__identity_folder(folder);
     qlora_result r = qlora__keep_open(ctx, m, &keep);
     r = r == QLORA_OK ? qlora__stager_open(ctx, &stager) : r;
     r = r == QLORA_OK ? qlora__load_folder(ctx, &stager, folder) : r;
@@ -40116,12 +40156,12 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
 // A random 4-bit head, in slices of one size, each with its own stream of random numbers.
 static qlora_result qlora__load_random_head(qlora_ctx* ctx, qlora_model* m, uint64_t seed,
                                             float deviation) {
-    for (int64_t row = 0; row < m->head_nf4.rows; row += QLORA__HEAD_ROWS) {
+    for (int64_t row = 0; row < m->base.head_nf4.rows; row += QLORA__HEAD_ROWS) {
         qlora_nf4 to =
-            qlora__head_slice(m, row, qlora__min(QLORA__HEAD_ROWS, m->head_nf4.rows - row));
+            qlora__head_slice(m, row, qlora__min(QLORA__HEAD_ROWS, m->base.head_nf4.rows - row));
         uint32_t stream = 0x80000000u + (uint32_t)(row / QLORA__HEAD_ROWS);
         qlora_tensor w;
-        qlora__arena_window(&m->operand, 0, to.rows, to.cols, &w);
+        qlora__arena_window(&m->work.operand, 0, to.rows, to.cols, &w);
         QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, &w));
         QLORA__TRY(qlora_nf4_quantise(ctx, &w, &to));
     }
@@ -40134,23 +40174,23 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     float deviation = m->desc.weight_std > 0.0f ? m->desc.weight_std : 0.02f;
     uint64_t seed = m->desc.seed;
     qlora_tensor rows;
-    m->base_config = qlora__load_identity(m);
-    m->base_weights = qlora__identity_random(seed, deviation);
-    QLORA__TRY(qlora__load_table(ctx, m, &m->embed, &rows));
+    m->base.base_config = qlora__load_identity(m);
+    m->base.base_weights = qlora__identity_random(seed, deviation);
+    QLORA__TRY(qlora__load_table(ctx, m, &m->base.embed, &rows));
     QLORA__TRY(qlora__random_normal(ctx, seed, 0, deviation, &rows));
-    if (m->head_is_nf4) {
+    if (m->base.head_is_nf4) {
         QLORA__TRY(qlora__load_random_head(ctx, m, seed, deviation));
     } else if (!c->tied) {
-        QLORA__TRY(qlora__load_table(ctx, m, &m->head, &rows));
+        QLORA__TRY(qlora__load_table(ctx, m, &m->base.head, &rows));
         QLORA__TRY(qlora__random_normal(ctx, seed, 1, deviation, &rows));
     }
-    QLORA__TRY(qlora_fill(ctx, 1.0f, &m->final_norm));
+    QLORA__TRY(qlora_fill(ctx, 1.0f, &m->base.final_norm));
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         for (int i = 0; i < layer->layout->count; i++) {
             qlora__projection* p = &layer->projections[i];
             qlora_tensor w;
-            qlora__arena_window(&m->operand, 0, p->out, p->in, &w);
+            qlora__arena_window(&m->work.operand, 0, p->out, p->in, &w);
             const qlora_tensor* to = qlora__is_coded(p) ? &w : &p->dense;
             uint32_t stream = (uint32_t)(2 + l * QLORA__PROJECTIONS + i);
             QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, to));
@@ -40199,7 +40239,7 @@ static bool qlora__stack_is_dora(const qlora_model* m, const qlora__layer* layer
 // W + s B A of a projection, in the memory of the shared operand.
 static qlora_result qlora__dora_weight(qlora_ctx* ctx, const qlora_model* m,
                                        const qlora__projection* p, qlora_tensor* w) {
-    qlora__arena_window(&m->operand, 0, p->out, p->in, w);
+    qlora__arena_window(&m->work.operand, 0, p->out, p->in, w);
     QLORA__TRY(qlora__is_coded(p)
                    ? qlora__coded_window(ctx, qlora__codes_of(p), 0, 0, w)
                    : qlora__point(ctx, QLORA__POINT_SCALE, &p->dense, NULL, 1.0f, w));
@@ -40237,32 +40277,36 @@ static qlora_result qlora__dora_refresh(qlora_ctx* ctx, qlora_model* m, bool sta
 
 // The embedding and the head that a pass uses.
 static const qlora_tensor* qlora__embed_table(const qlora_model* m) {
-    return m->use_adapters && m->saved_embed ? &m->own_embed : &m->embed;
+    return m->use_adapters && m->tables.saved_embed ? &m->tables.own_embed : &m->base.embed;
 }
 
 static const qlora_tensor* qlora__head_table(const qlora_model* m) {
     if (!m->use_adapters) {
-        return &m->head;
+        return &m->base.head;
     }
-    return m->saved_head ? &m->own_head : m->saved_tied ? &m->own_embed : &m->head;
+    return m->tables.saved_head   ? &m->tables.own_head
+           : m->tables.saved_tied ? &m->tables.own_embed
+                                  : &m->base.head;
 }
 
 // Whether the gradient of the residual stream below layer 0 is needed.
 static bool qlora__trains_embedding(const qlora_model* m) {
-    return m->saved_embed || m->token_count > 0;
+    return m->tables.saved_embed || m->tables.token_count > 0;
 }
 
 // Writes the trained rows, or those of the base, into the embedding and a head that also has them,
 // before a pass reads it.
 static qlora_result qlora__tokens_place(qlora_ctx* ctx, qlora_model* m) {
-    const qlora_tensor* head = m->head_rows ? &m->own_head_tokens : &m->own_tokens;
-    if (m->tokens_twice || m->head_rows) {
-        QLORA__TRY(qlora__put_rows(ctx, m->use_adapters ? head : &m->head_tokens, &m->token_rows,
-                                   &m->head));
+    const qlora_tensor* head =
+        m->tables.head_rows ? &m->tables.own_head_tokens : &m->tables.own_tokens;
+    if (m->tables.tokens_twice || m->tables.head_rows) {
+        QLORA__TRY(qlora__put_rows(ctx, m->use_adapters ? head : &m->tables.head_tokens,
+                                   &m->tables.token_rows, &m->base.head));
     }
-    return m->token_count > 0
-               ? qlora__put_rows(ctx, m->use_adapters ? &m->own_tokens : &m->base_tokens,
-                                 &m->token_rows, &m->embed)
+    return m->tables.token_count > 0
+               ? qlora__put_rows(ctx,
+                                 m->use_adapters ? &m->tables.own_tokens : &m->tables.base_tokens,
+                                 &m->tables.token_rows, &m->base.embed)
                : QLORA_OK;
 }
 
@@ -40333,12 +40377,13 @@ static qlora_result qlora__means_find(qlora__row_means* f, int64_t id, const dou
 
 // Where the parameters of a token's row are; -1 if it has none.
 static int64_t qlora__new_row_at(const qlora_model* m, bool head, int64_t id) {
-    if (head ? m->saved_head : m->saved_embed) {
-        return (head ? m->head_at : m->embed_at) + id * m->plan.config.hidden;
+    if (head ? m->tables.saved_head : m->tables.saved_embed) {
+        return (head ? m->tables.head_at : m->tables.embed_at) + id * m->plan.config.hidden;
     }
-    for (int64_t i = 0; i < m->token_count && (!head || m->head_rows); i++) {
-        if (m->token_ids[i] == id) {
-            return (head ? m->head_tokens_at : m->tokens_at) + i * m->plan.config.hidden;
+    for (int64_t i = 0; i < m->tables.token_count && (!head || m->tables.head_rows); i++) {
+        if (m->tables.token_ids[i] == id) {
+            return (head ? m->tables.head_tokens_at : m->tables.tokens_at) +
+                   i * m->plan.config.hidden;
         }
     }
     return -1;
@@ -40394,12 +40439,12 @@ static qlora_result qlora__new_rows_start(qlora_ctx* ctx, const qlora_model* m, 
     f.rows = (QLORA__REAL*)qlora__alloc(ctx, rows);
     f.all = f.rows != NULL ? (double*)qlora__alloc_zero(ctx, sums) : NULL;
     qlora_result r = f.all != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
-    bool own = trained ? m->saved_head || m->head_rows : !m->plan.config.tied;
+    bool own = trained ? m->tables.saved_head || m->tables.head_rows : !m->plan.config.tied;
     for (int head = 0; head < (own ? 2 : 1) && r == QLORA_OK; head++) {
         memset(f.all, 0, sums);
         f.mean = f.all + n;
         f.has_all = false;
-        f.table = head == 1 ? &m->head : &m->embed;
+        f.table = head == 1 ? &m->base.head : &m->base.embed;
         r = qlora__new_rows_of(&f, head == 1, trained);
     }
     qlora__free(ctx, f.all, sums);
@@ -40473,11 +40518,11 @@ static bool qlora__trained_saved(const qlora_model* m, int64_t index, qlora__tra
         int64_t at;
         int64_t rows;
         const char* name;
-    } all[] = {{m->saved_embed, m->embed_at, c->vocab, "embed_tokens.weight"},
-               {m->saved_head, m->head_at, c->vocab, "lm_head.weight"},
-               {m->token_count > 0, m->tokens_at, m->token_count,
+    } all[] = {{m->tables.saved_embed, m->tables.embed_at, c->vocab, "embed_tokens.weight"},
+               {m->tables.saved_head, m->tables.head_at, c->vocab, "lm_head.weight"},
+               {m->tables.token_count > 0, m->tables.tokens_at, m->tables.token_count,
                 "embed_tokens.token_adapter.trainable_tokens_delta"},
-               {m->head_rows, m->head_tokens_at, m->token_count,
+               {m->tables.head_rows, m->tables.head_tokens_at, m->tables.token_count,
                 "lm_head.token_adapter.trainable_tokens_delta"}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         if (all[i].has && index-- == 0) {
@@ -40521,7 +40566,7 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     }
     if (m->desc.train_norms && index == at) {
         qlora__norm_name(m, -1, 0, out->name);
-        out->at = m->final_norm_at;
+        out->at = m->tables.final_norm_at;
         out->rows = 1;
         out->cols = c->hidden;
         out->shadow_scale = 1.0f;
@@ -40664,15 +40709,16 @@ static qlora_result qlora__token_keep(qlora_ctx* ctx, const qlora_tensor* table,
 // Keeps the base's rows of trained tokens, and starts the trained ones with them.
 static qlora_result qlora__token_start(qlora_ctx* ctx, const qlora_model* m, int64_t i,
                                        QLORA__REAL* values) {
-    int64_t id = m->token_ids[i];
+    int64_t id = m->tables.token_ids[i];
     int64_t at = i * m->plan.config.hidden;
-    QLORA__TRY(qlora__token_keep(ctx, &m->embed, id, &m->base_tokens, i, values));
-    QLORA__TRY(qlora__saved_row(ctx, m, &m->embed, id, m->tokens_at + at, values));
-    if (m->tokens_twice || m->head_rows) {
-        QLORA__TRY(qlora__token_keep(ctx, &m->head, id, &m->head_tokens, i, values));
+    QLORA__TRY(qlora__token_keep(ctx, &m->base.embed, id, &m->tables.base_tokens, i, values));
+    QLORA__TRY(qlora__saved_row(ctx, m, &m->base.embed, id, m->tables.tokens_at + at, values));
+    if (m->tables.tokens_twice || m->tables.head_rows) {
+        QLORA__TRY(qlora__token_keep(ctx, &m->base.head, id, &m->tables.head_tokens, i, values));
     }
-    return m->head_rows ? qlora__saved_row(ctx, m, &m->head, id, m->head_tokens_at + at, values)
-                        : QLORA_OK;
+    return m->tables.head_rows
+               ? qlora__saved_row(ctx, m, &m->base.head, id, m->tables.head_tokens_at + at, values)
+               : QLORA_OK;
 }
 
 // Starts trained matrices and rows with the values of the base, and keeps the base's rows.
@@ -40685,17 +40731,17 @@ static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
     QLORA__REAL* values = (QLORA__REAL*)qlora__alloc(ctx, bytes);
     qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     r = r == QLORA_OK ? qlora__new_rows_start(ctx, m, false) : r;
-    for (int64_t i = 0; i < c->vocab && m->saved_embed && r == QLORA_OK; i++) {
-        r = qlora__saved_row(ctx, m, &m->embed, i, m->embed_at + i * c->hidden, values);
+    for (int64_t i = 0; i < c->vocab && m->tables.saved_embed && r == QLORA_OK; i++) {
+        r = qlora__saved_row(ctx, m, &m->base.embed, i, m->tables.embed_at + i * c->hidden, values);
     }
-    for (int64_t i = 0; i < c->vocab && m->saved_head && r == QLORA_OK; i++) {
-        r = qlora__saved_row(ctx, m, &m->head, i, m->head_at + i * c->hidden, values);
+    for (int64_t i = 0; i < c->vocab && m->tables.saved_head && r == QLORA_OK; i++) {
+        r = qlora__saved_row(ctx, m, &m->base.head, i, m->tables.head_at + i * c->hidden, values);
     }
-    if (m->token_count > 0 && r == QLORA_OK) {
-        r = qlora__copy_in(ctx, m->token_rows.data, m->token_ids,
-                           (size_t)m->token_count * sizeof *m->token_ids);
+    if (m->tables.token_count > 0 && r == QLORA_OK) {
+        r = qlora__copy_in(ctx, m->tables.token_rows.data, m->tables.token_ids,
+                           (size_t)m->tables.token_count * sizeof *m->tables.token_ids);
     }
-    for (int64_t i = 0; i < m->token_count && r == QLORA_OK; i++) {
+    for (int64_t i = 0; i < m->tables.token_count && r == QLORA_OK; i++) {
         r = qlora__token_start(ctx, m, i, values);
     }
     qlora__free(ctx, values, bytes);
@@ -40819,7 +40865,7 @@ static int64_t qlora__labelled_step(const qlora_model* m) {
 
 // Where the output of attention is gathered.
 static const qlora_tensor* qlora__labelled_memory(const qlora_model* m) {
-    return qlora__trains(m) ? &m->dqkv : &m->s;
+    return qlora__trains(m) ? &m->work.dqkv : &m->work.s;
 }
 
 // Whether the memory that gathered rows borrow is large enough.
@@ -41192,7 +41238,7 @@ static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch
         double total = desc->totals != NULL ? desc->totals[k] : desc->total_labels;
         scale[k] = total > 0.0 ? (QLORA__REAL)(1.0 / total) : 0;
     }
-    m->run_count = 0;
+    m->work.run_count = 0;
     if (m->wide != NULL) {
         qlora__slot_owners(m, memory, b, desc->adapter);
         return;
@@ -41200,9 +41246,9 @@ static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch
     int64_t row = 0;
     for (int64_t s = 0; s < b->count && qlora__has_several(m); s++) {
         int32_t adapter = qlora__batch_adapter(b, s, desc->adapter);
-        qlora__owned_rows* run = &m->runs[m->run_count > 0 ? m->run_count - 1 : 0];
-        if (m->run_count == 0 || run->adapter != adapter) {
-            run = &m->runs[m->run_count++];
+        qlora__owned_rows* run = &m->work.runs[m->work.run_count > 0 ? m->work.run_count - 1 : 0];
+        if (m->work.run_count == 0 || run->adapter != adapter) {
+            run = &m->work.runs[m->work.run_count++];
             run->adapter = adapter;
             run->row = row;
             run->label = starts[s];
@@ -41212,8 +41258,8 @@ static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch
         run->label_end = starts[s + 1];
     }
     // On the GPU, the rows that fill the micro-batch up have no gradients, but finite values.
-    if (m->run_count > 0 && !qlora__on_cpu(m->ctx)) {
-        m->runs[m->run_count - 1].end = m->plan.tokens;
+    if (m->work.run_count > 0 && !qlora__on_cpu(m->ctx)) {
+        m->work.runs[m->work.run_count - 1].end = m->plan.tokens;
     }
 }
 
@@ -41387,10 +41433,10 @@ static bool qlora__run_at(const qlora__pass* pass, int64_t index, qlora__pass* o
     if (!qlora__pass_has_runs(pass)) {
         return index == 0;
     }
-    if (index >= m->run_count) {
+    if (index >= m->work.run_count) {
         return false;
     }
-    const qlora__owned_rows* run = &m->runs[index];
+    const qlora__owned_rows* run = &m->work.runs[index];
     int64_t first = qlora__max(pass->gathered ? run->label : run->row, pass->row);
     int64_t end = qlora__min(pass->gathered ? run->label_end : run->end, pass->row + pass->rows);
     out->row = first;
@@ -41412,7 +41458,7 @@ static qlora__pass qlora__tile_at(const qlora__pass* pass, int64_t at) {
 // A loop over tiles begins: no weights are in the shared operand. Within the loop, those of each
 // stack are placed once.
 static void qlora__tiles_begin(const qlora__pass* pass) {
-    memset(pass->m->placed, 0, sizeof pass->m->placed);
+    memset(pass->m->flow.placed, 0, sizeof pass->m->flow.placed);
 }
 
 // The bounds of the sequences.
@@ -41433,10 +41479,10 @@ static bool qlora__stack_is_placed(const qlora__pass* pass, int64_t layer, int g
                                    bool transposed) {
     qlora_model* m = pass->m;
     int64_t key = 1 + 2 * (layer * m->adapters + pass->adapter) + (transposed ? 1 : 0);
-    bool placed = m->places_layers ? m->placed_layer == key
-                                   : m->plan.tile > 0 && m->placed[group] == key;
-    m->placed[group] = key;
-    m->placed_layer = key;
+    bool placed = m->flow.places_layers ? m->flow.placed_layer == key
+                                        : m->plan.tile > 0 && m->flow.placed[group] == key;
+    m->flow.placed[group] = key;
+    m->flow.placed_layer = key;
     return placed;
 }
 
@@ -41503,8 +41549,8 @@ static void qlora__stack_rows(const qlora__pass* pass, qlora__stack* s) {
 
 // Waits until the second stream no longer reads the shared operand, or the adapters beside it.
 static qlora_result qlora__operand_wait(const qlora__pass* pass) {
-    unsigned readers = pass->m->readers;
-    pass->m->readers = 0;
+    unsigned readers = pass->m->flow.readers;
+    pass->m->flow.readers = 0;
     return qlora__beside_wait(pass->ctx, readers);
 }
 
@@ -41522,8 +41568,8 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
     bool wide = qlora__pass_is_wide(pass);
-    out->coded = m->coded == &layer->fp8[group] && m->coded_transposed == backward;
-    m->coded = NULL; // the next product overwrites the codes
+    out->coded = m->flow.coded == &layer->fp8[group] && m->flow.coded_transposed == backward;
+    m->flow.coded = NULL; // the next product overwrites the codes
     out->linear = qlora__linear_of(m, layer, group, wide ? QLORA__ALL_ADAPTERS : pass->adapter);
     if (wide) {
         out->owners.rows = qlora__window(&m->batch.owners, 1, pass->row, pass->rows);
@@ -41572,9 +41618,10 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         return QLORA_OK;
     }
     QLORA__TRY(qlora__operand_wait(pass));
-    return m->places_layers ? qlora__layer_place(pass, layer)
-                            : qlora__linear_place(pass->ctx, &out->linear,
-                                                  QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
+    return m->flow.places_layers
+               ? qlora__layer_place(pass, layer)
+               : qlora__linear_place(pass->ctx, &out->linear,
+                                     QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
 
 // Whether the activation computes z of down, and its backward pass u of gate and up: see
@@ -41665,7 +41712,7 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
     if (group == QLORA__DOWN && qlora__z_comes(pass, layer)) {
         return qlora__layer_tail(pass, layer, NULL, NULL, &inner);
     }
-    pass->m->readers |= 1u << group;
+    pass->m->flow.readers |= 1u << group;
     return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
@@ -41691,11 +41738,10 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
     const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
     qlora_result r = wants_z ? qlora__stack_z(pass, stack, group, x) : QLORA_OK;
     if (r == QLORA_OK) {
-        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x,
-                                    stack->z.cols > 0 ? &stack->z : NULL, dy, NULL,
-                                    stack->linear.owners != NULL ? 0.0f : 1.0f,
-                                    qlora__gradients_left(pass, layer, group),
-                                    &pass->m->skinny_parts);
+        r = qlora__linear_gradients(
+            ctx, pass->math, &stack->linear, x, stack->z.cols > 0 ? &stack->z : NULL, dy, NULL,
+            stack->linear.owners != NULL ? 0.0f : 1.0f, qlora__gradients_left(pass, layer, group),
+            &pass->m->work.skinny_parts);
     }
     if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
         const qlora__wide_layer* wide = &pass->m->wide[stack->linear.layer];
@@ -41722,7 +41768,7 @@ static bool qlora__u_is_coded(const qlora_model* m, const qlora__layer* layer) {
     int64_t part = qlora_linear_out(l) / l->count;
     int64_t room = qlora__fp8_u_room(qlora__tile_rows(m), part, l->count);
     return qlora__is_fp8(m) && qlora__gated_ranks(m, layer, NULL) &&
-           layer->pads[QLORA__GATE_UP] > 0 && (uint64_t)room * sizeof(float) <= m->ds.bytes;
+           layer->pads[QLORA__GATE_UP] > 0 && (uint64_t)room * sizeof(float) <= m->work.ds.bytes;
 }
 
 // Computes u of a stack in the last columns of dy, unless it came with the activation. *coded:
@@ -41740,7 +41786,7 @@ static qlora_result qlora__stack_u(const qlora__pass* pass, const qlora__stack* 
         *coded = true;
         int64_t ranks[2] = {l->parts[0].rank, l->parts[l->count - 1].rank};
         qlora_tensor u = qlora__window(dy, pass->rows, stack->out, stack->pad);
-        return qlora__fp8_u(pass->ctx, l->fp8, inner, &sb, ranks, l->count, &u, m->ds.data);
+        return qlora__fp8_u(pass->ctx, l->fp8, inner, &sb, ranks, l->count, &u, m->work.ds.data);
     }
     bool there = group == QLORA__GATE_UP && qlora__u_comes(pass, layer);
     return stack->pad > 0 && !there ? qlora__linear_u(pass->ctx, pass->math, l, dy, inner)
@@ -41776,7 +41822,7 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
                                                 const qlora_tensor* x, const qlora_tensor* dy) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
-    qlora_tensor raw = qlora__window(&m->raw, pass->rows, 0, stack->out);
+    qlora_tensor raw = qlora__window(&m->work.raw, pass->rows, 0, stack->out);
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
     QLORA__ENTER(ctx, "qlora_linear_forward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(
@@ -41811,12 +41857,12 @@ static qlora_result qlora__rows_input(const qlora__pass* pass, const qlora_tenso
                         : qlora_scale(pass->ctx, 1.0f, h, x);
 }
 
-// The input of a stack in m->x.
+// The input of a stack in m->work.x.
 static qlora_result qlora__layer_input(const qlora__pass* pass, const qlora_tensor* stream,
                                        const qlora_tensor* norm) {
     int64_t width = pass->m->plan.config.hidden;
     qlora_tensor h = qlora__window(stream, pass->rows, 0, width);
-    qlora_tensor x = qlora__window(&pass->m->x, pass->rows, 0, width);
+    qlora_tensor x = qlora__window(&pass->m->work.x, pass->rows, 0, width);
     return qlora__rows_input(pass, &h, norm, &x);
 }
 
@@ -41830,7 +41876,7 @@ static const qlora_tensor* qlora__layer_norm(const qlora_model* m, const qlora__
 // there is one.
 static qlora_tensor* qlora__branch_out(qlora_model* m, qlora__layer* layer, int branch) {
     bool kept = qlora__has_norm(m, qlora__branches[branch].after);
-    return kept ? &layer->kept.out[branch] : &m->delta;
+    return kept ? &layer->kept.out[branch] : &m->work.delta;
 }
 
 // The rows of a pass of the residual stream between attention and MLP. It is that of a tile, unless
@@ -41845,9 +41891,9 @@ static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer*
 // transposed, of dy.
 static const qlora__fp8* qlora__codes_note(const qlora__pass* pass, const qlora__layer* layer,
                                            int group, bool transposed) {
-    pass->m->coded = &layer->fp8[group];
-    pass->m->coded_transposed = transposed;
-    return pass->m->coded;
+    pass->m->flow.coded = &layer->fp8[group];
+    pass->m->flow.coded_transposed = transposed;
+    return pass->m->flow.coded;
 }
 
 // Where the norm before or after a product of a stack writes such codes; NULL if nowhere.
@@ -41858,12 +41904,12 @@ static const qlora__fp8* qlora__codes_of_norm(const qlora__pass* pass, const qlo
                   !qlora__pass_has_runs(pass) && m->plan.config.hidden % 8 == 0 &&
                   m->plan.config.hidden <= QLORA__NORM_CODED &&
                   (transposed || !qlora__pass_reads_codes(pass, layer));
-    m->coded = NULL;
+    m->flow.coded = NULL;
     return writes ? qlora__codes_note(pass, layer, group, transposed) : NULL;
 }
 
-// The norm of stream + delta in m->x, for the branch that follows: the next one of the same layer,
-// or the first one of the layer above, if there is one.
+// The norm of stream + delta in m->work.x, for the branch that follows: the next one of the same
+// layer, or the first one of the layer above, if there is one.
 static qlora_result qlora__branch_norm_add(const qlora__pass* pass, const qlora__layer* layer,
                                            int branch, qlora__norm_job* job) {
     const qlora_model* m = pass->m;
@@ -41878,7 +41924,7 @@ static qlora_result qlora__branch_norm_add(const qlora__pass* pass, const qlora_
 
 // Adds the output of a branch, through its own norm and with the factor of the family, to `stream`,
 // giving `next`; then, unless that is left to the next loop over tiles, prepares the input of the
-// branch that follows, whose norm is `before` (NULL = none), in m->x.
+// branch that follows, whose norm is `before` (NULL = none), in m->work.x.
 static qlora_result qlora__branch_add(const qlora__pass* pass, qlora__layer* layer, int branch,
                                       const qlora_tensor* stream, const qlora_tensor* next,
                                       const qlora_tensor* before, bool wants_x) {
@@ -41888,8 +41934,8 @@ static qlora_result qlora__branch_add(const qlora__pass* pass, qlora__layer* lay
     const qlora_tensor* after = qlora__layer_norm(m, layer, qlora__branches[branch].after);
     qlora_tensor h = qlora__window(stream, pass->rows, 0, c->hidden);
     qlora_tensor sum = qlora__window(next, pass->rows, 0, c->hidden);
-    qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
+    qlora_tensor delta = qlora__window(&m->work.delta, pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(&m->work.x, pass->rows, 0, c->hidden);
     if (after != NULL) {
         qlora_tensor out = qlora__window(&layer->kept.out[branch], pass->rows, 0, c->hidden);
         QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &out, after, eps, &delta));
@@ -41916,31 +41962,31 @@ static qlora_result qlora__branch_add(const qlora__pass* pass, qlora__layer* lay
 static const qlora_tensor* qlora__norm_before(const qlora_model* m, int64_t index) {
     return index < m->plan.config.layers
                ? qlora__layer_norm(m, &m->layers[index], qlora__branches[0].before)
-               : &m->final_norm;
+               : &m->base.final_norm;
 }
 
 // The residual stream before layer number `index`; after the last layer, last_h.
 static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t index) {
-    return index < m->plan.config.layers ? &m->layers[index].kept.h : &m->last_h;
+    return index < m->plan.config.layers ? &m->layers[index].kept.h : &m->work.last_h;
 }
 
 // The first columns of the gradient of the output of attention or MLP, which is that of the
 // residual stream unless something comes between.
 static qlora_tensor qlora__layer_d_out(const qlora__pass* pass, int64_t cols) {
     const qlora_model* m = pass->m;
-    return qlora__has_own_d_out(m) ? qlora__local(pass, &m->d_out, 0, cols)
-                                   : qlora__slice(pass, &m->d_out, 0, cols);
+    return qlora__has_own_d_out(m) ? qlora__local(pass, &m->work.d_out, 0, cols)
+                                   : qlora__slice(pass, &m->work.d_out, 0, cols);
 }
 
-// The gradient of the output of a branch in m->d_out, from that of the residual stream: through the
-// factor or the norm that comes between.
+// The gradient of the output of a branch in m->work.d_out, from that of the residual stream:
+// through the factor or the norm that comes between.
 static qlora_result qlora__branch_out_backward(const qlora__pass* pass, qlora__layer* layer,
                                                int branch) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     int norm = qlora__branches[branch].after;
     const qlora_tensor* after = qlora__layer_norm(m, layer, norm);
-    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->work.dh, 0, c->hidden);
     qlora_tensor d_out = qlora__layer_d_out(pass, c->hidden);
     if (after != NULL) {
         qlora_tensor out = qlora__window(&layer->kept.out[branch], pass->rows, 0, c->hidden);
@@ -41960,15 +42006,15 @@ static qlora_result qlora__stack_input(const qlora__pass* pass, const qlora__sta
     return qlora__stack_z(pass, stack, group, x);
 }
 
-// Whether m->x still has the input of a branch, with z: that of the last one is the last thing that
-// recomputing a layer writes there.
+// Whether m->work.x still has the input of a branch, with z: that of the last one is the last thing
+// that recomputing a layer writes there.
 static bool qlora__x_is_there(const qlora_model* m, const qlora__layer* layer, int branch) {
     return qlora__keeps_z(m) && layer->recompute && branch == QLORA__BRANCHES - 1;
 }
 
 // A branch whose dA is computed from h, the input of its norm, once the backward pass of the norm
 // has its factors: k is that launch, and *has tells whether there is one. Otherwise the norm is
-// computed again, if m->x does not have its output, and dA comes before.
+// computed again, if m->work.x does not have its output, and dA comes before.
 static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__layer* layer,
                                         int branch, const qlora__stack* stack,
                                         const qlora_tensor* h, const qlora_tensor* dy,
@@ -41977,7 +42023,7 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     const qlora_tensor* norm = qlora__layer_norm(m, layer, qlora__branches[branch].before);
     qlora_tensor z = stack->z;
     if (qlora__x_is_there(m, layer, branch)) {
-        z = qlora__local(pass, &m->x, stack->linear.in, stack->pad);
+        z = qlora__local(pass, &m->work.x, stack->linear.in, stack->pad);
     }
     *has = false;
     if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m)) {
@@ -41985,7 +42031,7 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     }
     unsigned which = qlora__gradients_left(pass, layer, qlora__branches[branch].in);
     int64_t room = qlora__linear_parts_of(&stack->linear, pass->rows, which);
-    if (room == 0 || room > m->skinny_parts.cols) {
+    if (room == 0 || room > m->work.skinny_parts.cols) {
         return QLORA_OK;
     }
     return qlora__linear_skinny(pass->ctx, &stack->linear, h, &z, dy, 1.0f, which, k, has);
@@ -42018,9 +42064,9 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     const qlora_model_config* c = &m->plan.config;
     const qlora__branch* b = &qlora__branches[branch];
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
-    qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
-    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
-    qlora_tensor rstd = qlora__window(&m->rstd[branch], 1, 0, pass->rows);
+    qlora_tensor dx = qlora__local(pass, &m->work.delta, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->work.dh, 0, c->hidden);
+    qlora_tensor rstd = qlora__window(&m->work.rstd[branch], 1, 0, pass->rows);
     qlora__norm_job job;
     memset(&job, 0, sizeof job);
     job.x = h;
@@ -42040,7 +42086,7 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));
     qlora__skinny_norm(k, &rstd, job.w);
     QLORA__TRY(qlora__beside_begin(ctx));
-    return qlora__beside_end(ctx, b->in, qlora__skinny_launch(ctx, k, m->skinny_parts.data));
+    return qlora__beside_end(ctx, b->in, qlora__skinny_launch(ctx, k, m->work.skinny_parts.data));
 }
 
 // Backward pass of the stack that a branch begins with, which reads the residual stream h through
@@ -42058,10 +42104,10 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, group, true, &stack));
     qlora_tensor in = qlora__local(pass, h, 0, c->hidden);
-    qlora_tensor x = qlora__local(pass, &m->x, 0, c->hidden + stack.pad);
+    qlora_tensor x = qlora__local(pass, &m->work.x, 0, c->hidden + stack.pad);
     qlora_tensor up = qlora__local(pass, dy, 0, stack.out + stack.pad);
-    qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
-    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
+    qlora_tensor dx = qlora__local(pass, &m->work.delta, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->work.dh, 0, c->hidden);
     bool dora = qlora__stack_is_dora(m, layer, group);
     qlora__skinny k;
     bool skinny = false;
@@ -42160,7 +42206,7 @@ static qlora_result qlora__softmax_rotate(const qlora__pass* pass, const qlora__
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
     qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
-    const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
+    const qlora_tensor* table = layer->sliding ? &m->base.rope_sliding : &m->base.rope;
     qlora_rotation_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.head_dim = c->head_dim;
@@ -42182,14 +42228,14 @@ static qlora_result qlora__softmax_rotate(const qlora__pass* pass, const qlora__
         bias_rest = qlora__window(bias, 1, q, x->cols - q);
     }
     desc.heads = c->heads;
-    QLORA__TRY(qlora_rope_apply(pass->ctx, &desc, &x_q, &angles, &m->rope_query,
+    QLORA__TRY(qlora_rope_apply(pass->ctx, &desc, &x_q, &angles, &m->base.rope_query,
                                 bias != NULL ? &bias_q : NULL, &m->flag));
     desc.heads = c->kv_heads;
     return qlora_rope_apply(pass->ctx, &desc, &x_rest, &angles, table,
                             bias != NULL ? &bias_rest : NULL, &m->flag);
 }
 
-// Normalised input in m->x -> rotated q, k and v.
+// Normalised input in m->work.x -> rotated q, k and v.
 static qlora_result qlora__softmax_qkv(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -42197,7 +42243,7 @@ static qlora_result qlora__softmax_qkv(const qlora__pass* pass, qlora__layer* la
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
     qlora_tensor rotated = qlora__slice(pass, &layer->kept.qkv, 0, q + 2 * kv);
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->x, &rotated));
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->work.x, &rotated));
     const qlora_tensor* bias = c->qkv_bias && !c->qk_norm ? &layer->qkv_bias : NULL;
     if (c->qk_norm) {
         const struct {
@@ -42261,10 +42307,11 @@ static qlora_result qlora__offload_begin(const qlora__pass* pass, const qlora__l
         return QLORA_OK;
     }
     if (part == QLORA__OFFLOAD_HEADS) {
-        return qlora__offload_copy(pass, layer, m->offload_bytes[1], m->offload_bytes[2], false);
+        return qlora__offload_copy(pass, layer, m->work.offload_bytes[1], m->work.offload_bytes[2],
+                                   false);
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z of q, k and v
-    size_t end = layer->recompute ? qlora__offload_bytes(m, layer) : m->offload_bytes[1];
+    size_t end = layer->recompute ? qlora__offload_bytes(m, layer) : m->work.offload_bytes[1];
     return qlora__offload_copy(pass, layer, 0, end, false);
 }
 
@@ -42283,7 +42330,7 @@ static qlora_result qlora__softmax_heads(const qlora__pass* pass, qlora__layer* 
         QLORA__TRY(qlora__softmax_qkv(&tile, layer));
         // Those that are recomputed later share the memory of z.
         if (again || !layer->recompute || layer->keeps_heads) {
-            QLORA__TRY(qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->x));
+            QLORA__TRY(qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->work.x));
         }
     }
     return QLORA_OK;
@@ -42309,8 +42356,8 @@ static qlora_result qlora__softmax_out(const qlora__pass* pass, qlora__layer* la
     return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_O);
 }
 
-// Backward pass of the norms of q and k, in m->dqkv. With a weight gradient, the result must not
-// overwrite dy, so it is computed in d_o and copied.
+// Backward pass of the norms of q and k, in m->work.dqkv. With a weight gradient, the result must
+// not overwrite dy, so it is computed in d_o and copied.
 static qlora_result qlora__softmax_norms_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -42326,12 +42373,12 @@ static qlora_result qlora__softmax_norms_backward(const qlora__pass* pass, qlora
     for (int i = 0; i < 2; i++) {
         const qlora_tensor* w = &layer->norms[parts[i].norm];
         qlora_tensor raw = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
-        qlora_tensor d = qlora__slice(pass, &m->dqkv, parts[i].at, parts[i].width);
+        qlora_tensor d = qlora__slice(pass, &m->work.dqkv, parts[i].at, parts[i].width);
         if (!m->desc.train_norms) {
             QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &d, NULL));
             continue;
         }
-        qlora_tensor through = qlora__slice(pass, &m->d_o, 0, parts[i].width);
+        qlora_tensor through = qlora__slice(pass, &m->work.d_o, 0, parts[i].width);
         QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &through,
                                           &layer->d_norms[parts[i].norm]));
         QLORA__TRY(qlora_scale(ctx, 1.0f, &through, &d));
@@ -42339,7 +42386,7 @@ static qlora_result qlora__softmax_norms_backward(const qlora__pass* pass, qlora
     return QLORA_OK;
 }
 
-// Backward pass of o_proj: d_out -> the gradient of the output of attention in m->d_o.
+// Backward pass of o_proj: d_out -> the gradient of the output of attention in m->work.d_o.
 static qlora_result qlora__softmax_out_run(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     int64_t q = qlora__q_width(&m->plan.config);
@@ -42347,7 +42394,7 @@ static qlora_result qlora__softmax_out_run(const qlora__pass* pass, qlora__layer
     QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
     qlora_tensor x = qlora__slice(pass, &layer->kept.o, 0, q + stack.pad);
     qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
-    qlora_tensor d_o = qlora__slice(pass, &m->d_o, 0, q);
+    qlora_tensor d_o = qlora__slice(pass, &m->work.d_o, 0, q);
     if (pass->gathered) {
         qlora_tensor o = qlora__labelled_o(m, pass->labelled);
         x = qlora__slice(pass, &o, 0, q + stack.pad);
@@ -42374,7 +42421,7 @@ static qlora_result qlora__softmax_out_backward(const qlora__pass* pass, qlora__
     return QLORA_OK;
 }
 
-// d_o -> gradients of q, k and v, normalised and rotated, in m->dqkv.
+// d_o -> gradients of q, k and v, normalised and rotated, in m->work.dqkv.
 static qlora_result qlora__softmax_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -42384,13 +42431,13 @@ static qlora_result qlora__softmax_backward(const qlora__pass* pass, qlora__laye
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
     qlora__heads heads = qlora__heads_of(pass, layer);
     qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, q);
-    qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
+    qlora_tensor d_o = qlora__window(&m->work.d_o, pass->rows, 0, q);
     qlora_tensor lse = layer->kept.lse;
     lse.cols = pass->rows;
     lse.ld = pass->rows;
-    qlora_tensor dq = qlora__window(&m->dqkv, pass->rows, 0, q);
-    qlora_tensor dk = qlora__window(&m->dqkv, pass->rows, q, kv);
-    qlora_tensor dv = qlora__window(&m->dqkv, pass->rows, q + kv, kv);
+    qlora_tensor dq = qlora__window(&m->work.dqkv, pass->rows, 0, q);
+    qlora_tensor dk = qlora__window(&m->work.dqkv, pass->rows, q, kv);
+    qlora_tensor dv = qlora__window(&m->work.dqkv, pass->rows, q + kv, kv);
     qlora_tensor seqs = qlora__pass_seqs(pass);
     qlora__attention a;
     memset(&a, 0, sizeof a);
@@ -42404,7 +42451,7 @@ static qlora_result qlora__softmax_backward(const qlora__pass* pass, qlora__laye
     a.dq = &dq;
     a.dk = &dk;
     a.dv = &dv;
-    a.stats = m->stats.data;
+    a.stats = m->work.stats.data;
     QLORA__ENTER(ctx, "qlora_attention_backward"); // frees the scratch on return
     return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
 }
@@ -42418,7 +42465,7 @@ static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__l
     return m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
            m->desc.dropout == 0.0f && !qlora__pass_has_runs(pass) && !c->qk_norm &&
            !layer->no_rope && !qlora__scales_queries(m) &&
-           (m->arch->has & QLORA__HAS_PAIRED_ROPE) == 0 && m->rope.cols == c->head_dim &&
+           (m->arch->has & QLORA__HAS_PAIRED_ROPE) == 0 && m->base.rope.cols == c->head_dim &&
            c->head_dim % 16 == 0 && rotated / 2 <= QLORA__ROPE_CODED;
 }
 
@@ -42428,14 +42475,14 @@ static qlora_result qlora__softmax_heads_backward(const qlora__pass* pass, qlora
     const qlora_model_config* c = &m->plan.config;
     if (qlora__rotation_writes_codes(pass, layer)) {
         int64_t cols = qlora__q_width(c) + 2 * qlora__kv_width(c);
-        qlora_tensor all = qlora__slice(pass, &m->dqkv, 0, cols);
+        qlora_tensor all = qlora__slice(pass, &m->work.dqkv, 0, cols);
         qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
         return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &angles,
-                                 layer->sliding ? &m->rope_sliding : &m->rope, &m->flag,
+                                 layer->sliding ? &m->base.rope_sliding : &m->base.rope, &m->flag,
                                  qlora__codes_note(pass, layer, QLORA__QKV, true));
     }
     qlora_tensor rotated =
-        qlora__slice(pass, &pass->m->dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
+        qlora__slice(pass, &pass->m->work.dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
     QLORA__TRY(qlora__softmax_rotate(pass, layer, &rotated, NULL, true));
     return c->qk_norm ? qlora__softmax_norms_backward(pass, layer) : QLORA_OK;
 }
@@ -42465,11 +42512,11 @@ static qlora_result qlora__attention_back(const qlora__pass* pass, const qlora__
 //
 // gate and up, their product through the activation, down.
 
-// Input of the MLP in m->x -> gate and up.
+// Input of the MLP in m->work.x -> gate and up.
 static qlora_result qlora__gated_in(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu));
-    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->x);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->work.x, &layer->kept.gu));
+    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->work.x);
 }
 
 // s = act(gate) up.
@@ -42489,15 +42536,15 @@ static bool qlora__activation_is_coded(const qlora__pass* pass, const qlora__lay
            m->plan.config.intermediate <= QLORA__FP8_GATED_WIDTH;
 }
 
-// The gated activation in m->s, or its codes, and z of down if the activation comes with it.
+// The gated activation in m->work.s, or its codes, and z of down if the activation comes with it.
 static qlora_result qlora__gated_hidden(const qlora__pass* pass, const qlora__layer* layer) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.intermediate;
     qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
     qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
-    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
+    qlora_tensor s = qlora__window(&m->work.s, pass->rows, 0, width);
     if (qlora__activation_is_coded(pass, layer)) {
-        qlora_tensor z = qlora__window(&m->s, pass->rows, width, layer->pads[QLORA__DOWN]);
+        qlora_tensor z = qlora__window(&m->work.s, pass->rows, width, layer->pads[QLORA__DOWN]);
         return qlora__fp8_gated(pass->ctx, qlora__codes_note(pass, layer, QLORA__DOWN, false),
                                 (m->arch->has & QLORA__HAS_GELU) != 0, &gate, &up,
                                 layer->linears[QLORA__DOWN].parts[0].a, &z);
@@ -42511,10 +42558,9 @@ static qlora_result qlora__gated_out(const qlora__pass* pass, qlora__layer* laye
     qlora_model* m = pass->m;
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
     QLORA__TRY(qlora__gated_hidden(pass, layer));
-    QLORA__TRY(
-        qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s,
-                             qlora__branch_out(m, layer, QLORA__MLP)));
-    return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->s);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__DOWN, &m->work.s,
+                                    qlora__branch_out(m, layer, QLORA__MLP)));
+    return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->work.s);
 }
 
 static qlora_result qlora__gated_activation_backward(const qlora__pass* pass,
@@ -42557,7 +42603,7 @@ static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__
     g.gate = &gate;
     g.up = &up;
     g.gelu = (m->arch->has & QLORA__HAS_GELU) != 0;
-    g.parts = &m->gated_parts;
+    g.parts = &m->work.gated_parts;
     for (int i = 0; i < 2; i++) {
         const qlora_linear_part* part = &l.parts[l.count == 1 ? 0 : i];
         qlora__gated_factor* f = &g.factors[i];
@@ -42568,7 +42614,7 @@ static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__
         halves[i].rows = width;
         halves[i].data = (float*)part->db->data + (l.count == 1 ? i * width * part->db->ld : 0);
         f->z = kept ? qlora__slice(pass, &layer->kept.z[QLORA__GATE_UP], at, ranks[i])
-                    : qlora__local(pass, &m->x, l.in + at, ranks[i]);
+                    : qlora__local(pass, &m->work.x, l.in + at, ranks[i]);
         f->d = &halves[i];
         f->scale = part->scale;
         at += l.count == 1 ? 0 : ranks[i];
@@ -42586,7 +42632,7 @@ static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__
     }
     qlora_tensor most;
     if (qlora__u_is_coded(m, layer)) {
-        most = qlora__window(&m->fp8_most, 1, 0, pass->rows);
+        most = qlora__window(&m->work.fp8_most, 1, 0, pass->rows);
         QLORA__TRY(qlora__tensor_zero(pass->ctx, &most));
         g.most = &most;
     }
@@ -42604,9 +42650,9 @@ static qlora_result qlora__gated_out_run(const qlora__pass* pass, qlora__layer* 
     QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
     qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
     qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
-    qlora_tensor x = qlora__local(pass, &m->s, 0, width + stack.pad);
-    qlora_tensor s = qlora__local(pass, &m->s, 0, width);
-    qlora_tensor ds = qlora__local(pass, &m->ds, 0, width);
+    qlora_tensor x = qlora__local(pass, &m->work.s, 0, width + stack.pad);
+    qlora_tensor s = qlora__local(pass, &m->work.s, 0, width);
+    qlora_tensor ds = qlora__local(pass, &m->work.ds, 0, width);
     qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
     qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
     if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
@@ -42661,8 +42707,8 @@ static qlora_result qlora__gated_out_backward(const qlora__pass* pass, qlora__la
 // Rows of the cache of a layer: each has the keys, then the values, of a position of a text.
 static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first,
                                       int64_t rows) {
-    qlora_tensor t = m->kv_cache;
-    int64_t row = layer * m->cache_all + first;
+    qlora_tensor t = m->texts.kv_cache;
+    int64_t row = layer * m->texts.cache_all + first;
     size_t offset = (size_t)(row * t.ld) * qlora_dtype_bytes(t.dtype);
     t.data = (char*)t.data + offset;
     t.bytes -= offset;
@@ -42741,18 +42787,18 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
     qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
     qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
-    qlora_tensor s =
-        qlora__as_heads(&m->scores, c->kv_heads, group * m->scores.ld, group, seen, m->scores.ld);
-    qlora_tensor p = qlora__as_heads(&m->chances, c->kv_heads, group * m->chances.ld, group, seen,
-                                     m->chances.ld);
+    qlora_tensor s = qlora__as_heads(&m->texts.scores, c->kv_heads, group * m->texts.scores.ld,
+                                     group, seen, m->texts.scores.ld);
+    qlora_tensor p = qlora__as_heads(&m->texts.chances, c->kv_heads, group * m->texts.chances.ld,
+                                     group, seen, m->texts.chances.ld);
     qlora_gemm_desc gemm;
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = true;
     gemm.alpha = heads.desc.scale > 0.0f ? heads.desc.scale : 1.0f / sqrtf((float)d);
     // Exact fp32, as in attention over many rows.
     QLORA__TRY(qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &q, &k, &s));
-    qlora_tensor flat_s = qlora__window(&m->scores, c->heads, 0, seen);
-    qlora_tensor flat_p = qlora__window(&m->chances, c->heads, 0, seen);
+    qlora_tensor flat_s = qlora__window(&m->texts.scores, c->heads, 0, seen);
+    qlora_tensor flat_p = qlora__window(&m->texts.chances, c->heads, 0, seen);
     if (heads.desc.cap > 0.0f) {
         QLORA__TRY(qlora_cap(ctx, heads.desc.cap, &flat_s, &flat_s));
     }
@@ -42783,15 +42829,15 @@ static qlora_result qlora__forward_noise(const qlora__pass* pass, const qlora_te
     return qlora__noise(pass->ctx, h, &rows, m->neftune * (float)factor);
 }
 
-// Token ids -> the input of layer 0 in m->x. With tiles, the input of a stack is computed by the
-// loop over tiles that uses it, everywhere.
+// Token ids -> the input of layer 0 in m->work.x. With tiles, the input of a stack is computed by
+// the loop over tiles that uses it, everywhere.
 static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
-    m->placed_layer = 0; // adapters may have changed
-    m->coded = NULL;
+    m->flow.placed_layer = 0; // adapters may have changed
+    m->flow.coded = NULL;
     QLORA__TRY(qlora__away_wait(pass->ctx, ~0u)); // copies of a step that was given up
     QLORA__TRY(qlora__tokens_place(pass->ctx, m));
     QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
@@ -42835,8 +42881,8 @@ static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__la
     return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
 }
 
-// Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->x, gate
-// and up.
+// Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->work.x,
+// gate and up.
 static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     qlora_tensor o = qlora__slice(pass, &layer->kept.o, 0, layer->kept.o.cols);
@@ -42874,7 +42920,7 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
                           : qlora__cache_attention(pass, index);
 }
 
-// Leaves the input of the next layer, or of the head, in m->x, unless there are tiles.
+// Leaves the input of the next layer, or of the head, in m->work.x, unless there are tiles.
 static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
@@ -42896,7 +42942,7 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     return QLORA_OK;
 }
 
-// Token ids -> the output of the final norm in m->x.
+// Token ids -> the output of the final norm in m->work.x.
 static qlora_result qlora__forward(const qlora__pass* pass) {
     qlora_ctx* ctx = pass->ctx;
     size_t scratch = qlora__scratch_mark(ctx);
@@ -42921,12 +42967,12 @@ static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
                                         const qlora_tensor* from, const qlora_tensor* to) {
     const qlora_model* m = pass->m;
     float alpha = (float)(1.0 / m->plan.config.logits_divisor);
-    if (m->head_is_nf4) {
+    if (m->base.head_is_nf4) {
         // No weights of a layer are needed until the next layer begins.
-        const qlora__coded_way way = {pass->math, backward, 0, alpha, &m->operand};
+        const qlora__coded_way way = {pass->math, backward, 0, alpha, &m->work.operand};
         QLORA__TRY(qlora__operand_wait(pass));
         size_t before = qlora__scratch_mark(pass->ctx);
-        qlora_result r = qlora__nf4_multiply(pass->ctx, &way, from, &m->head_nf4, to);
+        qlora_result r = qlora__nf4_multiply(pass->ctx, &way, from, &m->base.head_nf4, to);
         qlora__scratch_release(pass->ctx, before);
         return r;
     }
@@ -42938,16 +42984,18 @@ static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
 }
 
 // The gradient of a trained head: of the matrix, or of some rows of it. The gradients of the logits
-// and the rows that they belong to are in m->logits and m->rows_x.
+// and the rows that they belong to are in m->work.logits and m->work.rows_x.
 static qlora_result qlora__head_gradients(const qlora__pass* pass) {
     const qlora_model* m = pass->m;
     float alpha = (float)(1.0 / m->plan.config.logits_divisor);
-    if (m->saved_head || m->saved_tied) {
-        return qlora__linear_gemm(pass->ctx, pass->math, true, true, false, alpha, 1.0f, &m->logits,
-                                  &m->rows_x, m->saved_head ? &m->d_head : &m->d_embed);
+    if (m->tables.saved_head || m->tables.saved_tied) {
+        return qlora__linear_gemm(pass->ctx, pass->math, true, true, false, alpha, 1.0f,
+                                  &m->work.logits, &m->work.rows_x,
+                                  m->tables.saved_head ? &m->tables.d_head : &m->tables.d_embed);
     }
-    return qlora__head_gradient(pass->ctx, &m->logits, &m->rows_x, &m->token_rows, alpha,
-                                m->head_rows ? &m->d_head_tokens : &m->d_tokens);
+    return qlora__head_gradient(
+        pass->ctx, &m->work.logits, &m->work.rows_x, &m->tables.token_rows, alpha,
+        m->tables.head_rows ? &m->tables.d_head_tokens : &m->tables.d_tokens);
 }
 
 // Losses of a chunk whose first labelled row is number `first`: the rows of each adapter have their
@@ -42956,9 +43004,9 @@ static qlora_result qlora__head_runs(const qlora__pass* pass, int64_t first,
                                      const qlora_cross_entropy_desc* all) {
     qlora_model* m = pass->m;
     int64_t count = all->logits->rows;
-    for (int64_t i = 0; i <= m->run_count; i++) {
-        bool rest = i == m->run_count;
-        const qlora__owned_rows* run = &m->runs[rest ? i - 1 : i];
+    for (int64_t i = 0; i <= m->work.run_count; i++) {
+        bool rest = i == m->work.run_count;
+        const qlora__owned_rows* run = &m->work.runs[rest ? i - 1 : i];
         int64_t from = qlora__max((rest ? run->label_end : run->label) - first, 0);
         int64_t to = rest ? count : qlora__min(run->label_end - first, count);
         if (from >= to) {
@@ -43008,18 +43056,18 @@ static qlora_result qlora__head_gather(const qlora__pass* pass, int64_t i) {
     bool tiled = m->plan.tile > 0;
     if (pass->labelled > 0) {
         int64_t rows = qlora__min(C, pass->labelled - i * C);
-        qlora_tensor some = qlora__window(&m->x, rows, i * C * m->x.ld, c->hidden);
-        qlora_tensor copy = qlora__window(&m->rows_x, rows, 0, c->hidden);
+        qlora_tensor some = qlora__window(&m->work.x, rows, i * C * m->work.x.ld, c->hidden);
+        qlora_tensor copy = qlora__window(&m->work.rows_x, rows, 0, c->hidden);
         if (rows < C) { // the others have no label
-            QLORA__TRY(qlora__tensor_zero(pass->ctx, &m->rows_x));
+            QLORA__TRY(qlora__tensor_zero(pass->ctx, &m->work.rows_x));
         }
         return qlora_scale(pass->ctx, 1.0f, &some, &copy);
     }
-    qlora_tensor x = qlora__window(tiled ? &m->last_h : &m->x, pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(tiled ? &m->work.last_h : &m->work.x, pass->rows, 0, c->hidden);
     qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
-    QLORA__TRY(qlora_embed(pass->ctx, &x, &rows, &m->rows_x, &m->flag));
-    return tiled ? qlora_rmsnorm_forward(pass->ctx, &m->rows_x, &m->final_norm, (float)c->rms_eps,
-                                         &m->rows_x)
+    QLORA__TRY(qlora_embed(pass->ctx, &x, &rows, &m->work.rows_x, &m->flag));
+    return tiled ? qlora_rmsnorm_forward(pass->ctx, &m->work.rows_x, &m->base.final_norm,
+                                         (float)c->rms_eps, &m->work.rows_x)
                  : QLORA_OK;
 }
 
@@ -43033,14 +43081,14 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     int64_t C = m->plan.head_chunk;
     qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
     qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
-    qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
-    m->placed_layer = 0;                      // the logits are in the memory of the operand
+    qlora_tensor losses = qlora__window(&m->work.losses, 1, i * C, C);
+    m->flow.placed_layer = 0;                 // the logits are in the memory of the operand
     QLORA__TRY(qlora__beside_wait(ctx, ~0u)); // z of the last layer is in that of s
     QLORA__TRY(qlora__head_gather(pass, i));
-    QLORA__TRY(qlora__head_product(pass, false, &m->rows_x, &m->logits));
+    QLORA__TRY(qlora__head_product(pass, false, &m->work.rows_x, &m->work.logits));
     qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
-    args.logits = &m->logits;
+    args.logits = &m->work.logits;
     args.labels = &labels;
     args.weights = &weights;
     qlora_tensor scale = qlora__window(&m->batch.scale, 1, 0, 1);
@@ -43054,11 +43102,11 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
                : gradient && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
                                                         : qlora_cross_entropy(ctx, &args));
     if (gradient) {
-        qlora_tensor dx = m->rows_dx;
+        qlora_tensor dx = m->work.rows_dx;
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.rows = C;
-        QLORA__TRY(qlora__head_product(pass, true, &m->logits, &dx));
+        QLORA__TRY(qlora__head_product(pass, true, &m->work.logits, &dx));
         if (qlora__trains_head(m)) {
             QLORA__TRY(qlora__head_gradients(pass));
         }
@@ -43066,17 +43114,18 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     return QLORA_OK;
 }
 
-// Copies the gradients of the labelled rows to their tokens in m->delta; other tokens get zero.
+// Copies the gradients of the labelled rows to their tokens in m->work.delta; other tokens get
+// zero.
 static qlora_result qlora__head_spread(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, pass->row, pass->rows);
-    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, m->plan.config.hidden);
-    return qlora_embed(pass->ctx, &m->rows_dx, &inverse, &dx, &m->flag);
+    qlora_tensor dx = qlora__window(&m->work.delta, pass->rows, 0, m->plan.config.hidden);
+    return qlora_embed(pass->ctx, &m->work.rows_dx, &inverse, &dx, &m->flag);
 }
 
 // Zeroes the row of tokens without a label: the memory has had another use since.
 static qlora_result qlora__head_clear(const qlora__pass* pass) {
-    const qlora_tensor* all = &pass->m->rows_dx;
+    const qlora_tensor* all = &pass->m->work.rows_dx;
     qlora_tensor row = qlora__window(all, 1, (all->rows - 1) * all->ld, all->cols);
     return qlora__tensor_zero(pass->ctx, &row);
 }
@@ -43097,20 +43146,20 @@ static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const q
     return gradient ? qlora__head_end(pass) : QLORA_OK;
 }
 
-// Computes the logits of some rows of the pass, into the first rows of m->logits.
+// Computes the logits of some rows of the pass, into the first rows of m->work.logits.
 static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, int64_t rows) {
     qlora_model* m = pass->m;
     qlora_tensor x;
-    const qlora_tensor* from = m->plan.tile > 0 ? &m->last_h : &m->x;
+    const qlora_tensor* from = m->plan.tile > 0 ? &m->work.last_h : &m->work.x;
     QLORA__TRY(qlora__tensor_view(pass->ctx, from, first, rows, 0, m->plan.config.hidden, &x));
     if (m->plan.tile > 0) {
         qlora_tensor h = x;
-        x = qlora__window(&m->rows_x, rows, 0, m->plan.config.hidden);
-        QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &h, &m->final_norm,
+        x = qlora__window(&m->work.rows_x, rows, 0, m->plan.config.hidden);
+        QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &h, &m->base.final_norm,
                                          (float)m->plan.config.rms_eps, &x));
     }
-    qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
-    m->placed_layer = 0; // the logits may be where the operands were
+    qlora_tensor logits = qlora__window(&m->work.logits, rows, 0, m->plan.config.vocab);
+    m->flow.placed_layer = 0; // the logits may be where the operands were
     QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
     float cap = (float)m->plan.config.logits_cap;
     return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;
@@ -43173,8 +43222,8 @@ static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pas
 }
 
 // Backward pass of o_proj of the last layer if it has only the labelled rows after attention: their
-// gradients go back to their tokens, those of the output of attention, in m->d_o, and of the
-// residual stream, in m->dh.
+// gradients go back to their tokens, those of the output of attention, in m->work.d_o, and of the
+// residual stream, in m->work.dh.
 static qlora_result qlora__backward_labelled(const qlora__pass* pass, int64_t index) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -43182,38 +43231,39 @@ static qlora_result qlora__backward_labelled(const qlora__pass* pass, int64_t in
     QLORA__TRY(qlora__softmax_out_backward(&after, &m->layers[index]));
     // It still reads dh, and the output of attention in dqkv.
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__O));
-    qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, qlora__q_width(&m->plan.config));
-    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, m->plan.config.hidden);
-    QLORA__TRY(qlora__labelled_spread(ctx, m, pass->labelled, &m->dqkv, &d_o));
-    return qlora__labelled_spread(ctx, m, pass->labelled, &m->delta, &dh);
+    qlora_tensor d_o = qlora__window(&m->work.d_o, pass->rows, 0, qlora__q_width(&m->plan.config));
+    qlora_tensor dh = qlora__window(&m->work.dh, pass->rows, 0, m->plan.config.hidden);
+    QLORA__TRY(qlora__labelled_spread(ctx, m, pass->labelled, &m->work.dqkv, &d_o));
+    return qlora__labelled_spread(ctx, m, pass->labelled, &m->work.delta, &dh);
 }
 
 // The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
 // the first, its MLP and its attention; then end.
 
 // If the last layer has only the labelled rows after attention: gradient of the final norm's output
-// in m->rows_dx -> gradient of the residual stream in the first rows of m->dh. The head has not
-// written the rows that fill up the number of chunks.
+// in m->work.rows_dx -> gradient of the residual stream in the first rows of m->work.dh. The head
+// has not written the rows that fill up the number of chunks.
 static qlora_result qlora__backward_begin_labelled(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.hidden;
     int64_t end = pass->chunks * m->plan.head_chunk;
     qlora_tensor dx;
-    qlora__arena_window(&m->rows_dx, 0, pass->labelled, width, &dx);
+    qlora__arena_window(&m->work.rows_dx, 0, pass->labelled, width, &dx);
     if (end < pass->labelled) {
         qlora_tensor rest;
-        qlora__arena_window(&m->rows_dx, end * width, pass->labelled - end, width, &rest);
+        qlora__arena_window(&m->work.rows_dx, end * width, pass->labelled - end, width, &rest);
         QLORA__TRY(qlora__tensor_zero(pass->ctx, &rest));
     }
-    qlora_tensor h = qlora__window(&m->last_h, pass->labelled, 0, width);
-    qlora_tensor dh = qlora__window(&m->dh, pass->labelled, 0, width);
-    return qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm,
+    qlora_tensor h = qlora__window(&m->work.last_h, pass->labelled, 0, width);
+    qlora_tensor dh = qlora__window(&m->work.dh, pass->labelled, 0, width);
+    return qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->base.final_norm,
                                   (float)m->plan.config.rms_eps, NULL, &dh,
-                                  m->desc.train_norms ? &m->d_final_norm : NULL);
+                                  m->desc.train_norms ? &m->tables.d_final_norm : NULL);
 }
 
-// Gradient of the final norm's output in m->delta -> gradient of the residual stream in m->dh. With
-// tiles, that of the output comes from the labelled rows here, and not from qlora__head_end.
+// Gradient of the final norm's output in m->work.delta -> gradient of the residual stream in
+// m->work.dh. With tiles, that of the output comes from the labelled rows here, and not from
+// qlora__head_end.
 static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.hidden;
@@ -43226,15 +43276,15 @@ static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     }
     for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
         qlora__pass tile = qlora__tile_at(pass, at);
-        qlora_tensor dx = qlora__window(&m->delta, tile.rows, 0, width);
-        qlora_tensor h = qlora__slice(&tile, &m->last_h, 0, width);
-        qlora_tensor dh = qlora__slice(&tile, &m->dh, 0, width);
+        qlora_tensor dx = qlora__window(&m->work.delta, tile.rows, 0, width);
+        qlora_tensor h = qlora__slice(&tile, &m->work.last_h, 0, width);
+        qlora_tensor dh = qlora__slice(&tile, &m->work.dh, 0, width);
         if (m->plan.tile > 0) {
             QLORA__TRY(qlora__head_spread(&tile));
         }
-        QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm,
+        QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->base.final_norm,
                                           (float)m->plan.config.rms_eps, NULL, &dh,
-                                          m->desc.train_norms ? &m->d_final_norm : NULL));
+                                          m->desc.train_norms ? &m->tables.d_final_norm : NULL));
     }
     return QLORA_OK;
 }
@@ -43341,7 +43391,7 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
         qlora__pass tile = qlora__tile_at(pass, at);
         qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
-        qlora_tensor dy = qlora__slice(&tile, &m->dqkv, 0, m->dqkv.cols);
+        qlora_tensor dy = qlora__slice(&tile, &m->work.dqkv, 0, m->work.dqkv.cols);
         if (tiled) {
             QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
         }
@@ -43359,11 +43409,12 @@ static qlora_result qlora__backward_end(const qlora__pass* pass) {
     if (!qlora__trains_embedding(m)) {
         return QLORA_OK;
     }
-    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, m->plan.config.hidden);
+    qlora_tensor dh = qlora__window(&m->work.dh, pass->rows, 0, m->plan.config.hidden);
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
-    return qlora__embed_gradient(pass->ctx, &dh, &ids, m->saved_embed ? NULL : &m->token_rows,
+    return qlora__embed_gradient(pass->ctx, &dh, &ids,
+                                 m->tables.saved_embed ? NULL : &m->tables.token_rows,
                                  (float)m->plan.config.embedding_scale,
-                                 m->saved_embed ? &m->d_embed : &m->d_tokens);
+                                 m->tables.saved_embed ? &m->tables.d_embed : &m->tables.d_tokens);
 }
 
 static qlora_result qlora__backward(const qlora__pass* pass) {
@@ -44089,7 +44140,7 @@ static qlora__decode_attention qlora__decode_attention_of(const qlora_model* m, 
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
     const qlora__layer* layer = &m->layers[index];
-    const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
+    const qlora_tensor* table = layer->sliding ? &m->base.rope_sliding : &m->base.rope;
     qlora_tensor rows = qlora__cache_rows(m, index, 0, 1);
     qlora__decode_attention p;
     memset(&p, 0, sizeof p);
@@ -44100,7 +44151,7 @@ static qlora__decode_attention qlora__decode_attention_of(const qlora_model* m, 
     p.k_norm = c->qk_norm ? layer->norms[QLORA__NORM_K].data : NULL;
     p.norm_heads = (m->arch->has & QLORA__HAS_WIDE_QK_NORM) != 0 ? 0 : 1;
     p.rotary = layer->no_rope ? NULL : table->data; // rows by position: qlora__angle_row
-    p.rotary_q = qlora__scales_queries(m) ? m->rope_query.data : table->data;
+    p.rotary_q = qlora__scales_queries(m) ? m->base.rope_query.data : table->data;
     p.cache = rows.data;
     p.ld_cache = rows.ld;
     p.pages = d->table.data;
@@ -44478,14 +44529,14 @@ static qlora_result qlora__decode_pick(const qlora_model* m) {
 // Whether the logits of many texts have a kernel of their own.
 static bool qlora__decode_head_fits(const qlora_model* m, const qlora__decode_product* p) {
     return qlora__decode_is_many(m) && (m->decode.variants & QLORA__DECODE_WARPGROUP) != 0 &&
-           qlora__has_warpgroups(m->ctx) && !m->head_is_nf4 && p->K % 64 == 0 &&
+           qlora__has_warpgroups(m->ctx) && !m->base.head_is_nf4 && p->K % 64 == 0 &&
            ((p->parts[0].N | p->parts[0].ld | p->ldy) & 7) == 0;
 }
 
 // Whether those of a single text have.
 static bool qlora__decode_head_is_one(const qlora_model* m, const qlora__decode_product* p) {
     return m->decode.texts == 1 && (m->decode.variants & QLORA__DECODE_ONE) != 0 &&
-           !m->head_is_nf4 && p->K <= 32768 && p->K % 256 == 0 && p->parts[0].ld % 8 == 0;
+           !m->base.head_is_nf4 && p->K <= 32768 && p->K % 256 == 0 && p->parts[0].ld % 8 == 0;
 }
 
 static qlora_result qlora__decode_head(const qlora_model* m) {
@@ -44495,10 +44546,10 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     qlora__decode_product p;
     memset(&head, 0, sizeof head);
     memset(&p, 0, sizeof p);
-    head.nf4 = m->head_is_nf4 ? &m->head_nf4 : NULL;
+    head.nf4 = m->base.head_is_nf4 ? &m->base.head_nf4 : NULL;
     head.dense = qlora__head_table(m);
     p.parts[0] = qlora__decode_part_of(&head, 0, c->vocab, 0);
-    p.maps = m->head_is_nf4 ? m->head_nf4.maps : NULL;
+    p.maps = m->base.head_is_nf4 ? m->base.head_nf4.maps : NULL;
     p.count = 1;
     p.x = d->x.data;
     p.ldx = d->x.ld;
@@ -44522,7 +44573,7 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
         return qlora__decode_launch(m, QLORA__K_decode_head, m->ctx->gpu->sm_count, 1, 1, 256,
                                     (uint32_t)p.K * 2, args);
     }
-    return qlora__decode_multiply(m, m->head_is_nf4, false, &p);
+    return qlora__decode_multiply(m, m->base.head_is_nf4, false, &p);
 }
 
 // A branch, from its input in x to its output in y.
@@ -44576,7 +44627,7 @@ static qlora_result qlora__decode_enqueue(qlora_ctx* ctx, void* user) {
     } else {
         QLORA__TRY(qlora__decode_each(m, &b));
     }
-    b.norm = &m->final_norm;
+    b.norm = &m->base.final_norm;
     b.next = NULL;
     QLORA__TRY(qlora__decode_norm_run(m, &b));
     QLORA__TRY(qlora__decode_head(m));
@@ -44658,7 +44709,7 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
             QLORA__TRY(QLORA_ERR_MEMORY);
         }
     }
-    for (int64_t n = 0; n < d->texts && m->paging.size == 0; n++) {
+    for (int64_t n = 0; n < d->texts && m->texts.paging.size == 0; n++) {
         int32_t pages[QLORA__MOST_PAGES];
         for (int64_t i = 0; i < d->pages; i++) {
             pages[i] = (int32_t)(n * d->pages + i);
@@ -44739,8 +44790,9 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
             }
         }
     }
-    qlora_tensor head = m->head_nf4.memory;
-    return m->head_is_nf4 ? qlora_nf4_wrap(ctx, &m->head_desc, &head, &m->head_nf4) : QLORA_OK;
+    qlora_tensor head = m->base.head_nf4.memory;
+    return m->base.head_is_nf4 ? qlora_nf4_wrap(ctx, &m->base.head_desc, &head, &m->base.head_nf4)
+                               : QLORA_OK;
 }
 
 typedef struct qlora__ready_job {
@@ -44802,16 +44854,16 @@ static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
     if (!layer->cached) {
         qlora__arena own;
         own.ctx = m->ctx;
-        own.base = (char*)m->operand.data +
-                   (size_t)m->operand_at[group] * qlora_dtype_bytes(m->operand.dtype);
+        own.base = (char*)m->work.operand.data +
+                   (size_t)m->flow.operand_at[group] * qlora_dtype_bytes(m->work.operand.dtype);
         own.used = 0;
         qlora__layout_fp8(&own, m, layer, group);
     }
-    f->codes = m->fp8_codes;
-    f->scales = m->fp8_scales;
-    f->most = m->fp8_most;
-    f->ones = m->fp8_ones;
-    qlora__arena_window(&m->fp8_factors, (l * QLORA__GROUPS + group) * 2, 1, 2, &f->factors);
+    f->codes = m->work.fp8_codes;
+    f->scales = m->work.fp8_scales;
+    f->most = m->work.fp8_most;
+    f->ones = m->work.fp8_ones;
+    qlora__arena_window(&m->work.fp8_factors, (l * QLORA__GROUPS + group) * 2, 1, 2, &f->factors);
     layer->linears[group].operand = NULL;
     layer->linears[group].fp8 = f;
 }
@@ -44840,7 +44892,7 @@ static void qlora__model_operands(qlora_model* m) {
             bool needed = any_coded && (layer->cached || !qlora__model_reads_weights(m));
             linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
-                qlora__arena_window(&m->operand, m->operand_at[g],
+                qlora__arena_window(&m->work.operand, m->flow.operand_at[g],
                                     qlora_linear_out(linear) + layer->pads[g],
                                     linear->in + layer->pads[g], &layer->operands[g]);
             }
@@ -44916,9 +44968,9 @@ static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
         const char* name;
         const qlora_tensor* table;
         bool query;
-    } tables[] = {{&c->rope, "config.rope", &m->rope, false},
-                  {&c->rope_sliding, "config.rope_sliding", &m->rope_sliding, false},
-                  {&c->rope, "config.rope", &m->rope_query, true}};
+    } tables[] = {{&c->rope, "config.rope", &m->base.rope, false},
+                  {&c->rope_sliding, "config.rope_sliding", &m->base.rope_sliding, false},
+                  {&c->rope, "config.rope", &m->base.rope_query, true}};
     int count = qlora__scales_queries(m) ? 3 : 2;
     size_t n = (size_t)(m->angle_rows * c->rope_dims);
     float* host = (float*)qlora__alloc(ctx, n * 4);
@@ -44964,7 +45016,7 @@ static qlora_result qlora__clip_model(qlora_ctx* ctx, qlora_model* m, bool layer
             starts[l] = m->layers[l].projections[0].a_at;
         }
         if (m->desc.train_norms) {
-            starts[groups++] = m->final_norm_at;
+            starts[groups++] = m->tables.final_norm_at;
         }
     }
     return qlora__clip_start(ctx, &m->clip, &m->gradients, starts, groups, (float)max_norm);
@@ -44996,7 +45048,7 @@ static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool 
 static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
-        bool nf4 = m->desc.base == QLORA_BASE_NF4 || m->head_is_nf4;
+        bool nf4 = m->desc.base == QLORA_BASE_NF4 || m->base.head_is_nf4;
         bool fp8 = m->desc.base == QLORA_BASE_FP8;
         // What depends on rare settings is compiled when the dry run needs it.
         const qlora_model_config* c = &m->plan.config;
@@ -45016,7 +45068,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
         need |= qlora__has_gated(m) ? QLORA__NEED_GATED : 0;
         need |= c->logits_cap > 0.0 ? QLORA__NEED_CAP : 0;
-        need |= m->head_is_nf4 ? QLORA__NEED_HEAD_NF4 : 0;
+        need |= m->base.head_is_nf4 ? QLORA__NEED_HEAD_NF4 : 0;
         need |= qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0;
         // What several adapters run depends on the batch, not on the model alone.
         need |= qlora__has_several(m) || m->dora ? QLORA__NEED_ANY : 0;
@@ -45096,22 +45148,23 @@ static qlora_result qlora__adapter_match_saved(qlora_ctx* ctx, const qlora_model
                                                const qlora__adapter_source* s) {
     const qlora__peft* p = s->peft;
     bool shared = m->plan.config.tied && p->tied && p->saves_embed;
-    bool same = p->token_rows == 0 ? m->token_count == 0
-                                   : m->token_count == (int64_t)p->json.tokens[p->token_rows].count;
-    for (int64_t i = 0; i < m->token_count && same; i++) {
+    bool same = p->token_rows == 0
+                    ? m->tables.token_count == 0
+                    : m->tables.token_count == (int64_t)p->json.tokens[p->token_rows].count;
+    for (int64_t i = 0; i < m->tables.token_count && same; i++) {
         int64_t id = -1;
         qlora__json_int(&p->json, qlora__json_at(&p->json, p->token_rows, (uint32_t)i), &id);
-        same = id == m->token_ids[i];
+        same = id == m->tables.token_ids[i];
     }
-    same = same && p->head_rows == m->head_rows;
+    same = same && p->head_rows == m->tables.head_rows;
     bool norms = p->saves_norms != 0 && !m->desc.train_norms;
-    const char* other = norms                                         ? "modules_to_save"
-                        : p->dora != m->dora                          ? "use_dora"
-                        : p->saves_embed != m->saved_embed            ? "modules_to_save"
-                        : (p->saves_head && !shared) != m->saved_head ? "modules_to_save"
-                        : shared != m->saved_tied                     ? "ensure_weight_tying"
-                        : !same                                       ? "trainable_token_indices"
-                                                                      : NULL;
+    const char* other = norms                                                ? "modules_to_save"
+                        : p->dora != m->dora                                 ? "use_dora"
+                        : p->saves_embed != m->tables.saved_embed            ? "modules_to_save"
+                        : (p->saves_head && !shared) != m->tables.saved_head ? "modules_to_save"
+                        : shared != m->tables.saved_tied                     ? "ensure_weight_tying"
+                        : !same ? "trainable_token_indices"
+                                : NULL;
     return other == NULL ? QLORA_OK
                          : qlora__fail(ctx, QLORA_ERR_FORMAT,
                                        "%s: %s is not that of this model; open the model with "
@@ -45167,7 +45220,7 @@ static qlora_result qlora__adapter_saved(qlora_ctx* ctx, const qlora_model* m,
     if (!qlora__st_is_float(*out)) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is not floating-point", s->dir, name);
     }
-    if (m->saved_tied && t->at == m->embed_at) {
+    if (m->tables.saved_tied && t->at == m->tables.embed_at) {
         twin = qlora__folder_find(&s->peft->tensors, "base_model.model.lm_head.weight");
     }
     if (twin != NULL && (twin->bytes != (*out)->bytes ||
@@ -45395,10 +45448,10 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
     pass.dry = true;
     if (qlora__has_several(m) && m->wide == NULL) { // all rows belong to the first adapter
-        memset(m->runs, 0, sizeof *m->runs);
-        m->runs[0].end = m->plan.tokens;
-        m->runs[0].label_end = m->plan.tokens;
-        m->run_count = 1;
+        memset(m->work.runs, 0, sizeof *m->work.runs);
+        m->work.runs[0].end = m->plan.tokens;
+        m->work.runs[0].label_end = m->plan.tokens;
+        m->work.run_count = 1;
     }
     int64_t chunks = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk);
     QLORA__TRY(qlora__forward(&pass));
@@ -45471,10 +45524,10 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_ready(ctx, m));
     QLORA__TRY(qlora__decode_check(ctx, m));
     QLORA__TRY(qlora__decode_start(ctx, m));
-    if (m->paging.size > 0) {
-        size_t bytes = (size_t)(m->paging.pages + 1) * sizeof *m->paging.users;
-        m->paging.users = (int32_t*)qlora__alloc_zero(ctx, bytes);
-        if (m->paging.users == NULL) {
+    if (m->texts.paging.size > 0) {
+        size_t bytes = (size_t)(m->texts.paging.pages + 1) * sizeof *m->texts.paging.users;
+        m->texts.paging.users = (int32_t*)qlora__alloc_zero(ctx, bytes);
+        if (m->texts.paging.users == NULL) {
             QLORA__TRY(QLORA_ERR_MEMORY);
         }
     }
@@ -45545,7 +45598,7 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
         QLORA__TRY(qlora__model_wrap(ctx, m));
         QLORA__TRY(qlora__model_rope(ctx, m));
         if (qlora__is_fp8(m)) {
-            QLORA__TRY(qlora_fill(ctx, 1.0f, &m->fp8_ones));
+            QLORA__TRY(qlora_fill(ctx, 1.0f, &m->work.fp8_ones));
         }
     }
     QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
@@ -45724,12 +45777,12 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     out->purpose = model->desc.purpose;
     out->generate_tokens = model->desc.generate_tokens;
     out->generate_sequences = model->desc.generate_sequences;
-    bool pooled = model->paging.size > 0;
-    int64_t each = pooled ? model->paging.size : model->desc.generate_tokens;
+    bool pooled = model->texts.paging.size > 0;
+    int64_t each = pooled ? model->texts.paging.size : model->desc.generate_tokens;
     int64_t left = model->desc.generate_sequences - model->generations;
-    int64_t all = pooled ? model->paging.pages : model->desc.generate_sequences;
+    int64_t all = pooled ? model->texts.paging.pages : model->desc.generate_sequences;
     out->generate_positions = each * all;
-    out->free_positions = each * (pooled ? model->paging.free : left);
+    out->free_positions = each * (pooled ? model->texts.paging.free : left);
     out->parameters = model->range_count;
     out->use_adapters = model->use_adapters;
     out->trainers = model->trainers;
@@ -45815,8 +45868,8 @@ QLORA__ONCE_PER_CALL
 
 // ---- evaluation ---------------------------------------------------------------------------------
 
-// Checks a batch and runs the forward pass; the output of the final norm is then in m->x. labelled:
-// rows without a label are not needed.
+// Checks a batch and runs the forward pass; the output of the final norm is then in m->work.x.
+// labelled: rows without a label are not needed.
 static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
                                         const void* out, bool labelled, qlora__micro* micro) {
     int64_t tokens = 0;
@@ -45867,9 +45920,9 @@ static qlora_result qlora__eval_sequences(qlora_ctx* ctx, qlora_model* m, const 
     qlora__micro micro;
     QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, true, &micro));
     qlora__pass pass = qlora__pass_of_micro(m, &micro, false);
-    const qlora_tensor* logps = &m->preference.logps;
+    const qlora_tensor* logps = &m->work.preference.logps;
     QLORA__TRY(qlora__head(&pass, micro.chunks, NULL, false));
-    QLORA__TRY(qlora__preference_logps(ctx, &m->preference, &m->losses, logps));
+    QLORA__TRY(qlora__preference_logps(ctx, &m->work.preference, &m->work.losses, logps));
     QLORA__TRY(qlora__copy_out(ctx, out, logps->data, (size_t)batch->count * sizeof *out));
     return qlora__flag_read(ctx, m);
 }
@@ -45907,7 +45960,7 @@ static qlora_result qlora__eval_logits(qlora_ctx* ctx, qlora_model* m, const qlo
     for (int64_t row = 0; row < micro.tokens; row += m->plan.head_chunk) {
         int64_t rows = qlora__min(m->plan.head_chunk, micro.tokens - row);
         QLORA__TRY(qlora__head_logits(&pass, row, rows));
-        qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
+        qlora_tensor logits = qlora__window(&m->work.logits, rows, 0, m->plan.config.vocab);
         QLORA__TRY(qlora__logits_out(ctx, &logits, rows, out + row * m->plan.config.vocab));
     }
     return qlora__flag_read(ctx, m);
@@ -46220,22 +46273,22 @@ static void qlora__peft_saved_norms(const qlora_model* m, qlora__peft_tables* t)
 
 // modules_to_save and trainable_token_indices, as PEFT writes them.
 static void qlora__peft_saved(const qlora_model* m, qlora__peft_tables* t) {
-    if (m->saved_embed) {
+    if (m->tables.saved_embed) {
         t->saved[t->desc.saved_count++] = "embed_tokens";
     }
-    if (m->saved_tied) {
+    if (m->tables.saved_tied) {
         t->saved[t->desc.saved_count++] =
             m->plan.config.wrapped ? "model.language_model.embed_tokens" : "model.embed_tokens";
     }
-    if (m->saved_head) {
+    if (m->tables.saved_head) {
         t->saved[t->desc.saved_count++] = "lm_head";
     }
     qlora__peft_saved_norms(m, t);
     t->desc.saved = t->saved;
-    t->desc.tied = m->saved_tied;
-    t->desc.token_rows = m->token_ids;
-    t->desc.token_row_count = (uint32_t)m->token_count;
-    t->desc.head_rows = m->head_rows;
+    t->desc.tied = m->tables.saved_tied;
+    t->desc.token_rows = m->tables.token_ids;
+    t->desc.token_row_count = (uint32_t)m->tables.token_count;
+    t->desc.head_rows = m->tables.head_rows;
 }
 
 static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
@@ -46342,7 +46395,8 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
         if (t.is_norm && !norms) { // as the base stores it
             list.items[list.count - 1].offset = (float)m->plan.config.norm_offset;
         }
-        if (!norms && m->saved_tied && t.projection == NULL && t.at == m->embed_at && !t.is_norm) {
+        if (!norms && m->tables.saved_tied && t.projection == NULL && t.at == m->tables.embed_at &&
+            !t.is_norm) {
             snprintf(t.name, sizeof t.name, "lm_head.weight"); // the same values once more
             qlora__save_add(&list, "base_model.model.", &m->parameters, &t);
         }
@@ -46516,12 +46570,12 @@ static qlora_result qlora__adapter_renew(qlora_ctx* ctx, qlora_model* m, uint64_
                            "the adapter has a trainer; destroy it before renewing the adapter");
     }
     // What replaces weights of the base would start with its trained values.
-    const char* fault = m->desc.train_norms    ? "the norms are trained"
-                        : m->token_count > 0   ? "rows of tokens are trained"
-                        : m->saved_embed       ? "the embedding is trained"
-                        : m->saved_head        ? "the head is trained"
-                        : !qlora__computes(m)  ? "the model has no weights"
-                                               : NULL;
+    const char* fault = m->desc.train_norms         ? "the norms are trained"
+                        : m->tables.token_count > 0 ? "rows of tokens are trained"
+                        : m->tables.saved_embed     ? "the embedding is trained"
+                        : m->tables.saved_head      ? "the head is trained"
+                        : !qlora__computes(m)       ? "the model has no weights"
+                                                    : NULL;
     if (fault != NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s, so the adapter cannot be renewed",
                            fault);
@@ -46556,17 +46610,18 @@ qlora_result qlora_adapter_use(qlora_model* model, bool on) {
 // Checks what names and shapes of the trained tensors do not say.
 static qlora_result qlora__adapter_compare_saved(qlora_ctx* ctx, const qlora_model* from,
                                                  const qlora_model* to) {
-    for (int64_t i = 0; i < from->token_count; i++) { // as many as in `to`: the shapes are equal
-        if (from->token_ids[i] != to->token_ids[i]) {
+    for (int64_t i = 0; i < from->tables.token_count;
+         i++) { // as many as in `to`: the shapes are equal
+        if (from->tables.token_ids[i] != to->tables.token_ids[i]) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                                "token row %lld is %d in `from` but %d in `to`", (long long)i,
-                               (int)from->token_ids[i], (int)to->token_ids[i]);
+                               (int)from->tables.token_ids[i], (int)to->tables.token_ids[i]);
         }
     }
-    if (from->saved_tied != to->saved_tied) {
+    if (from->tables.saved_tied != to->tables.saved_tied) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "the trained embedding is also the head in `%s` only",
-                           from->saved_tied ? "from" : "to");
+                           from->tables.saved_tied ? "from" : "to");
     }
     return QLORA_OK;
 }
@@ -46737,7 +46792,8 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
-    if (m->dora || m->desc.train_norms || m->saved_embed || m->saved_head || m->token_count > 0) {
+    if (m->dora || m->desc.train_norms || m->tables.saved_embed || m->tables.saved_head ||
+        m->tables.token_count > 0) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "a GGUF adapter cannot contain %s; merge the adapter instead",
                            m->dora               ? "the magnitudes of DoRA"
@@ -47159,8 +47215,8 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         job.values = g->values;
         qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
     }
-    for (int64_t i = 0; i < g->m->token_count && item->rows_at >= 0; i++) {
-        int64_t row = g->m->token_ids[i] - first;
+    for (int64_t i = 0; i < g->m->tables.token_count && item->rows_at >= 0; i++) {
+        int64_t row = g->m->tables.token_ids[i] - first;
         qlora_tensor own;
         if (row >= 0 && row < rows) {
             qlora__arena_window(&g->m->parameters, item->rows_at + i * item->cols, 1, item->cols,
@@ -47225,15 +47281,15 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     item->rows_at = -1;
     bool embed = strcmp(plain, "embed_tokens.weight") == 0;
     bool head = strcmp(plain, "lm_head.weight") == 0;
-    if (embed && m->saved_embed) {
-        item->saved_at = m->embed_at;
-    } else if (head && m->saved_head) {
-        item->saved_at = m->head_at;
+    if (embed && m->tables.saved_embed) {
+        item->saved_at = m->tables.embed_at;
+    } else if (head && m->tables.saved_head) {
+        item->saved_at = m->tables.head_at;
     }
-    if ((embed || (head && m->tokens_twice)) && m->token_count > 0) {
-        item->rows_at = m->tokens_at;
-    } else if (head && m->head_rows) {
-        item->rows_at = m->head_tokens_at;
+    if ((embed || (head && m->tables.tokens_twice)) && m->tables.token_count > 0) {
+        item->rows_at = m->tables.tokens_at;
+    } else if (head && m->tables.head_rows) {
+        item->rows_at = m->tables.head_tokens_at;
     }
     if ((embed || head) && m->plan.config.vocab > m->plan.base_vocab) {
         item->grown = m->plan.config.vocab;
@@ -47241,7 +47297,7 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
         item->shape[1] = m->plan.config.hidden;
     }
     if (m->desc.train_norms && strcmp(plain, "norm.weight") == 0) {
-        item->norm_at = m->final_norm_at;
+        item->norm_at = m->tables.final_norm_at;
         item->norm_width = m->plan.config.hidden;
     }
     if (strncmp(plain, "layers.", 7) != 0) {
@@ -47531,12 +47587,14 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
 
 // Trained embeddings and heads must have a place in the merged model.
 static qlora_result qlora__merge_need_saved(qlora_ctx* ctx, const qlora_model* m, const char* dir) {
-    if (m->plan.config.tied && (m->saved_embed || m->saved_head) && !m->saved_tied) {
+    if (m->plan.config.tied && (m->tables.saved_embed || m->tables.saved_head) &&
+        !m->tables.saved_tied) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "the adapter has an embedding or a head of its own, but the model has "
                            "one matrix for both; such a model cannot be merged");
     }
-    if (qlora__gguf_path(dir) && (m->saved_embed || m->saved_head || m->token_count > 0)) {
+    if (qlora__gguf_path(dir) &&
+        (m->tables.saved_embed || m->tables.saved_head || m->tables.token_count > 0)) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "trained embeddings and heads cannot be merged into a GGUF file; merge "
                            "them into a folder");
@@ -50333,7 +50391,7 @@ static qlora_result qlora__tree_step(qlora_trainer* t, qlora__tree_mode mode, in
     QLORA__REAL* entry = NULL;
     QLORA__TRY(qlora__tree_entry(t, level, &entry));
     return qlora__tree_run(t->ctx, mode, m->gradients.data, entry, m->elements,
-                           entry + qlora__partial_small(m), &m->totals, &m->preference.sums);
+                           entry + qlora__partial_small(m), &m->totals, &m->work.preference.sums);
 }
 
 // Joins the gradients with the entries of the stack that are the left halves of the same nodes of a
@@ -50565,8 +50623,8 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "heads", QLORA__SAME, c->heads);
     qlora__state_add(s, "kv_heads", QLORA__SAME, c->kv_heads);
     qlora__state_add(s, "head_dim", QLORA__SAME, c->head_dim);
-    qlora__state_add(s, "base_config", QLORA__PRINT, (int64_t)m->base_config);
-    qlora__state_add(s, "base_weights", QLORA__PRINT, (int64_t)m->base_weights);
+    qlora__state_add(s, "base_config", QLORA__PRINT, (int64_t)m->base.base_config);
+    qlora__state_add(s, "base_weights", QLORA__PRINT, (int64_t)m->base.base_weights);
     qlora__state_add(s, "long_rope", QLORA__SAME, 0); // 1: short texts had the long factors, too
     qlora__state_add(s, "train_norms", QLORA__SAME, m->desc.train_norms ? 1 : 0);
     qlora__state_add_real(s, "dropout", QLORA__SAME, (double)m->desc.dropout);
@@ -50888,11 +50946,11 @@ static qlora_result qlora__sum_add(qlora__sum* sum, int64_t count, int64_t eleme
             const qlora__part* left = &stack[--levels];
             if (few) { // the totals and sums of the model are the place where they are added
                 QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_TAKE, NULL, NULL, 0, right.few,
-                                           &m->totals, &m->preference.sums));
+                                           &m->totals, &m->work.preference.sums));
                 QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_FOLD, NULL, NULL, 0, left->few,
-                                           &m->totals, &m->preference.sums));
+                                           &m->totals, &m->work.preference.sums));
                 QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_PUSH, NULL, NULL, 0, right.few,
-                                           &m->totals, &m->preference.sums));
+                                           &m->totals, &m->work.preference.sums));
             } else {
                 QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_FOLD, right.values, left->values,
                                            elements, NULL, NULL, NULL));
@@ -50967,7 +51025,7 @@ static qlora_result qlora__sum_smalls(qlora__sum* sum, int64_t count) {
         }
         if (part->own == t->tree.levels) { // the last one is still in the model
             QLORA__TRY(qlora__tree_run(t->ctx, QLORA__TREE_PUSH, NULL, NULL, 0, part->few,
-                                       &m->totals, &m->preference.sums));
+                                       &m->totals, &m->work.preference.sums));
         } else {
             QLORA__REAL* entry = NULL;
             QLORA__TRY(qlora__tree_entry(t, part->own, &entry));
@@ -50982,7 +51040,8 @@ static qlora_result qlora__sum_smalls(qlora__sum* sum, int64_t count) {
     QLORA__TRY(qlora__sum_send(sum));
     QLORA__TRY(qlora__sum_add(sum, count, 0, true));
     return qlora__tree_run(t->ctx, QLORA__TREE_TAKE, NULL, NULL, 0,
-                           sum->parts[sum->part_count - 1].few, &m->totals, &m->preference.sums);
+                           sum->parts[sum->part_count - 1].few, &m->totals,
+                           &m->work.preference.sums);
 }
 
 // Chooses the length of slices, and makes room for those of other processes.
@@ -52419,7 +52478,7 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
                                       &numbers));
     QLORA__TRY(qlora__ranges_upload(ctx, m, t->desc.loraplus_ratio, t->desc.lr_factors));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
     return qlora__tensor_zero(ctx, &m->totals);
 }
 
@@ -52689,18 +52748,18 @@ static bool qlora__piece_at(const qlora_trainer* t, int64_t n, qlora__piece_of* 
 // The factors of the sequences, applied to the gradients of their rows.
 static qlora_result qlora__piece_preference(const qlora__method* method, const qlora__pass* pass) {
     qlora_model* m = pass->m;
-    qlora_tensor rows = m->rows_dx;
+    qlora_tensor rows = m->work.rows_dx;
     rows.rows -= 1; // without the zero row
-    QLORA__TRY(
-        qlora__preference_logps(pass->ctx, &m->preference, &m->losses, &m->preference.logps));
-    QLORA__TRY(method->factors(pass->ctx, &m->preference));
-    return qlora__preference_scale(pass->ctx, &m->preference, &rows);
+    QLORA__TRY(qlora__preference_logps(pass->ctx, &m->work.preference, &m->work.losses,
+                                       &m->work.preference.logps));
+    QLORA__TRY(method->factors(pass->ctx, &m->work.preference));
+    return qlora__preference_scale(pass->ctx, &m->work.preference, &rows);
 }
 
 static qlora_result qlora__piece_logps(const qlora__method* method, const qlora__pass* pass,
                                        bool reference) {
-    const qlora__preference* p = &pass->m->preference;
-    QLORA__TRY(qlora__preference_logps(pass->ctx, p, &pass->m->losses,
+    const qlora__preference* p = &pass->m->work.preference;
+    QLORA__TRY(qlora__preference_logps(pass->ctx, p, &pass->m->work.losses,
                                        reference ? &p->references : &p->logps));
     return reference ? QLORA_OK : method->factors(pass->ctx, p);
 }
@@ -52946,7 +53005,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     } copies[] = {{record->totals, m->totals.data, 3 * sizeof(float)},
                   {record->results, qlora__clip_results(&m->clip), (size_t)numbers * sizeof(float)},
                   {&record->adamw, m->adamw.data, sizeof(qlora_adamw_state)},
-                  {record->preference, m->preference.sums.data, sizeof record->preference},
+                  {record->preference, m->work.preference.sums.data, sizeof record->preference},
                   {&record->flag, m->flag.data, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
         QLORA__TRY(qlora__copy_out_later(ctx, copies[i].to, copies[i].from, copies[i].bytes));
@@ -52970,7 +53029,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     t->reports[at].chosen_labels = t->counts.chosen_labels;
     t->reports[at].sft_alpha = t->desc.sft_alpha;
     memset(&t->counts, 0, sizeof t->counts);
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     return qlora__tensor_zero(ctx, &totals);
 }
@@ -53281,7 +53340,7 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
     }
     qlora__piece_of piece;
     qlora__piece_at(t, s->piece, &piece);
-    t->m->coded = NULL; // something else may have run since the last piece
+    t->m->flow.coded = NULL; // something else may have run since the last piece
     QLORA__TRY(qlora__piece_run(t, &piece));
     QLORA__TRY(qlora__sync(t->ctx));
     qlora__slice_advance(t);
@@ -53404,7 +53463,7 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     t->sliced.begun = false;
     t->tokens = 0;
@@ -54137,7 +54196,7 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &adamw, sizeof adamw));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     QLORA__TRY(qlora__sync(ctx));
     qlora__record* record = &t->records[qlora__record_of(s->step)];
@@ -54440,7 +54499,7 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
 // they had. There is always a free page, because the pool has one more than texts can have.
 
 static bool qlora__paged(const qlora_model* m) {
-    return m->paging.size > 0;
+    return m->texts.paging.size > 0;
 }
 
 // Positions that a text of `tokens` tokens can need before its turn ends.
@@ -54456,13 +54515,13 @@ static bool qlora__paging_may_outgrow(const qlora_generation* g, int64_t tokens)
 }
 
 static void qlora__paging_use(qlora_model* m, int32_t page) {
-    m->paging.free -= m->paging.users[page] == 0 ? 1 : 0;
-    m->paging.users[page]++;
+    m->texts.paging.free -= m->texts.paging.users[page] == 0 ? 1 : 0;
+    m->texts.paging.users[page]++;
 }
 
 static void qlora__paging_leave(qlora_model* m, int32_t page) {
-    m->paging.users[page]--;
-    m->paging.free += m->paging.users[page] == 0 ? 1 : 0;
+    m->texts.paging.users[page]--;
+    m->texts.paging.free += m->texts.paging.users[page] == 0 ? 1 : 0;
 }
 
 // Changes a page of a text. The device is told before its next step.
@@ -54480,7 +54539,7 @@ static void qlora__paging_release(qlora_generation* g, int64_t count) {
 
 // Copies the first rows of a page to another page, in every layer.
 static qlora_result qlora__paging_copy(qlora_model* m, int32_t from, int32_t to, int64_t rows) {
-    int64_t size = m->paging.size;
+    int64_t size = m->texts.paging.size;
     for (int64_t l = 0; l < m->plan.config.layers && rows > 0; l++) {
         qlora_tensor source = qlora__cache_rows(m, l, from * size, rows);
         qlora_tensor target = qlora__cache_rows(m, l, to * size, rows);
@@ -54494,23 +54553,23 @@ static qlora_result qlora__paging_copy(qlora_model* m, int32_t from, int32_t to,
 static qlora_result qlora__paging_move(qlora_model* m, int32_t from, int32_t to) {
     int64_t rows = 0; // that have keys and values
     for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
-        const qlora_generation* g = m->in_flight[n];
+        const qlora_generation* g = m->texts.in_flight[n];
         for (int64_t i = 0; g != NULL && i < g->page_count; i++) {
-            int64_t own = qlora__min(g->length - i * m->paging.size, m->paging.size);
+            int64_t own = qlora__min(g->length - i * m->texts.paging.size, m->texts.paging.size);
             rows = g->pages[i] == from ? qlora__max(rows, own) : rows;
         }
     }
     QLORA__TRY(qlora__paging_copy(m, from, to, rows));
     for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
-        qlora_generation* g = m->in_flight[n];
+        qlora_generation* g = m->texts.in_flight[n];
         for (int64_t i = 0; g != NULL && i < g->page_count; i++) {
             if (g->pages[i] == from) {
                 qlora__paging_set(g, i, to);
             }
         }
     }
-    m->paging.users[to] = m->paging.users[from];
-    m->paging.users[from] = 0;
+    m->texts.paging.users[to] = m->texts.paging.users[from];
+    m->texts.paging.users[from] = 0;
     return QLORA_OK;
 }
 
@@ -54519,8 +54578,8 @@ static int32_t qlora__paging_row(const qlora_model* m, int64_t count) {
     int64_t best = INT64_MAX;
     int32_t found = -1;
     int64_t length = 0;
-    for (int64_t page = 0; page <= m->paging.pages + 1; page++) {
-        if (page <= m->paging.pages && m->paging.users[page] == 0) {
+    for (int64_t page = 0; page <= m->texts.paging.pages + 1; page++) {
+        if (page <= m->texts.paging.pages && m->texts.paging.users[page] == 0) {
             length++;
             continue;
         }
@@ -54535,8 +54594,8 @@ static int32_t qlora__paging_row(const qlora_model* m, int64_t count) {
 
 // The last free page; there is one.
 static int32_t qlora__paging_last(const qlora_model* m) {
-    int32_t page = (int32_t)m->paging.pages;
-    while (page > 0 && m->paging.users[page] > 0) {
+    int32_t page = (int32_t)m->texts.paging.pages;
+    while (page > 0 && m->texts.paging.users[page] > 0) {
         page--;
     }
     return page;
@@ -54565,7 +54624,7 @@ static qlora_generation* qlora__paging_after(const qlora_model* m, const qlora_g
                                              const qlora_generation* last) {
     qlora_generation* best = NULL;
     for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
-        qlora_generation* t = m->in_flight[n];
+        qlora_generation* t = m->texts.in_flight[n];
         if (t == NULL || t == last || t->page_count == 0) {
             continue;
         }
@@ -54583,7 +54642,7 @@ static qlora_generation* qlora__paging_after(const qlora_model* m, const qlora_g
 static qlora_result qlora__paging_compact(qlora_model* m, qlora_generation* last) {
     int32_t end = 0; // of the pages that are in their places
     for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
-        qlora_generation* g = m->in_flight[n];
+        qlora_generation* g = m->texts.in_flight[n];
         if (g != NULL && g->page_count > 0) {
             g->placed = g->pages[0]; // where it was: moves change it
         }
@@ -54598,7 +54657,7 @@ static qlora_result qlora__paging_compact(qlora_model* m, qlora_generation* last
                 continue;
             }
             if (page != end) {
-                if (m->paging.users[end] > 0) {
+                if (m->texts.paging.users[end] > 0) {
                     QLORA__TRY(qlora__paging_move(m, end, qlora__paging_last(m)));
                 }
                 QLORA__TRY(qlora__paging_move(m, g->pages[i], end));
@@ -54624,7 +54683,7 @@ static qlora_result qlora__paging_arrange(qlora_generation* g) {
 
 static qlora_result qlora__paging_short(const qlora_generation* g, int64_t need, int64_t count,
                                         int64_t wanted, int64_t room) {
-    const qlora__paging* pool = &g->m->paging;
+    const qlora__paging* pool = &g->m->texts.paging;
     if (count > pool->pages) {
         return qlora__fail(g->ctx, QLORA_ERR_ARGUMENT,
                            "the text can need %lld positions, %lld pages of %lld, but the model "
@@ -54647,7 +54706,7 @@ static int64_t qlora__paging_wanted(const qlora_generation* g, int64_t first, in
     int64_t wanted = qlora__max(count - g->page_count, 0);
     *freed = 0;
     for (int64_t i = first; i < g->page_count; i++) {
-        bool alone = g->m->paging.users[g->pages[i]] == 1;
+        bool alone = g->m->texts.paging.users[g->pages[i]] == 1;
         wanted += i < count && !alone ? 1 : 0;
         *freed += i >= count && alone ? 1 : 0;
     }
@@ -54660,19 +54719,19 @@ static int64_t qlora__paging_wanted(const qlora_generation* g, int64_t first, in
 static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int64_t own,
                                           int64_t need, bool row) {
     qlora_model* m = g->m;
-    int64_t size = m->paging.size;
+    int64_t size = m->texts.paging.size;
     int64_t count = qlora__ceil_div(need, size);
     int64_t freed = 0;
     int64_t wanted = qlora__paging_wanted(g, own / size, count, &freed);
-    if (count > m->paging.pages || wanted > m->paging.free + freed) {
-        return qlora__paging_short(g, need, count, wanted, m->paging.free + freed);
+    if (count > m->texts.paging.pages || wanted > m->texts.paging.free + freed) {
+        return qlora__paging_short(g, need, count, wanted, m->texts.paging.free + freed);
     }
     // From here on, the tokens after the ones that are kept may be lost if a copy fails.
     g->broken = g->broken || keep < g->length;
     qlora__paging_release(g, count);
     for (int64_t i = own / size; i < g->page_count; i++) {
         int32_t old = g->pages[i];
-        if (m->paging.users[old] > 1) {
+        if (m->texts.paging.users[old] > 1) {
             int32_t page = qlora__paging_last(m);
             QLORA__TRY(qlora__paging_copy(m, old, page, qlora__min(keep - i * size, size)));
             qlora__paging_use(m, page);
@@ -54683,7 +54742,7 @@ static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int
     int32_t next =
         g->page_count == 0 ? qlora__paging_row(m, count) : g->pages[g->page_count - 1] + 1;
     for (; g->page_count < count; next++) {
-        bool taken = next < 0 || next > m->paging.pages || m->paging.users[next] > 0;
+        bool taken = next < 0 || next > m->texts.paging.pages || m->texts.paging.users[next] > 0;
         next = taken ? qlora__paging_last(m) : next;
         qlora__paging_use(m, next);
         qlora__paging_set(g, g->page_count++, next);
@@ -54696,7 +54755,7 @@ static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int
 static qlora_result qlora__paging_begin(qlora_generation* g, const qlora_generation* from,
                                         int64_t same, int64_t full, int64_t tokens) {
     qlora_model* m = g->m;
-    int64_t size = m->paging.size;
+    int64_t size = m->texts.paging.size;
     for (int64_t i = 0; i < full; i++) {
         qlora__paging_use(m, from->pages[i]);
         qlora__paging_set(g, g->page_count++, from->pages[i]);
@@ -54725,19 +54784,20 @@ static qlora_result qlora__paging_begin(qlora_generation* g, const qlora_generat
 
 // Positions of a page.
 static int64_t qlora__page_size(const qlora_model* m) {
-    return m->decode.planned && m->desc.generate_sequences > 1 ? m->decode.chunk : m->cache_rows;
+    return m->decode.planned && m->desc.generate_sequences > 1 ? m->decode.chunk
+                                                               : m->texts.cache_rows;
 }
 
 static int64_t qlora__page_count(const qlora_model* m) {
-    return qlora__ceil_div(m->cache_rows, qlora__page_size(m));
+    return qlora__ceil_div(m->texts.cache_rows, qlora__page_size(m));
 }
 
 // Copies the first `rows` rows of page `page` from one slot to another, in every layer.
 static qlora_result qlora__page_copy(qlora_model* m, int64_t page, int64_t rows, int64_t from,
                                      int64_t to) {
     int64_t first = page * qlora__page_size(m);
-    int64_t source_row = from * m->cache_rows + first;
-    int64_t target_row = to * m->cache_rows + first;
+    int64_t source_row = from * m->texts.cache_rows + first;
+    int64_t target_row = to * m->texts.cache_rows + first;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora_tensor source = qlora__cache_rows(m, l, source_row, rows);
         qlora_tensor target = qlora__cache_rows(m, l, target_row, rows);
@@ -54790,7 +54850,8 @@ static qlora_result qlora__pages_ensure(qlora_generation* g) {
 
 // The row of the cache that position 0 has, if the pages follow each other.
 static int64_t qlora__pages_row(const qlora_generation* g) {
-    return qlora__paged(g->m) ? g->pages[0] * g->m->paging.size : g->slot * g->m->cache_rows;
+    return qlora__paged(g->m) ? g->pages[0] * g->m->texts.paging.size
+                              : g->slot * g->m->texts.cache_rows;
 }
 
 // Whether the text uses page `page` of another text's slot.
@@ -54801,8 +54862,8 @@ static bool qlora__page_is_of(const qlora_generation* g, int64_t page, int64_t s
 // A text that uses a page of a slot and is not the one of that slot; NULL if there is none.
 static qlora_generation* qlora__page_user(const qlora_model* m, int64_t page, int64_t slot) {
     for (int64_t i = 0; i < m->desc.generate_sequences; i++) {
-        if (qlora__page_is_of(m->in_flight[i], page, slot)) {
-            return m->in_flight[i];
+        if (qlora__page_is_of(m->texts.in_flight[i], page, slot)) {
+            return m->texts.in_flight[i];
         }
     }
     return NULL;
@@ -54834,7 +54895,7 @@ static qlora_result qlora__pages_vacate(qlora_model* m, int64_t slot, int64_t fi
 static qlora_result qlora__pages_settle(qlora_generation* g) {
     qlora_model* m = g->m;
     if (qlora__paged(m)) { // the turn has its pages
-        return qlora__paging_reserve(g, g->length, g->length, g->page_count * m->paging.size,
+        return qlora__paging_reserve(g, g->length, g->length, g->page_count * m->texts.paging.size,
                                      true);
     }
     int64_t size = qlora__page_size(m);
@@ -54881,13 +54942,13 @@ static int64_t qlora__pages_slot(const qlora_model* m) {
     int64_t first = -1;
     for (int64_t slot = 0; slot < m->desc.generate_sequences; slot++) {
         bool used = false;
-        for (int64_t page = 0; page < count && m->in_flight[slot] == NULL && !used; page++) {
+        for (int64_t page = 0; page < count && m->texts.in_flight[slot] == NULL && !used; page++) {
             used = qlora__page_user(m, page, slot) != NULL;
         }
-        if (m->in_flight[slot] == NULL && !used) {
+        if (m->texts.in_flight[slot] == NULL && !used) {
             return slot;
         }
-        first = first < 0 && m->in_flight[slot] == NULL ? slot : first;
+        first = first < 0 && m->texts.in_flight[slot] == NULL ? slot : first;
     }
     return first;
 }
@@ -54941,7 +55002,7 @@ static bool qlora__ahead_fits(qlora_generation* const* list, int64_t count) {
 // pending and `keep` is set.
 static void qlora__ahead_forget(qlora_model* m, bool keep) {
     for (int64_t i = 0; i < m->decode.texts; i++) {
-        qlora_generation* g = m->in_flight[i];
+        qlora_generation* g = m->texts.in_flight[i];
         if (m->decode.last[i] != 0 && g != NULL && !(keep && g->pending)) {
             g->on_device = false;
         }
@@ -55038,7 +55099,7 @@ static qlora_result qlora__ahead_launch(qlora_generation* const* list, int64_t c
         qlora__ahead_forget(m, true);
     }
     for (int64_t i = 0; i < d->texts; i++) {
-        uint8_t pending = m->in_flight[i] != NULL && m->in_flight[i]->pending ? 1 : 0;
+        uint8_t pending = m->texts.in_flight[i] != NULL && m->texts.in_flight[i]->pending ? 1 : 0;
         whole = whole && (!there || d->last[i] == pending);
         d->last[i] = pending;
     }
@@ -55126,7 +55187,7 @@ static qlora_result qlora__generate_share_check(qlora_ctx* ctx, const qlora_mode
                                                 const qlora_generate_desc* d) {
     bool found = d->share == NULL;
     for (int64_t i = 0; i < m->desc.generate_sequences && !found; i++) {
-        found = m->in_flight[i] == d->share;
+        found = m->texts.in_flight[i] == d->share;
     }
     if (!found) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -55203,7 +55264,7 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
 // Counts a generation that has begun, or one that ends.
 static void qlora__generate_count(qlora_generation* g, bool begins) {
     qlora__paging_release(g, 0);
-    g->m->in_flight[g->slot] = begins ? g : NULL;
+    g->m->texts.in_flight[g->slot] = begins ? g : NULL;
     g->m->generations += begins ? 1 : -1;
     g->m->followers += g->desc.adapters != QLORA_CHOICE_AUTO ? 0 : begins ? 1 : -1;
     g->ctx->living[QLORA__GENERATIONS] += begins ? 1 : -1;
@@ -55262,7 +55323,7 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// Runs the next tokens of the text; their output is then in m->x.
+// Runs the next tokens of the text; their output is then in m->work.x.
 static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids, int64_t rows) {
     qlora_ctx* ctx = g->ctx;
     qlora_model* m = g->m;
@@ -55307,10 +55368,10 @@ static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     int64_t vocab = m->plan.config.vocab;
     qlora__pass pass = qlora__pass_of(m, rows, false);
     QLORA__TRY(qlora__head_logits(&pass, rows - 1, 1));
-    if (m->logits.dtype == QLORA_F32) {
-        QLORA__TRY(qlora__floats_out(ctx, m->logits.data, vocab, g->logits));
+    if (m->work.logits.dtype == QLORA_F32) {
+        QLORA__TRY(qlora__floats_out(ctx, m->work.logits.data, vocab, g->logits));
     } else {
-        QLORA__TRY(qlora__copy_out(ctx, g->raw, m->logits.data, (size_t)vocab * 2));
+        QLORA__TRY(qlora__copy_out(ctx, g->raw, m->work.logits.data, (size_t)vocab * 2));
         for (int64_t i = 0; i < vocab; i++) {
             g->logits[i] = qlora__bf16_to(g->raw[i]);
         }
@@ -55424,7 +55485,7 @@ static qlora_result qlora__generate_enlist(qlora_ctx* ctx, qlora_model* m) {
     int64_t first = d->texts;
     int64_t end = 0;
     for (int64_t i = 0; i < d->texts; i++) {
-        int32_t value = m->in_flight[i] != NULL && m->in_flight[i]->pending ? 1 : 0;
+        int32_t value = m->texts.in_flight[i] != NULL && m->texts.in_flight[i]->pending ? 1 : 0;
         if (d->host[i].alive != value || d->stale[i] != 0) {
             d->host[i].alive = value;
             d->stale[i] = 1;
@@ -55502,7 +55563,7 @@ static qlora_result qlora__generate_start(qlora_generation* g, const qlora_gener
     if (qlora__paged(g->m)) {
         refer = refer && !qlora__paging_may_outgrow(g, d->prompt_tokens) &&
                 !qlora__paging_may_outgrow(from, from->asked);
-        int64_t full = refer ? same / g->m->paging.size : 0;
+        int64_t full = refer ? same / g->m->texts.paging.size : 0;
         QLORA__TRY(qlora__paging_begin(g, from, same, full, d->prompt_tokens));
     } else if (same > 0) {
         QLORA__TRY(qlora__pages_share(g, from, same, refer));
@@ -55670,8 +55731,8 @@ static int64_t qlora__generate_mark(qlora_generation* const* list, int64_t count
     const qlora_model* m = list[0]->m;
     int64_t pending = 0;
     for (int64_t i = 0; i < m->desc.generate_sequences; i++) {
-        if (m->in_flight[i] != NULL) { // a step that failed may have left it
-            m->in_flight[i]->pending = false;
+        if (m->texts.in_flight[i] != NULL) { // a step that failed may have left it
+            m->texts.in_flight[i]->pending = false;
         }
     }
     for (int64_t i = 0; i < count && qlora__decode_ready(m); i++) {
@@ -56009,4 +56070,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b07483c536608bd8
+//@@ end 23dd6e3602b5276b

@@ -278,8 +278,8 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         job.values = g->values;
         qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
     }
-    for (int64_t i = 0; i < g->m->token_count && item->rows_at >= 0; i++) {
-        int64_t row = g->m->token_ids[i] - first;
+    for (int64_t i = 0; i < g->m->tables.token_count && item->rows_at >= 0; i++) {
+        int64_t row = g->m->tables.token_ids[i] - first;
         qlora_tensor own;
         if (row >= 0 && row < rows) {
             qlora__arena_window(&g->m->parameters, item->rows_at + i * item->cols, 1, item->cols,
@@ -344,15 +344,15 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     item->rows_at = -1;
     bool embed = strcmp(plain, "embed_tokens.weight") == 0;
     bool head = strcmp(plain, "lm_head.weight") == 0;
-    if (embed && m->saved_embed) {
-        item->saved_at = m->embed_at;
-    } else if (head && m->saved_head) {
-        item->saved_at = m->head_at;
+    if (embed && m->tables.saved_embed) {
+        item->saved_at = m->tables.embed_at;
+    } else if (head && m->tables.saved_head) {
+        item->saved_at = m->tables.head_at;
     }
-    if ((embed || (head && m->tokens_twice)) && m->token_count > 0) {
-        item->rows_at = m->tokens_at;
-    } else if (head && m->head_rows) {
-        item->rows_at = m->head_tokens_at;
+    if ((embed || (head && m->tables.tokens_twice)) && m->tables.token_count > 0) {
+        item->rows_at = m->tables.tokens_at;
+    } else if (head && m->tables.head_rows) {
+        item->rows_at = m->tables.head_tokens_at;
     }
     if ((embed || head) && m->plan.config.vocab > m->plan.base_vocab) {
         item->grown = m->plan.config.vocab;
@@ -360,7 +360,7 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
         item->shape[1] = m->plan.config.hidden;
     }
     if (m->desc.train_norms && strcmp(plain, "norm.weight") == 0) {
-        item->norm_at = m->final_norm_at;
+        item->norm_at = m->tables.final_norm_at;
         item->norm_width = m->plan.config.hidden;
     }
     if (strncmp(plain, "layers.", 7) != 0) {
@@ -650,12 +650,14 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
 
 // Trained embeddings and heads must have a place in the merged model.
 static qlora_result qlora__merge_need_saved(qlora_ctx* ctx, const qlora_model* m, const char* dir) {
-    if (m->plan.config.tied && (m->saved_embed || m->saved_head) && !m->saved_tied) {
+    if (m->plan.config.tied && (m->tables.saved_embed || m->tables.saved_head) &&
+        !m->tables.saved_tied) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "the adapter has an embedding or a head of its own, but the model has "
                            "one matrix for both; such a model cannot be merged");
     }
-    if (qlora__gguf_path(dir) && (m->saved_embed || m->saved_head || m->token_count > 0)) {
+    if (qlora__gguf_path(dir) &&
+        (m->tables.saved_embed || m->tables.saved_head || m->tables.token_count > 0)) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "trained embeddings and heads cannot be merged into a GGUF file; merge "
                            "them into a folder");

@@ -297,22 +297,22 @@ static void qlora__peft_saved_norms(const qlora_model* m, qlora__peft_tables* t)
 
 // modules_to_save and trainable_token_indices, as PEFT writes them.
 static void qlora__peft_saved(const qlora_model* m, qlora__peft_tables* t) {
-    if (m->saved_embed) {
+    if (m->tables.saved_embed) {
         t->saved[t->desc.saved_count++] = "embed_tokens";
     }
-    if (m->saved_tied) {
+    if (m->tables.saved_tied) {
         t->saved[t->desc.saved_count++] =
             m->plan.config.wrapped ? "model.language_model.embed_tokens" : "model.embed_tokens";
     }
-    if (m->saved_head) {
+    if (m->tables.saved_head) {
         t->saved[t->desc.saved_count++] = "lm_head";
     }
     qlora__peft_saved_norms(m, t);
     t->desc.saved = t->saved;
-    t->desc.tied = m->saved_tied;
-    t->desc.token_rows = m->token_ids;
-    t->desc.token_row_count = (uint32_t)m->token_count;
-    t->desc.head_rows = m->head_rows;
+    t->desc.tied = m->tables.saved_tied;
+    t->desc.token_rows = m->tables.token_ids;
+    t->desc.token_row_count = (uint32_t)m->tables.token_count;
+    t->desc.head_rows = m->tables.head_rows;
 }
 
 static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
@@ -419,7 +419,8 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
         if (t.is_norm && !norms) { // as the base stores it
             list.items[list.count - 1].offset = (float)m->plan.config.norm_offset;
         }
-        if (!norms && m->saved_tied && t.projection == NULL && t.at == m->embed_at && !t.is_norm) {
+        if (!norms && m->tables.saved_tied && t.projection == NULL && t.at == m->tables.embed_at &&
+            !t.is_norm) {
             snprintf(t.name, sizeof t.name, "lm_head.weight"); // the same values once more
             qlora__save_add(&list, "base_model.model.", &m->parameters, &t);
         }
@@ -593,12 +594,12 @@ static qlora_result qlora__adapter_renew(qlora_ctx* ctx, qlora_model* m, uint64_
                            "the adapter has a trainer; destroy it before renewing the adapter");
     }
     // What replaces weights of the base would start with its trained values.
-    const char* fault = m->desc.train_norms    ? "the norms are trained"
-                        : m->token_count > 0   ? "rows of tokens are trained"
-                        : m->saved_embed       ? "the embedding is trained"
-                        : m->saved_head        ? "the head is trained"
-                        : !qlora__computes(m)  ? "the model has no weights"
-                                               : NULL;
+    const char* fault = m->desc.train_norms         ? "the norms are trained"
+                        : m->tables.token_count > 0 ? "rows of tokens are trained"
+                        : m->tables.saved_embed     ? "the embedding is trained"
+                        : m->tables.saved_head      ? "the head is trained"
+                        : !qlora__computes(m)       ? "the model has no weights"
+                                                    : NULL;
     if (fault != NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s, so the adapter cannot be renewed",
                            fault);
@@ -633,17 +634,18 @@ qlora_result qlora_adapter_use(qlora_model* model, bool on) {
 // Checks what names and shapes of the trained tensors do not say.
 static qlora_result qlora__adapter_compare_saved(qlora_ctx* ctx, const qlora_model* from,
                                                  const qlora_model* to) {
-    for (int64_t i = 0; i < from->token_count; i++) { // as many as in `to`: the shapes are equal
-        if (from->token_ids[i] != to->token_ids[i]) {
+    for (int64_t i = 0; i < from->tables.token_count;
+         i++) { // as many as in `to`: the shapes are equal
+        if (from->tables.token_ids[i] != to->tables.token_ids[i]) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                                "token row %lld is %d in `from` but %d in `to`", (long long)i,
-                               (int)from->token_ids[i], (int)to->token_ids[i]);
+                               (int)from->tables.token_ids[i], (int)to->tables.token_ids[i]);
         }
     }
-    if (from->saved_tied != to->saved_tied) {
+    if (from->tables.saved_tied != to->tables.saved_tied) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "the trained embedding is also the head in `%s` only",
-                           from->saved_tied ? "from" : "to");
+                           from->tables.saved_tied ? "from" : "to");
     }
     return QLORA_OK;
 }
@@ -814,7 +816,8 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
-    if (m->dora || m->desc.train_norms || m->saved_embed || m->saved_head || m->token_count > 0) {
+    if (m->dora || m->desc.train_norms || m->tables.saved_embed || m->tables.saved_head ||
+        m->tables.token_count > 0) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "a GGUF adapter cannot contain %s; merge the adapter instead",
                            m->dora               ? "the magnitudes of DoRA"

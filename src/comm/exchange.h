@@ -193,11 +193,11 @@ static qlora_result qlora__sum_add(qlora__sum* sum, int64_t count, int64_t eleme
             const qlora__part* left = &stack[--levels];
             if (few) { // the totals and sums of the model are the place where they are added
                 QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_TAKE, NULL, NULL, 0, right.few,
-                                           &m->totals, &m->preference.sums));
+                                           &m->totals, &m->work.preference.sums));
                 QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_FOLD, NULL, NULL, 0, left->few,
-                                           &m->totals, &m->preference.sums));
+                                           &m->totals, &m->work.preference.sums));
                 QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_PUSH, NULL, NULL, 0, right.few,
-                                           &m->totals, &m->preference.sums));
+                                           &m->totals, &m->work.preference.sums));
             } else {
                 QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_FOLD, right.values, left->values,
                                            elements, NULL, NULL, NULL));
@@ -272,7 +272,7 @@ static qlora_result qlora__sum_smalls(qlora__sum* sum, int64_t count) {
         }
         if (part->own == t->tree.levels) { // the last one is still in the model
             QLORA__TRY(qlora__tree_run(t->ctx, QLORA__TREE_PUSH, NULL, NULL, 0, part->few,
-                                       &m->totals, &m->preference.sums));
+                                       &m->totals, &m->work.preference.sums));
         } else {
             QLORA__REAL* entry = NULL;
             QLORA__TRY(qlora__tree_entry(t, part->own, &entry));
@@ -287,7 +287,8 @@ static qlora_result qlora__sum_smalls(qlora__sum* sum, int64_t count) {
     QLORA__TRY(qlora__sum_send(sum));
     QLORA__TRY(qlora__sum_add(sum, count, 0, true));
     return qlora__tree_run(t->ctx, QLORA__TREE_TAKE, NULL, NULL, 0,
-                           sum->parts[sum->part_count - 1].few, &m->totals, &m->preference.sums);
+                           sum->parts[sum->part_count - 1].few, &m->totals,
+                           &m->work.preference.sums);
 }
 
 // Chooses the length of slices, and makes room for those of other processes.

@@ -45,7 +45,7 @@ static bool qlora__ahead_fits(qlora_generation* const* list, int64_t count) {
 // pending and `keep` is set.
 static void qlora__ahead_forget(qlora_model* m, bool keep) {
     for (int64_t i = 0; i < m->decode.texts; i++) {
-        qlora_generation* g = m->in_flight[i];
+        qlora_generation* g = m->texts.in_flight[i];
         if (m->decode.last[i] != 0 && g != NULL && !(keep && g->pending)) {
             g->on_device = false;
         }
@@ -142,7 +142,7 @@ static qlora_result qlora__ahead_launch(qlora_generation* const* list, int64_t c
         qlora__ahead_forget(m, true);
     }
     for (int64_t i = 0; i < d->texts; i++) {
-        uint8_t pending = m->in_flight[i] != NULL && m->in_flight[i]->pending ? 1 : 0;
+        uint8_t pending = m->texts.in_flight[i] != NULL && m->texts.in_flight[i]->pending ? 1 : 0;
         whole = whole && (!there || d->last[i] == pending);
         d->last[i] = pending;
     }

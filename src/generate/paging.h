@@ -9,7 +9,7 @@
 // they had. There is always a free page, because the pool has one more than texts can have.
 
 static bool qlora__paged(const qlora_model* m) {
-    return m->paging.size > 0;
+    return m->texts.paging.size > 0;
 }
 
 // Positions that a text of `tokens` tokens can need before its turn ends.
@@ -25,13 +25,13 @@ static bool qlora__paging_may_outgrow(const qlora_generation* g, int64_t tokens)
 }
 
 static void qlora__paging_use(qlora_model* m, int32_t page) {
-    m->paging.free -= m->paging.users[page] == 0 ? 1 : 0;
-    m->paging.users[page]++;
+    m->texts.paging.free -= m->texts.paging.users[page] == 0 ? 1 : 0;
+    m->texts.paging.users[page]++;
 }
 
 static void qlora__paging_leave(qlora_model* m, int32_t page) {
-    m->paging.users[page]--;
-    m->paging.free += m->paging.users[page] == 0 ? 1 : 0;
+    m->texts.paging.users[page]--;
+    m->texts.paging.free += m->texts.paging.users[page] == 0 ? 1 : 0;
 }
 
 // Changes a page of a text. The device is told before its next step.
@@ -49,7 +49,7 @@ static void qlora__paging_release(qlora_generation* g, int64_t count) {
 
 // Copies the first rows of a page to another page, in every layer.
 static qlora_result qlora__paging_copy(qlora_model* m, int32_t from, int32_t to, int64_t rows) {
-    int64_t size = m->paging.size;
+    int64_t size = m->texts.paging.size;
     for (int64_t l = 0; l < m->plan.config.layers && rows > 0; l++) {
         qlora_tensor source = qlora__cache_rows(m, l, from * size, rows);
         qlora_tensor target = qlora__cache_rows(m, l, to * size, rows);
@@ -63,23 +63,23 @@ static qlora_result qlora__paging_copy(qlora_model* m, int32_t from, int32_t to,
 static qlora_result qlora__paging_move(qlora_model* m, int32_t from, int32_t to) {
     int64_t rows = 0; // that have keys and values
     for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
-        const qlora_generation* g = m->in_flight[n];
+        const qlora_generation* g = m->texts.in_flight[n];
         for (int64_t i = 0; g != NULL && i < g->page_count; i++) {
-            int64_t own = qlora__min(g->length - i * m->paging.size, m->paging.size);
+            int64_t own = qlora__min(g->length - i * m->texts.paging.size, m->texts.paging.size);
             rows = g->pages[i] == from ? qlora__max(rows, own) : rows;
         }
     }
     QLORA__TRY(qlora__paging_copy(m, from, to, rows));
     for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
-        qlora_generation* g = m->in_flight[n];
+        qlora_generation* g = m->texts.in_flight[n];
         for (int64_t i = 0; g != NULL && i < g->page_count; i++) {
             if (g->pages[i] == from) {
                 qlora__paging_set(g, i, to);
             }
         }
     }
-    m->paging.users[to] = m->paging.users[from];
-    m->paging.users[from] = 0;
+    m->texts.paging.users[to] = m->texts.paging.users[from];
+    m->texts.paging.users[from] = 0;
     return QLORA_OK;
 }
 
@@ -88,8 +88,8 @@ static int32_t qlora__paging_row(const qlora_model* m, int64_t count) {
     int64_t best = INT64_MAX;
     int32_t found = -1;
     int64_t length = 0;
-    for (int64_t page = 0; page <= m->paging.pages + 1; page++) {
-        if (page <= m->paging.pages && m->paging.users[page] == 0) {
+    for (int64_t page = 0; page <= m->texts.paging.pages + 1; page++) {
+        if (page <= m->texts.paging.pages && m->texts.paging.users[page] == 0) {
             length++;
             continue;
         }
@@ -104,8 +104,8 @@ static int32_t qlora__paging_row(const qlora_model* m, int64_t count) {
 
 // The last free page; there is one.
 static int32_t qlora__paging_last(const qlora_model* m) {
-    int32_t page = (int32_t)m->paging.pages;
-    while (page > 0 && m->paging.users[page] > 0) {
+    int32_t page = (int32_t)m->texts.paging.pages;
+    while (page > 0 && m->texts.paging.users[page] > 0) {
         page--;
     }
     return page;
@@ -134,7 +134,7 @@ static qlora_generation* qlora__paging_after(const qlora_model* m, const qlora_g
                                              const qlora_generation* last) {
     qlora_generation* best = NULL;
     for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
-        qlora_generation* t = m->in_flight[n];
+        qlora_generation* t = m->texts.in_flight[n];
         if (t == NULL || t == last || t->page_count == 0) {
             continue;
         }
@@ -152,7 +152,7 @@ static qlora_generation* qlora__paging_after(const qlora_model* m, const qlora_g
 static qlora_result qlora__paging_compact(qlora_model* m, qlora_generation* last) {
     int32_t end = 0; // of the pages that are in their places
     for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
-        qlora_generation* g = m->in_flight[n];
+        qlora_generation* g = m->texts.in_flight[n];
         if (g != NULL && g->page_count > 0) {
             g->placed = g->pages[0]; // where it was: moves change it
         }
@@ -167,7 +167,7 @@ static qlora_result qlora__paging_compact(qlora_model* m, qlora_generation* last
                 continue;
             }
             if (page != end) {
-                if (m->paging.users[end] > 0) {
+                if (m->texts.paging.users[end] > 0) {
                     QLORA__TRY(qlora__paging_move(m, end, qlora__paging_last(m)));
                 }
                 QLORA__TRY(qlora__paging_move(m, g->pages[i], end));
@@ -193,7 +193,7 @@ static qlora_result qlora__paging_arrange(qlora_generation* g) {
 
 static qlora_result qlora__paging_short(const qlora_generation* g, int64_t need, int64_t count,
                                         int64_t wanted, int64_t room) {
-    const qlora__paging* pool = &g->m->paging;
+    const qlora__paging* pool = &g->m->texts.paging;
     if (count > pool->pages) {
         return qlora__fail(g->ctx, QLORA_ERR_ARGUMENT,
                            "the text can need %lld positions, %lld pages of %lld, but the model "
@@ -216,7 +216,7 @@ static int64_t qlora__paging_wanted(const qlora_generation* g, int64_t first, in
     int64_t wanted = qlora__max(count - g->page_count, 0);
     *freed = 0;
     for (int64_t i = first; i < g->page_count; i++) {
-        bool alone = g->m->paging.users[g->pages[i]] == 1;
+        bool alone = g->m->texts.paging.users[g->pages[i]] == 1;
         wanted += i < count && !alone ? 1 : 0;
         *freed += i >= count && alone ? 1 : 0;
     }
@@ -229,19 +229,19 @@ static int64_t qlora__paging_wanted(const qlora_generation* g, int64_t first, in
 static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int64_t own,
                                           int64_t need, bool row) {
     qlora_model* m = g->m;
-    int64_t size = m->paging.size;
+    int64_t size = m->texts.paging.size;
     int64_t count = qlora__ceil_div(need, size);
     int64_t freed = 0;
     int64_t wanted = qlora__paging_wanted(g, own / size, count, &freed);
-    if (count > m->paging.pages || wanted > m->paging.free + freed) {
-        return qlora__paging_short(g, need, count, wanted, m->paging.free + freed);
+    if (count > m->texts.paging.pages || wanted > m->texts.paging.free + freed) {
+        return qlora__paging_short(g, need, count, wanted, m->texts.paging.free + freed);
     }
     // From here on, the tokens after the ones that are kept may be lost if a copy fails.
     g->broken = g->broken || keep < g->length;
     qlora__paging_release(g, count);
     for (int64_t i = own / size; i < g->page_count; i++) {
         int32_t old = g->pages[i];
-        if (m->paging.users[old] > 1) {
+        if (m->texts.paging.users[old] > 1) {
             int32_t page = qlora__paging_last(m);
             QLORA__TRY(qlora__paging_copy(m, old, page, qlora__min(keep - i * size, size)));
             qlora__paging_use(m, page);
@@ -252,7 +252,7 @@ static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int
     int32_t next =
         g->page_count == 0 ? qlora__paging_row(m, count) : g->pages[g->page_count - 1] + 1;
     for (; g->page_count < count; next++) {
-        bool taken = next < 0 || next > m->paging.pages || m->paging.users[next] > 0;
+        bool taken = next < 0 || next > m->texts.paging.pages || m->texts.paging.users[next] > 0;
         next = taken ? qlora__paging_last(m) : next;
         qlora__paging_use(m, next);
         qlora__paging_set(g, g->page_count++, next);
@@ -265,7 +265,7 @@ static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int
 static qlora_result qlora__paging_begin(qlora_generation* g, const qlora_generation* from,
                                         int64_t same, int64_t full, int64_t tokens) {
     qlora_model* m = g->m;
-    int64_t size = m->paging.size;
+    int64_t size = m->texts.paging.size;
     for (int64_t i = 0; i < full; i++) {
         qlora__paging_use(m, from->pages[i]);
         qlora__paging_set(g, g->page_count++, from->pages[i]);

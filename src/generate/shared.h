@@ -10,19 +10,20 @@
 
 // Positions of a page.
 static int64_t qlora__page_size(const qlora_model* m) {
-    return m->decode.planned && m->desc.generate_sequences > 1 ? m->decode.chunk : m->cache_rows;
+    return m->decode.planned && m->desc.generate_sequences > 1 ? m->decode.chunk
+                                                               : m->texts.cache_rows;
 }
 
 static int64_t qlora__page_count(const qlora_model* m) {
-    return qlora__ceil_div(m->cache_rows, qlora__page_size(m));
+    return qlora__ceil_div(m->texts.cache_rows, qlora__page_size(m));
 }
 
 // Copies the first `rows` rows of page `page` from one slot to another, in every layer.
 static qlora_result qlora__page_copy(qlora_model* m, int64_t page, int64_t rows, int64_t from,
                                      int64_t to) {
     int64_t first = page * qlora__page_size(m);
-    int64_t source_row = from * m->cache_rows + first;
-    int64_t target_row = to * m->cache_rows + first;
+    int64_t source_row = from * m->texts.cache_rows + first;
+    int64_t target_row = to * m->texts.cache_rows + first;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora_tensor source = qlora__cache_rows(m, l, source_row, rows);
         qlora_tensor target = qlora__cache_rows(m, l, target_row, rows);
@@ -75,7 +76,8 @@ static qlora_result qlora__pages_ensure(qlora_generation* g) {
 
 // The row of the cache that position 0 has, if the pages follow each other.
 static int64_t qlora__pages_row(const qlora_generation* g) {
-    return qlora__paged(g->m) ? g->pages[0] * g->m->paging.size : g->slot * g->m->cache_rows;
+    return qlora__paged(g->m) ? g->pages[0] * g->m->texts.paging.size
+                              : g->slot * g->m->texts.cache_rows;
 }
 
 // Whether the text uses page `page` of another text's slot.
@@ -86,8 +88,8 @@ static bool qlora__page_is_of(const qlora_generation* g, int64_t page, int64_t s
 // A text that uses a page of a slot and is not the one of that slot; NULL if there is none.
 static qlora_generation* qlora__page_user(const qlora_model* m, int64_t page, int64_t slot) {
     for (int64_t i = 0; i < m->desc.generate_sequences; i++) {
-        if (qlora__page_is_of(m->in_flight[i], page, slot)) {
-            return m->in_flight[i];
+        if (qlora__page_is_of(m->texts.in_flight[i], page, slot)) {
+            return m->texts.in_flight[i];
         }
     }
     return NULL;
@@ -119,7 +121,7 @@ static qlora_result qlora__pages_vacate(qlora_model* m, int64_t slot, int64_t fi
 static qlora_result qlora__pages_settle(qlora_generation* g) {
     qlora_model* m = g->m;
     if (qlora__paged(m)) { // the turn has its pages
-        return qlora__paging_reserve(g, g->length, g->length, g->page_count * m->paging.size,
+        return qlora__paging_reserve(g, g->length, g->length, g->page_count * m->texts.paging.size,
                                      true);
     }
     int64_t size = qlora__page_size(m);
@@ -166,13 +168,13 @@ static int64_t qlora__pages_slot(const qlora_model* m) {
     int64_t first = -1;
     for (int64_t slot = 0; slot < m->desc.generate_sequences; slot++) {
         bool used = false;
-        for (int64_t page = 0; page < count && m->in_flight[slot] == NULL && !used; page++) {
+        for (int64_t page = 0; page < count && m->texts.in_flight[slot] == NULL && !used; page++) {
             used = qlora__page_user(m, page, slot) != NULL;
         }
-        if (m->in_flight[slot] == NULL && !used) {
+        if (m->texts.in_flight[slot] == NULL && !used) {
             return slot;
         }
-        first = first < 0 && m->in_flight[slot] == NULL ? slot : first;
+        first = first < 0 && m->texts.in_flight[slot] == NULL ? slot : first;
     }
     return first;
 }

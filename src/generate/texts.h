@@ -69,7 +69,7 @@ static qlora_result qlora__generate_share_check(qlora_ctx* ctx, const qlora_mode
                                                 const qlora_generate_desc* d) {
     bool found = d->share == NULL;
     for (int64_t i = 0; i < m->desc.generate_sequences && !found; i++) {
-        found = m->in_flight[i] == d->share;
+        found = m->texts.in_flight[i] == d->share;
     }
     if (!found) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -146,7 +146,7 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
 // Counts a generation that has begun, or one that ends.
 static void qlora__generate_count(qlora_generation* g, bool begins) {
     qlora__paging_release(g, 0);
-    g->m->in_flight[g->slot] = begins ? g : NULL;
+    g->m->texts.in_flight[g->slot] = begins ? g : NULL;
     g->m->generations += begins ? 1 : -1;
     g->m->followers += g->desc.adapters != QLORA_CHOICE_AUTO ? 0 : begins ? 1 : -1;
     g->ctx->living[QLORA__GENERATIONS] += begins ? 1 : -1;
@@ -205,7 +205,7 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// Runs the next tokens of the text; their output is then in m->x.
+// Runs the next tokens of the text; their output is then in m->work.x.
 static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids, int64_t rows) {
     qlora_ctx* ctx = g->ctx;
     qlora_model* m = g->m;
@@ -250,10 +250,10 @@ static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     int64_t vocab = m->plan.config.vocab;
     qlora__pass pass = qlora__pass_of(m, rows, false);
     QLORA__TRY(qlora__head_logits(&pass, rows - 1, 1));
-    if (m->logits.dtype == QLORA_F32) {
-        QLORA__TRY(qlora__floats_out(ctx, m->logits.data, vocab, g->logits));
+    if (m->work.logits.dtype == QLORA_F32) {
+        QLORA__TRY(qlora__floats_out(ctx, m->work.logits.data, vocab, g->logits));
     } else {
-        QLORA__TRY(qlora__copy_out(ctx, g->raw, m->logits.data, (size_t)vocab * 2));
+        QLORA__TRY(qlora__copy_out(ctx, g->raw, m->work.logits.data, (size_t)vocab * 2));
         for (int64_t i = 0; i < vocab; i++) {
             g->logits[i] = qlora__bf16_to(g->raw[i]);
         }
@@ -367,7 +367,7 @@ static qlora_result qlora__generate_enlist(qlora_ctx* ctx, qlora_model* m) {
     int64_t first = d->texts;
     int64_t end = 0;
     for (int64_t i = 0; i < d->texts; i++) {
-        int32_t value = m->in_flight[i] != NULL && m->in_flight[i]->pending ? 1 : 0;
+        int32_t value = m->texts.in_flight[i] != NULL && m->texts.in_flight[i]->pending ? 1 : 0;
         if (d->host[i].alive != value || d->stale[i] != 0) {
             d->host[i].alive = value;
             d->stale[i] = 1;
@@ -445,7 +445,7 @@ static qlora_result qlora__generate_start(qlora_generation* g, const qlora_gener
     if (qlora__paged(g->m)) {
         refer = refer && !qlora__paging_may_outgrow(g, d->prompt_tokens) &&
                 !qlora__paging_may_outgrow(from, from->asked);
-        int64_t full = refer ? same / g->m->paging.size : 0;
+        int64_t full = refer ? same / g->m->texts.paging.size : 0;
         QLORA__TRY(qlora__paging_begin(g, from, same, full, d->prompt_tokens));
     } else if (same > 0) {
         QLORA__TRY(qlora__pages_share(g, from, same, refer));
@@ -613,8 +613,8 @@ static int64_t qlora__generate_mark(qlora_generation* const* list, int64_t count
     const qlora_model* m = list[0]->m;
     int64_t pending = 0;
     for (int64_t i = 0; i < m->desc.generate_sequences; i++) {
-        if (m->in_flight[i] != NULL) { // a step that failed may have left it
-            m->in_flight[i]->pending = false;
+        if (m->texts.in_flight[i] != NULL) { // a step that failed may have left it
+            m->texts.in_flight[i]->pending = false;
         }
     }
     for (int64_t i = 0; i < count && qlora__decode_ready(m); i++) {

@@ -51,22 +51,23 @@ static qlora_result qlora__adapter_match_saved(qlora_ctx* ctx, const qlora_model
                                                const qlora__adapter_source* s) {
     const qlora__peft* p = s->peft;
     bool shared = m->plan.config.tied && p->tied && p->saves_embed;
-    bool same = p->token_rows == 0 ? m->token_count == 0
-                                   : m->token_count == (int64_t)p->json.tokens[p->token_rows].count;
-    for (int64_t i = 0; i < m->token_count && same; i++) {
+    bool same = p->token_rows == 0
+                    ? m->tables.token_count == 0
+                    : m->tables.token_count == (int64_t)p->json.tokens[p->token_rows].count;
+    for (int64_t i = 0; i < m->tables.token_count && same; i++) {
         int64_t id = -1;
         qlora__json_int(&p->json, qlora__json_at(&p->json, p->token_rows, (uint32_t)i), &id);
-        same = id == m->token_ids[i];
+        same = id == m->tables.token_ids[i];
     }
-    same = same && p->head_rows == m->head_rows;
+    same = same && p->head_rows == m->tables.head_rows;
     bool norms = p->saves_norms != 0 && !m->desc.train_norms;
-    const char* other = norms                                         ? "modules_to_save"
-                        : p->dora != m->dora                          ? "use_dora"
-                        : p->saves_embed != m->saved_embed            ? "modules_to_save"
-                        : (p->saves_head && !shared) != m->saved_head ? "modules_to_save"
-                        : shared != m->saved_tied                     ? "ensure_weight_tying"
-                        : !same                                       ? "trainable_token_indices"
-                                                                      : NULL;
+    const char* other = norms                                                ? "modules_to_save"
+                        : p->dora != m->dora                                 ? "use_dora"
+                        : p->saves_embed != m->tables.saved_embed            ? "modules_to_save"
+                        : (p->saves_head && !shared) != m->tables.saved_head ? "modules_to_save"
+                        : shared != m->tables.saved_tied                     ? "ensure_weight_tying"
+                        : !same ? "trainable_token_indices"
+                                : NULL;
     return other == NULL ? QLORA_OK
                          : qlora__fail(ctx, QLORA_ERR_FORMAT,
                                        "%s: %s is not that of this model; open the model with "
@@ -122,7 +123,7 @@ static qlora_result qlora__adapter_saved(qlora_ctx* ctx, const qlora_model* m,
     if (!qlora__st_is_float(*out)) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is not floating-point", s->dir, name);
     }
-    if (m->saved_tied && t->at == m->embed_at) {
+    if (m->tables.saved_tied && t->at == m->tables.embed_at) {
         twin = qlora__folder_find(&s->peft->tensors, "base_model.model.lm_head.weight");
     }
     if (twin != NULL && (twin->bytes != (*out)->bytes ||

@@ -119,27 +119,27 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
 static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     if (!m->plan.offloaded_embedding) {
-        qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
+        qlora__layout_weight(arena, m, &m->base.embed_mapped, c->vocab, c->hidden, &m->base.embed);
     }
-    m->head = m->embed;
-    if (m->head_is_nf4) {
-        int64_t bytes = (int64_t)qlora_nf4_bytes(&m->head_desc);
-        memset(&m->head, 0, sizeof m->head);
-        qlora__arena_tensor(arena, QLORA_U8, 1, bytes, &m->head_nf4.memory);
+    m->base.head = m->base.embed;
+    if (m->base.head_is_nf4) {
+        int64_t bytes = (int64_t)qlora_nf4_bytes(&m->base.head_desc);
+        memset(&m->base.head, 0, sizeof m->base.head);
+        qlora__arena_tensor(arena, QLORA_U8, 1, bytes, &m->base.head_nf4.memory);
     } else if (!c->tied) {
-        qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
+        qlora__layout_weight(arena, m, &m->base.head_mapped, c->vocab, c->hidden, &m->base.head);
     }
-    qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->rope);
-    m->rope_sliding = m->rope;
-    m->rope_query = m->rope;
+    qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->base.rope);
+    m->base.rope_sliding = m->base.rope;
+    m->base.rope_query = m->base.rope;
     if (memcmp(&c->rope, &c->rope_sliding, sizeof c->rope) != 0) {
-        qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->rope_sliding);
+        qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->base.rope_sliding);
     }
     if (qlora__scales_queries(m)) {
-        qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->rope_query);
+        qlora__arena_tensor(arena, QLORA_F32, m->angle_rows, c->rope_dims, &m->base.rope_query);
     }
     if (!m->desc.train_norms) {
-        qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &m->final_norm);
+        qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &m->base.final_norm);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -239,14 +239,14 @@ static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
             qlora__arena_tensor(arena, QLORA_F32, 1, out, &m->layers[l].inverses[g]);
         }
     }
-    if (m->token_count > 0) {
-        qlora__arena_tensor(arena, QLORA_I32, 1, m->token_count, &m->token_rows);
-        qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
-                            &m->base_tokens);
+    if (m->tables.token_count > 0) {
+        qlora__arena_tensor(arena, QLORA_I32, 1, m->tables.token_count, &m->tables.token_rows);
+        qlora__arena_tensor(arena, m->compute, m->tables.token_count, m->plan.config.hidden,
+                            &m->tables.base_tokens);
     }
-    if (m->tokens_twice || m->head_rows) {
-        qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
-                            &m->head_tokens);
+    if (m->tables.tokens_twice || m->tables.head_rows) {
+        qlora__arena_tensor(arena, m->compute, m->tables.token_count, m->plan.config.hidden,
+                            &m->tables.head_tokens);
     }
 }
 
@@ -310,20 +310,23 @@ static void qlora__layout_windows(qlora_model* m) {
         }
     }
     if (m->desc.train_norms) {
-        qlora__window_norm(m, m->final_norm_at, c->hidden, &m->final_norm, &m->d_final_norm);
+        qlora__window_norm(m, m->tables.final_norm_at, c->hidden, &m->base.final_norm,
+                           &m->tables.d_final_norm);
     }
-    if (m->saved_embed) {
-        qlora__window_saved(m, m->embed_at, c->vocab, &m->own_embed, &m->d_embed);
+    if (m->tables.saved_embed) {
+        qlora__window_saved(m, m->tables.embed_at, c->vocab, &m->tables.own_embed,
+                            &m->tables.d_embed);
     }
-    if (m->saved_head) {
-        qlora__window_saved(m, m->head_at, c->vocab, &m->own_head, &m->d_head);
+    if (m->tables.saved_head) {
+        qlora__window_saved(m, m->tables.head_at, c->vocab, &m->tables.own_head, &m->tables.d_head);
     }
-    if (m->token_count > 0) {
-        qlora__window_saved(m, m->tokens_at, m->token_count, &m->own_tokens, &m->d_tokens);
+    if (m->tables.token_count > 0) {
+        qlora__window_saved(m, m->tables.tokens_at, m->tables.token_count, &m->tables.own_tokens,
+                            &m->tables.d_tokens);
     }
-    if (m->head_rows) {
-        qlora__window_saved(m, m->head_tokens_at, m->token_count, &m->own_head_tokens,
-                            &m->d_head_tokens);
+    if (m->tables.head_rows) {
+        qlora__window_saved(m, m->tables.head_tokens_at, m->tables.token_count,
+                            &m->tables.own_head_tokens, &m->tables.d_head_tokens);
     }
 }
 
@@ -465,24 +468,24 @@ static void qlora__layout_slot(qlora__arena* arena, qlora_model* m,
     size_t first = arena->used;
     memset(slot, 0, sizeof *slot);
     qlora__layout_attention(arena, m, pads, slot);
-    m->offload_bytes[0] = arena->used - first;
-    m->offload_bytes[1] = m->offload_bytes[0];
+    m->work.offload_bytes[0] = arena->used - first;
+    m->work.offload_bytes[1] = m->work.offload_bytes[0];
     if (qlora__slots_have_heads(m)) {
         qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, slot);
-        m->offload_bytes[1] = arena->used - first;
+        m->work.offload_bytes[1] = arena->used - first;
         qlora__layout_heads(arena, m, slot);
     }
-    m->offload_bytes[2] = arena->used - first;
+    m->work.offload_bytes[2] = arena->used - first;
 }
 
 // Bytes of what a layer keeps of it.
 static size_t qlora__offload_bytes(const qlora_model* m, const qlora__layer* layer) {
-    return m->offload_bytes[layer->keeps_heads || !layer->recompute ? 2 : 0];
+    return m->work.offload_bytes[layer->keeps_heads || !layer->recompute ? 2 : 0];
 }
 
 // What a layer has of attention is in its slot.
 static void qlora__layer_slot(qlora_model* m, qlora__layer* layer) {
-    const qlora__kept* slot = &m->offload_slots[layer->offload_number % 2];
+    const qlora__kept* slot = &m->work.offload_slots[layer->offload_number % 2];
     qlora__kept* kept = &layer->kept;
     kept->o = slot->o;
     kept->lse = slot->lse;
@@ -495,7 +498,7 @@ static void qlora__layer_slot(qlora_model* m, qlora__layer* layer) {
 
 // What a recomputed layer keeps besides its input.
 static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
-    layer->kept = m->again;
+    layer->kept = m->work.again;
     if (qlora__gated_ranks(m, layer, NULL)) {
         qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
     }
@@ -526,32 +529,32 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     qlora__most_pads(m, pads);
     bool away = m->plan.offloaded_layers > 0;
     for (int i = 0; i < 2 && away; i++) {
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->streams[i]);
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->work.streams[i]);
     }
     if (away) {
-        m->last_h = m->streams[c->layers % 2];
+        m->work.last_h = m->work.streams[c->layers % 2];
     } else {
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->last_h);
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->work.last_h);
     }
-    memset(&m->again, 0, sizeof m->again);
+    memset(&m->work.again, 0, sizeof m->work.again);
     if (!qlora__trains(m) || m->plan.recompute_layers > 0) {
         // Without a layer that uses it, the shared output of attention has no memory.
         bool attention =
             !qlora__trains(m) || (m->plan.offloaded_attention == 0 &&
                                   m->plan.attention_layers < m->plan.recompute_layers);
         bool heads = !qlora__slots_have_heads(m);
-        qlora__layout_kept(arena, m, pads, heads, attention, &m->again);
-        qlora__layout_z(arena, m, pads, heads ? QLORA__Z_SHARED : 0, &m->again);
+        qlora__layout_kept(arena, m, pads, heads, attention, &m->work.again);
+        qlora__layout_z(arena, m, pads, heads ? QLORA__Z_SHARED : 0, &m->work.again);
     }
     for (int i = 0; i < 2 && m->plan.offloaded_attention > 0; i++) {
-        qlora__layout_slot(arena, m, pads, &m->offload_slots[i]);
+        qlora__layout_slot(arena, m, pads, &m->work.offload_slots[i]);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         if (!qlora__trains(m)) {
-            layer->kept = m->again;
-            layer->kept.h = m->last_h;
-            layer->kept.h2 = m->last_h;
+            layer->kept = m->work.again;
+            layer->kept.h = m->work.last_h;
+            layer->kept.h2 = m->work.last_h;
             continue;
         }
         if (layer->recompute) {
@@ -560,7 +563,7 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
             qlora__layout_whole(arena, m, layer);
         }
         if (away) {
-            layer->kept.h = m->streams[l % 2];
+            layer->kept.h = m->work.streams[l % 2];
         } else {
             qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &layer->kept.h);
         }
@@ -579,7 +582,7 @@ static void qlora__layout_host(qlora_model* m) {
     host.base = (char*)m->host.data;
     host.used = 0;
     if (m->plan.offloaded_embedding) {
-        qlora__arena_tensor(&host, m->compute, c->vocab, c->hidden, &m->embed);
+        qlora__arena_tensor(&host, m->compute, c->vocab, c->hidden, &m->base.embed);
     }
     size_t bytes = (size_t)m->plan.tokens * (size_t)c->hidden * qlora_dtype_bytes(m->compute);
     int64_t every = qlora__max(m->plan.offload_every, 1);
@@ -594,7 +597,7 @@ static void qlora__layout_host(qlora_model* m) {
     memset(&slot, 0, sizeof slot);
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
-    qlora__layout_slot(&slot, m, pads, &m->offload_slots[0]); // counts its bytes
+    qlora__layout_slot(&slot, m, pads, &m->work.offload_slots[0]); // counts its bytes
     int64_t users = m->plan.recompute_layers > 0 ? c->layers : m->plan.offloaded_attention;
     for (int64_t l = 0; l < c->layers; l++) {
         int64_t number = m->layers[l].offload_number;

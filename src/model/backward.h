@@ -53,8 +53,8 @@ static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pas
 }
 
 // Backward pass of o_proj of the last layer if it has only the labelled rows after attention: their
-// gradients go back to their tokens, those of the output of attention, in m->d_o, and of the
-// residual stream, in m->dh.
+// gradients go back to their tokens, those of the output of attention, in m->work.d_o, and of the
+// residual stream, in m->work.dh.
 static qlora_result qlora__backward_labelled(const qlora__pass* pass, int64_t index) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -62,38 +62,39 @@ static qlora_result qlora__backward_labelled(const qlora__pass* pass, int64_t in
     QLORA__TRY(qlora__softmax_out_backward(&after, &m->layers[index]));
     // It still reads dh, and the output of attention in dqkv.
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__O));
-    qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, qlora__q_width(&m->plan.config));
-    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, m->plan.config.hidden);
-    QLORA__TRY(qlora__labelled_spread(ctx, m, pass->labelled, &m->dqkv, &d_o));
-    return qlora__labelled_spread(ctx, m, pass->labelled, &m->delta, &dh);
+    qlora_tensor d_o = qlora__window(&m->work.d_o, pass->rows, 0, qlora__q_width(&m->plan.config));
+    qlora_tensor dh = qlora__window(&m->work.dh, pass->rows, 0, m->plan.config.hidden);
+    QLORA__TRY(qlora__labelled_spread(ctx, m, pass->labelled, &m->work.dqkv, &d_o));
+    return qlora__labelled_spread(ctx, m, pass->labelled, &m->work.delta, &dh);
 }
 
 // The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
 // the first, its MLP and its attention; then end.
 
 // If the last layer has only the labelled rows after attention: gradient of the final norm's output
-// in m->rows_dx -> gradient of the residual stream in the first rows of m->dh. The head has not
-// written the rows that fill up the number of chunks.
+// in m->work.rows_dx -> gradient of the residual stream in the first rows of m->work.dh. The head
+// has not written the rows that fill up the number of chunks.
 static qlora_result qlora__backward_begin_labelled(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.hidden;
     int64_t end = pass->chunks * m->plan.head_chunk;
     qlora_tensor dx;
-    qlora__arena_window(&m->rows_dx, 0, pass->labelled, width, &dx);
+    qlora__arena_window(&m->work.rows_dx, 0, pass->labelled, width, &dx);
     if (end < pass->labelled) {
         qlora_tensor rest;
-        qlora__arena_window(&m->rows_dx, end * width, pass->labelled - end, width, &rest);
+        qlora__arena_window(&m->work.rows_dx, end * width, pass->labelled - end, width, &rest);
         QLORA__TRY(qlora__tensor_zero(pass->ctx, &rest));
     }
-    qlora_tensor h = qlora__window(&m->last_h, pass->labelled, 0, width);
-    qlora_tensor dh = qlora__window(&m->dh, pass->labelled, 0, width);
-    return qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm,
+    qlora_tensor h = qlora__window(&m->work.last_h, pass->labelled, 0, width);
+    qlora_tensor dh = qlora__window(&m->work.dh, pass->labelled, 0, width);
+    return qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->base.final_norm,
                                   (float)m->plan.config.rms_eps, NULL, &dh,
-                                  m->desc.train_norms ? &m->d_final_norm : NULL);
+                                  m->desc.train_norms ? &m->tables.d_final_norm : NULL);
 }
 
-// Gradient of the final norm's output in m->delta -> gradient of the residual stream in m->dh. With
-// tiles, that of the output comes from the labelled rows here, and not from qlora__head_end.
+// Gradient of the final norm's output in m->work.delta -> gradient of the residual stream in
+// m->work.dh. With tiles, that of the output comes from the labelled rows here, and not from
+// qlora__head_end.
 static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.hidden;
@@ -106,15 +107,15 @@ static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     }
     for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
         qlora__pass tile = qlora__tile_at(pass, at);
-        qlora_tensor dx = qlora__window(&m->delta, tile.rows, 0, width);
-        qlora_tensor h = qlora__slice(&tile, &m->last_h, 0, width);
-        qlora_tensor dh = qlora__slice(&tile, &m->dh, 0, width);
+        qlora_tensor dx = qlora__window(&m->work.delta, tile.rows, 0, width);
+        qlora_tensor h = qlora__slice(&tile, &m->work.last_h, 0, width);
+        qlora_tensor dh = qlora__slice(&tile, &m->work.dh, 0, width);
         if (m->plan.tile > 0) {
             QLORA__TRY(qlora__head_spread(&tile));
         }
-        QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm,
+        QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->base.final_norm,
                                           (float)m->plan.config.rms_eps, NULL, &dh,
-                                          m->desc.train_norms ? &m->d_final_norm : NULL));
+                                          m->desc.train_norms ? &m->tables.d_final_norm : NULL));
     }
     return QLORA_OK;
 }
@@ -221,7 +222,7 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
         qlora__pass tile = qlora__tile_at(pass, at);
         qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
-        qlora_tensor dy = qlora__slice(&tile, &m->dqkv, 0, m->dqkv.cols);
+        qlora_tensor dy = qlora__slice(&tile, &m->work.dqkv, 0, m->work.dqkv.cols);
         if (tiled) {
             QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
         }
@@ -239,11 +240,12 @@ static qlora_result qlora__backward_end(const qlora__pass* pass) {
     if (!qlora__trains_embedding(m)) {
         return QLORA_OK;
     }
-    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, m->plan.config.hidden);
+    qlora_tensor dh = qlora__window(&m->work.dh, pass->rows, 0, m->plan.config.hidden);
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
-    return qlora__embed_gradient(pass->ctx, &dh, &ids, m->saved_embed ? NULL : &m->token_rows,
+    return qlora__embed_gradient(pass->ctx, &dh, &ids,
+                                 m->tables.saved_embed ? NULL : &m->tables.token_rows,
                                  (float)m->plan.config.embedding_scale,
-                                 m->saved_embed ? &m->d_embed : &m->d_tokens);
+                                 m->tables.saved_embed ? &m->tables.d_embed : &m->tables.d_tokens);
 }
 
 static qlora_result qlora__backward(const qlora__pass* pass) {

@@ -302,7 +302,7 @@ static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch
         double total = desc->totals != NULL ? desc->totals[k] : desc->total_labels;
         scale[k] = total > 0.0 ? (QLORA__REAL)(1.0 / total) : 0;
     }
-    m->run_count = 0;
+    m->work.run_count = 0;
     if (m->wide != NULL) {
         qlora__slot_owners(m, memory, b, desc->adapter);
         return;
@@ -310,9 +310,9 @@ static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch
     int64_t row = 0;
     for (int64_t s = 0; s < b->count && qlora__has_several(m); s++) {
         int32_t adapter = qlora__batch_adapter(b, s, desc->adapter);
-        qlora__owned_rows* run = &m->runs[m->run_count > 0 ? m->run_count - 1 : 0];
-        if (m->run_count == 0 || run->adapter != adapter) {
-            run = &m->runs[m->run_count++];
+        qlora__owned_rows* run = &m->work.runs[m->work.run_count > 0 ? m->work.run_count - 1 : 0];
+        if (m->work.run_count == 0 || run->adapter != adapter) {
+            run = &m->work.runs[m->work.run_count++];
             run->adapter = adapter;
             run->row = row;
             run->label = starts[s];
@@ -322,8 +322,8 @@ static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch
         run->label_end = starts[s + 1];
     }
     // On the GPU, the rows that fill the micro-batch up have no gradients, but finite values.
-    if (m->run_count > 0 && !qlora__on_cpu(m->ctx)) {
-        m->runs[m->run_count - 1].end = m->plan.tokens;
+    if (m->work.run_count > 0 && !qlora__on_cpu(m->ctx)) {
+        m->work.runs[m->work.run_count - 1].end = m->plan.tokens;
     }
 }
 

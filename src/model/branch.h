@@ -11,12 +11,12 @@ static qlora_result qlora__rows_input(const qlora__pass* pass, const qlora_tenso
                         : qlora_scale(pass->ctx, 1.0f, h, x);
 }
 
-// The input of a stack in m->x.
+// The input of a stack in m->work.x.
 static qlora_result qlora__layer_input(const qlora__pass* pass, const qlora_tensor* stream,
                                        const qlora_tensor* norm) {
     int64_t width = pass->m->plan.config.hidden;
     qlora_tensor h = qlora__window(stream, pass->rows, 0, width);
-    qlora_tensor x = qlora__window(&pass->m->x, pass->rows, 0, width);
+    qlora_tensor x = qlora__window(&pass->m->work.x, pass->rows, 0, width);
     return qlora__rows_input(pass, &h, norm, &x);
 }
 
@@ -30,7 +30,7 @@ static const qlora_tensor* qlora__layer_norm(const qlora_model* m, const qlora__
 // there is one.
 static qlora_tensor* qlora__branch_out(qlora_model* m, qlora__layer* layer, int branch) {
     bool kept = qlora__has_norm(m, qlora__branches[branch].after);
-    return kept ? &layer->kept.out[branch] : &m->delta;
+    return kept ? &layer->kept.out[branch] : &m->work.delta;
 }
 
 // The rows of a pass of the residual stream between attention and MLP. It is that of a tile, unless
@@ -45,9 +45,9 @@ static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer*
 // transposed, of dy.
 static const qlora__fp8* qlora__codes_note(const qlora__pass* pass, const qlora__layer* layer,
                                            int group, bool transposed) {
-    pass->m->coded = &layer->fp8[group];
-    pass->m->coded_transposed = transposed;
-    return pass->m->coded;
+    pass->m->flow.coded = &layer->fp8[group];
+    pass->m->flow.coded_transposed = transposed;
+    return pass->m->flow.coded;
 }
 
 // Where the norm before or after a product of a stack writes such codes; NULL if nowhere.
@@ -58,12 +58,12 @@ static const qlora__fp8* qlora__codes_of_norm(const qlora__pass* pass, const qlo
                   !qlora__pass_has_runs(pass) && m->plan.config.hidden % 8 == 0 &&
                   m->plan.config.hidden <= QLORA__NORM_CODED &&
                   (transposed || !qlora__pass_reads_codes(pass, layer));
-    m->coded = NULL;
+    m->flow.coded = NULL;
     return writes ? qlora__codes_note(pass, layer, group, transposed) : NULL;
 }
 
-// The norm of stream + delta in m->x, for the branch that follows: the next one of the same layer,
-// or the first one of the layer above, if there is one.
+// The norm of stream + delta in m->work.x, for the branch that follows: the next one of the same
+// layer, or the first one of the layer above, if there is one.
 static qlora_result qlora__branch_norm_add(const qlora__pass* pass, const qlora__layer* layer,
                                            int branch, qlora__norm_job* job) {
     const qlora_model* m = pass->m;
@@ -78,7 +78,7 @@ static qlora_result qlora__branch_norm_add(const qlora__pass* pass, const qlora_
 
 // Adds the output of a branch, through its own norm and with the factor of the family, to `stream`,
 // giving `next`; then, unless that is left to the next loop over tiles, prepares the input of the
-// branch that follows, whose norm is `before` (NULL = none), in m->x.
+// branch that follows, whose norm is `before` (NULL = none), in m->work.x.
 static qlora_result qlora__branch_add(const qlora__pass* pass, qlora__layer* layer, int branch,
                                       const qlora_tensor* stream, const qlora_tensor* next,
                                       const qlora_tensor* before, bool wants_x) {
@@ -88,8 +88,8 @@ static qlora_result qlora__branch_add(const qlora__pass* pass, qlora__layer* lay
     const qlora_tensor* after = qlora__layer_norm(m, layer, qlora__branches[branch].after);
     qlora_tensor h = qlora__window(stream, pass->rows, 0, c->hidden);
     qlora_tensor sum = qlora__window(next, pass->rows, 0, c->hidden);
-    qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
+    qlora_tensor delta = qlora__window(&m->work.delta, pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(&m->work.x, pass->rows, 0, c->hidden);
     if (after != NULL) {
         qlora_tensor out = qlora__window(&layer->kept.out[branch], pass->rows, 0, c->hidden);
         QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &out, after, eps, &delta));
@@ -116,31 +116,31 @@ static qlora_result qlora__branch_add(const qlora__pass* pass, qlora__layer* lay
 static const qlora_tensor* qlora__norm_before(const qlora_model* m, int64_t index) {
     return index < m->plan.config.layers
                ? qlora__layer_norm(m, &m->layers[index], qlora__branches[0].before)
-               : &m->final_norm;
+               : &m->base.final_norm;
 }
 
 // The residual stream before layer number `index`; after the last layer, last_h.
 static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t index) {
-    return index < m->plan.config.layers ? &m->layers[index].kept.h : &m->last_h;
+    return index < m->plan.config.layers ? &m->layers[index].kept.h : &m->work.last_h;
 }
 
 // The first columns of the gradient of the output of attention or MLP, which is that of the
 // residual stream unless something comes between.
 static qlora_tensor qlora__layer_d_out(const qlora__pass* pass, int64_t cols) {
     const qlora_model* m = pass->m;
-    return qlora__has_own_d_out(m) ? qlora__local(pass, &m->d_out, 0, cols)
-                                   : qlora__slice(pass, &m->d_out, 0, cols);
+    return qlora__has_own_d_out(m) ? qlora__local(pass, &m->work.d_out, 0, cols)
+                                   : qlora__slice(pass, &m->work.d_out, 0, cols);
 }
 
-// The gradient of the output of a branch in m->d_out, from that of the residual stream: through the
-// factor or the norm that comes between.
+// The gradient of the output of a branch in m->work.d_out, from that of the residual stream:
+// through the factor or the norm that comes between.
 static qlora_result qlora__branch_out_backward(const qlora__pass* pass, qlora__layer* layer,
                                                int branch) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     int norm = qlora__branches[branch].after;
     const qlora_tensor* after = qlora__layer_norm(m, layer, norm);
-    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->work.dh, 0, c->hidden);
     qlora_tensor d_out = qlora__layer_d_out(pass, c->hidden);
     if (after != NULL) {
         qlora_tensor out = qlora__window(&layer->kept.out[branch], pass->rows, 0, c->hidden);
@@ -160,15 +160,15 @@ static qlora_result qlora__stack_input(const qlora__pass* pass, const qlora__sta
     return qlora__stack_z(pass, stack, group, x);
 }
 
-// Whether m->x still has the input of a branch, with z: that of the last one is the last thing that
-// recomputing a layer writes there.
+// Whether m->work.x still has the input of a branch, with z: that of the last one is the last thing
+// that recomputing a layer writes there.
 static bool qlora__x_is_there(const qlora_model* m, const qlora__layer* layer, int branch) {
     return qlora__keeps_z(m) && layer->recompute && branch == QLORA__BRANCHES - 1;
 }
 
 // A branch whose dA is computed from h, the input of its norm, once the backward pass of the norm
 // has its factors: k is that launch, and *has tells whether there is one. Otherwise the norm is
-// computed again, if m->x does not have its output, and dA comes before.
+// computed again, if m->work.x does not have its output, and dA comes before.
 static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__layer* layer,
                                         int branch, const qlora__stack* stack,
                                         const qlora_tensor* h, const qlora_tensor* dy,
@@ -177,7 +177,7 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     const qlora_tensor* norm = qlora__layer_norm(m, layer, qlora__branches[branch].before);
     qlora_tensor z = stack->z;
     if (qlora__x_is_there(m, layer, branch)) {
-        z = qlora__local(pass, &m->x, stack->linear.in, stack->pad);
+        z = qlora__local(pass, &m->work.x, stack->linear.in, stack->pad);
     }
     *has = false;
     if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m)) {
@@ -185,7 +185,7 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     }
     unsigned which = qlora__gradients_left(pass, layer, qlora__branches[branch].in);
     int64_t room = qlora__linear_parts_of(&stack->linear, pass->rows, which);
-    if (room == 0 || room > m->skinny_parts.cols) {
+    if (room == 0 || room > m->work.skinny_parts.cols) {
         return QLORA_OK;
     }
     return qlora__linear_skinny(pass->ctx, &stack->linear, h, &z, dy, 1.0f, which, k, has);
@@ -218,9 +218,9 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     const qlora_model_config* c = &m->plan.config;
     const qlora__branch* b = &qlora__branches[branch];
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
-    qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
-    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
-    qlora_tensor rstd = qlora__window(&m->rstd[branch], 1, 0, pass->rows);
+    qlora_tensor dx = qlora__local(pass, &m->work.delta, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->work.dh, 0, c->hidden);
+    qlora_tensor rstd = qlora__window(&m->work.rstd[branch], 1, 0, pass->rows);
     qlora__norm_job job;
     memset(&job, 0, sizeof job);
     job.x = h;
@@ -240,7 +240,7 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));
     qlora__skinny_norm(k, &rstd, job.w);
     QLORA__TRY(qlora__beside_begin(ctx));
-    return qlora__beside_end(ctx, b->in, qlora__skinny_launch(ctx, k, m->skinny_parts.data));
+    return qlora__beside_end(ctx, b->in, qlora__skinny_launch(ctx, k, m->work.skinny_parts.data));
 }
 
 // Backward pass of the stack that a branch begins with, which reads the residual stream h through
@@ -258,10 +258,10 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, group, true, &stack));
     qlora_tensor in = qlora__local(pass, h, 0, c->hidden);
-    qlora_tensor x = qlora__local(pass, &m->x, 0, c->hidden + stack.pad);
+    qlora_tensor x = qlora__local(pass, &m->work.x, 0, c->hidden + stack.pad);
     qlora_tensor up = qlora__local(pass, dy, 0, stack.out + stack.pad);
-    qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
-    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
+    qlora_tensor dx = qlora__local(pass, &m->work.delta, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->work.dh, 0, c->hidden);
     bool dora = qlora__stack_is_dora(m, layer, group);
     qlora__skinny k;
     bool skinny = false;

@@ -114,7 +114,7 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     m->plan.offloaded_layers = choices->offload && qlora__trains(m) ? c->layers - 1 : 0;
     m->plan.offload_every = m->plan.offloaded_layers > 0 ? qlora__max(choices->every, 1) : 0;
     m->plan.offloaded_embedding =
-        choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
+        choices->offload && !c->tied && !m->tables.saved_embed && m->tables.token_count == 0;
     qlora__plan_attention(m, choices);
     qlora__plan_offload_slots(m);
     for (int64_t l = 0; l < c->layers; l++) {

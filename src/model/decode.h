@@ -3,8 +3,8 @@
 // Rows of the cache of a layer: each has the keys, then the values, of a position of a text.
 static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first,
                                       int64_t rows) {
-    qlora_tensor t = m->kv_cache;
-    int64_t row = layer * m->cache_all + first;
+    qlora_tensor t = m->texts.kv_cache;
+    int64_t row = layer * m->texts.cache_all + first;
     size_t offset = (size_t)(row * t.ld) * qlora_dtype_bytes(t.dtype);
     t.data = (char*)t.data + offset;
     t.bytes -= offset;
@@ -83,18 +83,18 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
     qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
     qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
-    qlora_tensor s =
-        qlora__as_heads(&m->scores, c->kv_heads, group * m->scores.ld, group, seen, m->scores.ld);
-    qlora_tensor p = qlora__as_heads(&m->chances, c->kv_heads, group * m->chances.ld, group, seen,
-                                     m->chances.ld);
+    qlora_tensor s = qlora__as_heads(&m->texts.scores, c->kv_heads, group * m->texts.scores.ld,
+                                     group, seen, m->texts.scores.ld);
+    qlora_tensor p = qlora__as_heads(&m->texts.chances, c->kv_heads, group * m->texts.chances.ld,
+                                     group, seen, m->texts.chances.ld);
     qlora_gemm_desc gemm;
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = true;
     gemm.alpha = heads.desc.scale > 0.0f ? heads.desc.scale : 1.0f / sqrtf((float)d);
     // Exact fp32, as in attention over many rows.
     QLORA__TRY(qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &q, &k, &s));
-    qlora_tensor flat_s = qlora__window(&m->scores, c->heads, 0, seen);
-    qlora_tensor flat_p = qlora__window(&m->chances, c->heads, 0, seen);
+    qlora_tensor flat_s = qlora__window(&m->texts.scores, c->heads, 0, seen);
+    qlora_tensor flat_p = qlora__window(&m->texts.chances, c->heads, 0, seen);
     if (heads.desc.cap > 0.0f) {
         QLORA__TRY(qlora_cap(ctx, heads.desc.cap, &flat_s, &flat_s));
     }

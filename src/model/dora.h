@@ -17,7 +17,7 @@ static bool qlora__stack_is_dora(const qlora_model* m, const qlora__layer* layer
 // W + s B A of a projection, in the memory of the shared operand.
 static qlora_result qlora__dora_weight(qlora_ctx* ctx, const qlora_model* m,
                                        const qlora__projection* p, qlora_tensor* w) {
-    qlora__arena_window(&m->operand, 0, p->out, p->in, w);
+    qlora__arena_window(&m->work.operand, 0, p->out, p->in, w);
     QLORA__TRY(qlora__is_coded(p)
                    ? qlora__coded_window(ctx, qlora__codes_of(p), 0, 0, w)
                    : qlora__point(ctx, QLORA__POINT_SCALE, &p->dense, NULL, 1.0f, w));
@@ -55,31 +55,35 @@ static qlora_result qlora__dora_refresh(qlora_ctx* ctx, qlora_model* m, bool sta
 
 // The embedding and the head that a pass uses.
 static const qlora_tensor* qlora__embed_table(const qlora_model* m) {
-    return m->use_adapters && m->saved_embed ? &m->own_embed : &m->embed;
+    return m->use_adapters && m->tables.saved_embed ? &m->tables.own_embed : &m->base.embed;
 }
 
 static const qlora_tensor* qlora__head_table(const qlora_model* m) {
     if (!m->use_adapters) {
-        return &m->head;
+        return &m->base.head;
     }
-    return m->saved_head ? &m->own_head : m->saved_tied ? &m->own_embed : &m->head;
+    return m->tables.saved_head   ? &m->tables.own_head
+           : m->tables.saved_tied ? &m->tables.own_embed
+                                  : &m->base.head;
 }
 
 // Whether the gradient of the residual stream below layer 0 is needed.
 static bool qlora__trains_embedding(const qlora_model* m) {
-    return m->saved_embed || m->token_count > 0;
+    return m->tables.saved_embed || m->tables.token_count > 0;
 }
 
 // Writes the trained rows, or those of the base, into the embedding and a head that also has them,
 // before a pass reads it.
 static qlora_result qlora__tokens_place(qlora_ctx* ctx, qlora_model* m) {
-    const qlora_tensor* head = m->head_rows ? &m->own_head_tokens : &m->own_tokens;
-    if (m->tokens_twice || m->head_rows) {
-        QLORA__TRY(qlora__put_rows(ctx, m->use_adapters ? head : &m->head_tokens, &m->token_rows,
-                                   &m->head));
+    const qlora_tensor* head =
+        m->tables.head_rows ? &m->tables.own_head_tokens : &m->tables.own_tokens;
+    if (m->tables.tokens_twice || m->tables.head_rows) {
+        QLORA__TRY(qlora__put_rows(ctx, m->use_adapters ? head : &m->tables.head_tokens,
+                                   &m->tables.token_rows, &m->base.head));
     }
-    return m->token_count > 0
-               ? qlora__put_rows(ctx, m->use_adapters ? &m->own_tokens : &m->base_tokens,
-                                 &m->token_rows, &m->embed)
+    return m->tables.token_count > 0
+               ? qlora__put_rows(ctx,
+                                 m->use_adapters ? &m->tables.own_tokens : &m->tables.base_tokens,
+                                 &m->tables.token_rows, &m->base.embed)
                : QLORA_OK;
 }

@@ -1,7 +1,7 @@
 // ---- evaluation ---------------------------------------------------------------------------------
 
-// Checks a batch and runs the forward pass; the output of the final norm is then in m->x. labelled:
-// rows without a label are not needed.
+// Checks a batch and runs the forward pass; the output of the final norm is then in m->work.x.
+// labelled: rows without a label are not needed.
 static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
                                         const void* out, bool labelled, qlora__micro* micro) {
     int64_t tokens = 0;
@@ -52,9 +52,9 @@ static qlora_result qlora__eval_sequences(qlora_ctx* ctx, qlora_model* m, const 
     qlora__micro micro;
     QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, true, &micro));
     qlora__pass pass = qlora__pass_of_micro(m, &micro, false);
-    const qlora_tensor* logps = &m->preference.logps;
+    const qlora_tensor* logps = &m->work.preference.logps;
     QLORA__TRY(qlora__head(&pass, micro.chunks, NULL, false));
-    QLORA__TRY(qlora__preference_logps(ctx, &m->preference, &m->losses, logps));
+    QLORA__TRY(qlora__preference_logps(ctx, &m->work.preference, &m->work.losses, logps));
     QLORA__TRY(qlora__copy_out(ctx, out, logps->data, (size_t)batch->count * sizeof *out));
     return qlora__flag_read(ctx, m);
 }
@@ -92,7 +92,7 @@ static qlora_result qlora__eval_logits(qlora_ctx* ctx, qlora_model* m, const qlo
     for (int64_t row = 0; row < micro.tokens; row += m->plan.head_chunk) {
         int64_t rows = qlora__min(m->plan.head_chunk, micro.tokens - row);
         QLORA__TRY(qlora__head_logits(&pass, row, rows));
-        qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
+        qlora_tensor logits = qlora__window(&m->work.logits, rows, 0, m->plan.config.vocab);
         QLORA__TRY(qlora__logits_out(ctx, &logits, rows, out + row * m->plan.config.vocab));
     }
     return qlora__flag_read(ctx, m);

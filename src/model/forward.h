@@ -14,15 +14,15 @@ static qlora_result qlora__forward_noise(const qlora__pass* pass, const qlora_te
     return qlora__noise(pass->ctx, h, &rows, m->neftune * (float)factor);
 }
 
-// Token ids -> the input of layer 0 in m->x. With tiles, the input of a stack is computed by the
-// loop over tiles that uses it, everywhere.
+// Token ids -> the input of layer 0 in m->work.x. With tiles, the input of a stack is computed by
+// the loop over tiles that uses it, everywhere.
 static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
-    m->placed_layer = 0; // adapters may have changed
-    m->coded = NULL;
+    m->flow.placed_layer = 0; // adapters may have changed
+    m->flow.coded = NULL;
     QLORA__TRY(qlora__away_wait(pass->ctx, ~0u)); // copies of a step that was given up
     QLORA__TRY(qlora__tokens_place(pass->ctx, m));
     QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
@@ -66,8 +66,8 @@ static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__la
     return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
 }
 
-// Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->x, gate
-// and up.
+// Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->work.x,
+// gate and up.
 static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     qlora_tensor o = qlora__slice(pass, &layer->kept.o, 0, layer->kept.o.cols);
@@ -105,7 +105,7 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
                           : qlora__cache_attention(pass, index);
 }
 
-// Leaves the input of the next layer, or of the head, in m->x, unless there are tiles.
+// Leaves the input of the next layer, or of the head, in m->work.x, unless there are tiles.
 static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
@@ -127,7 +127,7 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     return QLORA_OK;
 }
 
-// Token ids -> the output of the final norm in m->x.
+// Token ids -> the output of the final norm in m->work.x.
 static qlora_result qlora__forward(const qlora__pass* pass) {
     qlora_ctx* ctx = pass->ctx;
     size_t scratch = qlora__scratch_mark(ctx);

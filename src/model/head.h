@@ -5,12 +5,12 @@ static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
                                         const qlora_tensor* from, const qlora_tensor* to) {
     const qlora_model* m = pass->m;
     float alpha = (float)(1.0 / m->plan.config.logits_divisor);
-    if (m->head_is_nf4) {
+    if (m->base.head_is_nf4) {
         // No weights of a layer are needed until the next layer begins.
-        const qlora__coded_way way = {pass->math, backward, 0, alpha, &m->operand};
+        const qlora__coded_way way = {pass->math, backward, 0, alpha, &m->work.operand};
         QLORA__TRY(qlora__operand_wait(pass));
         size_t before = qlora__scratch_mark(pass->ctx);
-        qlora_result r = qlora__nf4_multiply(pass->ctx, &way, from, &m->head_nf4, to);
+        qlora_result r = qlora__nf4_multiply(pass->ctx, &way, from, &m->base.head_nf4, to);
         qlora__scratch_release(pass->ctx, before);
         return r;
     }
@@ -22,16 +22,18 @@ static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
 }
 
 // The gradient of a trained head: of the matrix, or of some rows of it. The gradients of the logits
-// and the rows that they belong to are in m->logits and m->rows_x.
+// and the rows that they belong to are in m->work.logits and m->work.rows_x.
 static qlora_result qlora__head_gradients(const qlora__pass* pass) {
     const qlora_model* m = pass->m;
     float alpha = (float)(1.0 / m->plan.config.logits_divisor);
-    if (m->saved_head || m->saved_tied) {
-        return qlora__linear_gemm(pass->ctx, pass->math, true, true, false, alpha, 1.0f, &m->logits,
-                                  &m->rows_x, m->saved_head ? &m->d_head : &m->d_embed);
+    if (m->tables.saved_head || m->tables.saved_tied) {
+        return qlora__linear_gemm(pass->ctx, pass->math, true, true, false, alpha, 1.0f,
+                                  &m->work.logits, &m->work.rows_x,
+                                  m->tables.saved_head ? &m->tables.d_head : &m->tables.d_embed);
     }
-    return qlora__head_gradient(pass->ctx, &m->logits, &m->rows_x, &m->token_rows, alpha,
-                                m->head_rows ? &m->d_head_tokens : &m->d_tokens);
+    return qlora__head_gradient(
+        pass->ctx, &m->work.logits, &m->work.rows_x, &m->tables.token_rows, alpha,
+        m->tables.head_rows ? &m->tables.d_head_tokens : &m->tables.d_tokens);
 }
 
 // Losses of a chunk whose first labelled row is number `first`: the rows of each adapter have their
@@ -40,9 +42,9 @@ static qlora_result qlora__head_runs(const qlora__pass* pass, int64_t first,
                                      const qlora_cross_entropy_desc* all) {
     qlora_model* m = pass->m;
     int64_t count = all->logits->rows;
-    for (int64_t i = 0; i <= m->run_count; i++) {
-        bool rest = i == m->run_count;
-        const qlora__owned_rows* run = &m->runs[rest ? i - 1 : i];
+    for (int64_t i = 0; i <= m->work.run_count; i++) {
+        bool rest = i == m->work.run_count;
+        const qlora__owned_rows* run = &m->work.runs[rest ? i - 1 : i];
         int64_t from = qlora__max((rest ? run->label_end : run->label) - first, 0);
         int64_t to = rest ? count : qlora__min(run->label_end - first, count);
         if (from >= to) {
@@ -92,18 +94,18 @@ static qlora_result qlora__head_gather(const qlora__pass* pass, int64_t i) {
     bool tiled = m->plan.tile > 0;
     if (pass->labelled > 0) {
         int64_t rows = qlora__min(C, pass->labelled - i * C);
-        qlora_tensor some = qlora__window(&m->x, rows, i * C * m->x.ld, c->hidden);
-        qlora_tensor copy = qlora__window(&m->rows_x, rows, 0, c->hidden);
+        qlora_tensor some = qlora__window(&m->work.x, rows, i * C * m->work.x.ld, c->hidden);
+        qlora_tensor copy = qlora__window(&m->work.rows_x, rows, 0, c->hidden);
         if (rows < C) { // the others have no label
-            QLORA__TRY(qlora__tensor_zero(pass->ctx, &m->rows_x));
+            QLORA__TRY(qlora__tensor_zero(pass->ctx, &m->work.rows_x));
         }
         return qlora_scale(pass->ctx, 1.0f, &some, &copy);
     }
-    qlora_tensor x = qlora__window(tiled ? &m->last_h : &m->x, pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(tiled ? &m->work.last_h : &m->work.x, pass->rows, 0, c->hidden);
     qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
-    QLORA__TRY(qlora_embed(pass->ctx, &x, &rows, &m->rows_x, &m->flag));
-    return tiled ? qlora_rmsnorm_forward(pass->ctx, &m->rows_x, &m->final_norm, (float)c->rms_eps,
-                                         &m->rows_x)
+    QLORA__TRY(qlora_embed(pass->ctx, &x, &rows, &m->work.rows_x, &m->flag));
+    return tiled ? qlora_rmsnorm_forward(pass->ctx, &m->work.rows_x, &m->base.final_norm,
+                                         (float)c->rms_eps, &m->work.rows_x)
                  : QLORA_OK;
 }
 
@@ -117,14 +119,14 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     int64_t C = m->plan.head_chunk;
     qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
     qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
-    qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
-    m->placed_layer = 0;                      // the logits are in the memory of the operand
+    qlora_tensor losses = qlora__window(&m->work.losses, 1, i * C, C);
+    m->flow.placed_layer = 0;                 // the logits are in the memory of the operand
     QLORA__TRY(qlora__beside_wait(ctx, ~0u)); // z of the last layer is in that of s
     QLORA__TRY(qlora__head_gather(pass, i));
-    QLORA__TRY(qlora__head_product(pass, false, &m->rows_x, &m->logits));
+    QLORA__TRY(qlora__head_product(pass, false, &m->work.rows_x, &m->work.logits));
     qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
-    args.logits = &m->logits;
+    args.logits = &m->work.logits;
     args.labels = &labels;
     args.weights = &weights;
     qlora_tensor scale = qlora__window(&m->batch.scale, 1, 0, 1);
@@ -138,11 +140,11 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
                : gradient && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
                                                         : qlora_cross_entropy(ctx, &args));
     if (gradient) {
-        qlora_tensor dx = m->rows_dx;
+        qlora_tensor dx = m->work.rows_dx;
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.rows = C;
-        QLORA__TRY(qlora__head_product(pass, true, &m->logits, &dx));
+        QLORA__TRY(qlora__head_product(pass, true, &m->work.logits, &dx));
         if (qlora__trains_head(m)) {
             QLORA__TRY(qlora__head_gradients(pass));
         }
@@ -150,17 +152,18 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     return QLORA_OK;
 }
 
-// Copies the gradients of the labelled rows to their tokens in m->delta; other tokens get zero.
+// Copies the gradients of the labelled rows to their tokens in m->work.delta; other tokens get
+// zero.
 static qlora_result qlora__head_spread(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, pass->row, pass->rows);
-    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, m->plan.config.hidden);
-    return qlora_embed(pass->ctx, &m->rows_dx, &inverse, &dx, &m->flag);
+    qlora_tensor dx = qlora__window(&m->work.delta, pass->rows, 0, m->plan.config.hidden);
+    return qlora_embed(pass->ctx, &m->work.rows_dx, &inverse, &dx, &m->flag);
 }
 
 // Zeroes the row of tokens without a label: the memory has had another use since.
 static qlora_result qlora__head_clear(const qlora__pass* pass) {
-    const qlora_tensor* all = &pass->m->rows_dx;
+    const qlora_tensor* all = &pass->m->work.rows_dx;
     qlora_tensor row = qlora__window(all, 1, (all->rows - 1) * all->ld, all->cols);
     return qlora__tensor_zero(pass->ctx, &row);
 }
@@ -181,20 +184,20 @@ static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const q
     return gradient ? qlora__head_end(pass) : QLORA_OK;
 }
 
-// Computes the logits of some rows of the pass, into the first rows of m->logits.
+// Computes the logits of some rows of the pass, into the first rows of m->work.logits.
 static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, int64_t rows) {
     qlora_model* m = pass->m;
     qlora_tensor x;
-    const qlora_tensor* from = m->plan.tile > 0 ? &m->last_h : &m->x;
+    const qlora_tensor* from = m->plan.tile > 0 ? &m->work.last_h : &m->work.x;
     QLORA__TRY(qlora__tensor_view(pass->ctx, from, first, rows, 0, m->plan.config.hidden, &x));
     if (m->plan.tile > 0) {
         qlora_tensor h = x;
-        x = qlora__window(&m->rows_x, rows, 0, m->plan.config.hidden);
-        QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &h, &m->final_norm,
+        x = qlora__window(&m->work.rows_x, rows, 0, m->plan.config.hidden);
+        QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &h, &m->base.final_norm,
                                          (float)m->plan.config.rms_eps, &x));
     }
-    qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
-    m->placed_layer = 0; // the logits may be where the operands were
+    qlora_tensor logits = qlora__window(&m->work.logits, rows, 0, m->plan.config.vocab);
+    m->flow.placed_layer = 0; // the logits may be where the operands were
     QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
     float cap = (float)m->plan.config.logits_cap;
     return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;

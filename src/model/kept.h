@@ -96,8 +96,8 @@ static qlora__keep_header qlora__keep_header_of(const qlora_model* m) {
     memcpy(h.magic, qlora__keep_kind_of(m)->magic, sizeof h.magic);
     h.order = QLORA__KEEP_ORDER;
     h.format = QLORA__KEEP_FORMAT;
-    h.config = m->base_config;
-    h.weights = m->base_weights;
+    h.config = m->base.base_config;
+    h.weights = m->base.base_weights;
     qlora__hash_begin(&shapes);
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int i = 0; i < m->layers[l].layout->count; i++) {

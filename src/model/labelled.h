@@ -30,7 +30,7 @@ static int64_t qlora__labelled_step(const qlora_model* m) {
 
 // Where the output of attention is gathered.
 static const qlora_tensor* qlora__labelled_memory(const qlora_model* m) {
-    return qlora__trains(m) ? &m->dqkv : &m->s;
+    return qlora__trains(m) ? &m->work.dqkv : &m->work.s;
 }
 
 // Whether the memory that gathered rows borrow is large enough.

@@ -37,7 +37,7 @@ static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
                 c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m) &&
-                (!m->head_is_nf4 || c->hidden % 64 == 0);
+                (!m->base.head_is_nf4 || c->hidden % 64 == 0);
     for (int64_t l = 0; l < c->layers && fits; l++) {
         const qlora__layout* layout = m->layers[l].layout;
         for (int i = 0; i < layout->count; i++) {
@@ -148,24 +148,25 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     qlora__layout_decode(arena, m);
     if (n > 0) {
         // Texts begin with a page, if there are several.
-        m->cache_rows = m->decode.planned && texts > 1 ? m->decode.pages * m->decode.chunk : n;
-        m->cache_all = texts * m->cache_rows;
+        m->texts.cache_rows =
+            m->decode.planned && texts > 1 ? m->decode.pages * m->decode.chunk : n;
+        m->texts.cache_all = texts * m->texts.cache_rows;
         if (m->desc.generate_positions > 0) {
-            qlora__paging* pool = &m->paging;
+            qlora__paging* pool = &m->texts.paging;
             pool->size = m->decode.planned ? m->decode.chunk
                                            : qlora__max(16, qlora__ceil_div(n, QLORA__MOST_PAGES));
             pool->pages = qlora__ceil_div(m->desc.generate_positions, pool->size);
             pool->free = pool->pages;
-            m->cache_all = (pool->pages + 1) * pool->size;
+            m->texts.cache_all = (pool->pages + 1) * pool->size;
             m->plan.generate_positions = pool->pages * pool->size;
         }
-        qlora__arena_tensor(arena, m->compute, c->layers * m->cache_all, 2 * qlora__kv_width(c),
-                            &m->kv_cache);
+        qlora__arena_tensor(arena, m->compute, c->layers * m->texts.cache_all,
+                            2 * qlora__kv_width(c), &m->texts.kv_cache);
         int64_t wide = (int64_t)qlora__align_up((size_t)n, 8); // rows start aligned
-        qlora__arena_tensor(arena, QLORA_F32, c->heads, wide, &m->scores);
-        m->chances = m->scores;
+        qlora__arena_tensor(arena, QLORA_F32, c->heads, wide, &m->texts.scores);
+        m->texts.chances = m->texts.scores;
         if (m->compute != QLORA_F32) {
-            qlora__arena_tensor(arena, m->compute, c->heads, wide, &m->chances);
+            qlora__arena_tensor(arena, m->compute, c->heads, wide, &m->texts.chances);
         }
     }
 }

@@ -26,7 +26,7 @@ static qlora_result qlora__stage_piece(qlora_ctx* ctx, qlora__stager* s, char* t
 static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
                                  const uint8_t* source, uint64_t bytes) {
     const qlora_model_desc* desc = &s->m->desc;
-    bool on_host = s->m->plan.offloaded_embedding && target == s->m->embed.data;
+    bool on_host = s->m->plan.offloaded_embedding && target == s->m->base.embed.data;
     for (uint64_t at = 0; at < bytes; at += QLORA__STAGE_BYTES) {
         size_t n = bytes - at < QLORA__STAGE_BYTES ? (size_t)(bytes - at) : QLORA__STAGE_BYTES;
         if (qlora__on_cpu(ctx) || on_host) {
@@ -46,7 +46,7 @@ static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
 // Loads a matrix, in the type it has in the file, into the memory of the shared operand.
 static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlora__st_tensor* t,
                                     int64_t rows, int64_t cols, qlora_tensor* out) {
-    qlora_tensor area = s->m->operand;
+    qlora_tensor area = s->m->work.operand;
     qlora_dtype dtype = qlora__st_dtype_of(t);
     QLORA_ASSERT((uint64_t)rows * (uint64_t)cols * qlora_dtype_bytes(dtype) <= area.bytes);
     memset(out, 0, sizeof *out);
@@ -77,7 +77,7 @@ static qlora_result qlora__load_dense(qlora_ctx* ctx, qlora__stager* s, const ql
         return qlora__stage(ctx, s, out->data, t->data, t->bytes);
     }
     size_t row_bytes = (size_t)out->cols * qlora_dtype_bytes(qlora__st_dtype_of(t));
-    int64_t most = (int64_t)(s->m->operand.bytes / row_bytes);
+    int64_t most = (int64_t)(s->m->work.operand.bytes / row_bytes);
     for (int64_t row = 0; row < out->rows; row += most) {
         int64_t rows = qlora__min(most, out->rows - row);
         qlora__st_tensor slice = *t;
@@ -314,7 +314,7 @@ static qlora_result qlora__load_table(qlora_ctx* ctx, const qlora_model* m,
 
 // Rows of a 4-bit head; they start with a block, and their scales are their own.
 static qlora_nf4 qlora__head_slice(const qlora_model* m, int64_t first, int64_t rows) {
-    qlora_nf4 w = m->head_nf4;
+    qlora_nf4 w = m->base.head_nf4;
     int64_t at = first * w.cols;
     w.codes += at / 2;
     w.absmax += at / w.block;
@@ -324,12 +324,13 @@ static qlora_nf4 qlora__head_slice(const qlora_model* m, int64_t first, int64_t 
 
 static qlora_result qlora__load_head(qlora_ctx* ctx, qlora__stager* s,
                                      const qlora__folder* folder) {
-    const qlora_nf4* head = &s->m->head_nf4;
+    const qlora_nf4* head = &s->m->base.head_nf4;
     const qlora__st_tensor* t = NULL;
     QLORA__TRY(qlora__folder_need(&ctx->env, folder, "lm_head.weight", head->rows, head->cols, &t));
     QLORA__TRY(qlora__folder_make(&ctx->env, folder, &t));
     uint64_t row_bytes = (uint64_t)head->cols * (qlora__st_dtypes[t->dtype].bits / 8);
-    int64_t most = (int64_t)(s->m->operand.bytes / row_bytes) / QLORA__HEAD_ROWS * QLORA__HEAD_ROWS;
+    int64_t most =
+        (int64_t)(s->m->work.operand.bytes / row_bytes) / QLORA__HEAD_ROWS * QLORA__HEAD_ROWS;
     for (int64_t row = 0; row < head->rows; row += most) {
         qlora_nf4 to = qlora__head_slice(s->m, row, qlora__min(most, head->rows - row));
         qlora__st_tensor slice = *t;
@@ -346,16 +347,16 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         QLORA__TRY(qlora__load_layer(ctx, s, folder, l));
     }
-    QLORA__TRY(qlora__load_norm(ctx, s, folder, "model.norm.weight", &m->final_norm));
+    QLORA__TRY(qlora__load_norm(ctx, s, folder, "model.norm.weight", &m->base.final_norm));
     qlora_tensor rows;
-    if (m->embed_mapped.data == NULL) {
-        QLORA__TRY(qlora__load_table(ctx, m, &m->embed, &rows));
+    if (m->base.embed_mapped.data == NULL) {
+        QLORA__TRY(qlora__load_table(ctx, m, &m->base.embed, &rows));
         QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &rows));
     }
-    if (m->head_is_nf4) {
+    if (m->base.head_is_nf4) {
         QLORA__TRY(qlora__load_head(ctx, s, folder));
-    } else if (!m->plan.config.tied && m->head_mapped.data == NULL) {
-        QLORA__TRY(qlora__load_table(ctx, m, &m->head, &rows));
+    } else if (!m->plan.config.tied && m->base.head_mapped.data == NULL) {
+        QLORA__TRY(qlora__load_table(ctx, m, &m->base.head, &rows));
         QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &rows));
     }
     return qlora__sync(ctx);
@@ -412,8 +413,8 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     stager.m = m;
     stager.keep = &keep;
     stager.total = qlora__folder_bytes(folder);
-    m->base_config = qlora__load_identity(m);
-    m->base_weights = qlora__identity_folder(folder);
+    m->base.base_config = qlora__load_identity(m);
+    m->base.base_weights = qlora__identity_folder(folder);
     qlora_result r = qlora__keep_open(ctx, m, &keep);
     r = r == QLORA_OK ? qlora__stager_open(ctx, &stager) : r;
     r = r == QLORA_OK ? qlora__load_folder(ctx, &stager, folder) : r;
@@ -426,12 +427,12 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
 // A random 4-bit head, in slices of one size, each with its own stream of random numbers.
 static qlora_result qlora__load_random_head(qlora_ctx* ctx, qlora_model* m, uint64_t seed,
                                             float deviation) {
-    for (int64_t row = 0; row < m->head_nf4.rows; row += QLORA__HEAD_ROWS) {
+    for (int64_t row = 0; row < m->base.head_nf4.rows; row += QLORA__HEAD_ROWS) {
         qlora_nf4 to =
-            qlora__head_slice(m, row, qlora__min(QLORA__HEAD_ROWS, m->head_nf4.rows - row));
+            qlora__head_slice(m, row, qlora__min(QLORA__HEAD_ROWS, m->base.head_nf4.rows - row));
         uint32_t stream = 0x80000000u + (uint32_t)(row / QLORA__HEAD_ROWS);
         qlora_tensor w;
-        qlora__arena_window(&m->operand, 0, to.rows, to.cols, &w);
+        qlora__arena_window(&m->work.operand, 0, to.rows, to.cols, &w);
         QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, &w));
         QLORA__TRY(qlora_nf4_quantise(ctx, &w, &to));
     }
@@ -444,23 +445,23 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     float deviation = m->desc.weight_std > 0.0f ? m->desc.weight_std : 0.02f;
     uint64_t seed = m->desc.seed;
     qlora_tensor rows;
-    m->base_config = qlora__load_identity(m);
-    m->base_weights = qlora__identity_random(seed, deviation);
-    QLORA__TRY(qlora__load_table(ctx, m, &m->embed, &rows));
+    m->base.base_config = qlora__load_identity(m);
+    m->base.base_weights = qlora__identity_random(seed, deviation);
+    QLORA__TRY(qlora__load_table(ctx, m, &m->base.embed, &rows));
     QLORA__TRY(qlora__random_normal(ctx, seed, 0, deviation, &rows));
-    if (m->head_is_nf4) {
+    if (m->base.head_is_nf4) {
         QLORA__TRY(qlora__load_random_head(ctx, m, seed, deviation));
     } else if (!c->tied) {
-        QLORA__TRY(qlora__load_table(ctx, m, &m->head, &rows));
+        QLORA__TRY(qlora__load_table(ctx, m, &m->base.head, &rows));
         QLORA__TRY(qlora__random_normal(ctx, seed, 1, deviation, &rows));
     }
-    QLORA__TRY(qlora_fill(ctx, 1.0f, &m->final_norm));
+    QLORA__TRY(qlora_fill(ctx, 1.0f, &m->base.final_norm));
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         for (int i = 0; i < layer->layout->count; i++) {
             qlora__projection* p = &layer->projections[i];
             qlora_tensor w;
-            qlora__arena_window(&m->operand, 0, p->out, p->in, &w);
+            qlora__arena_window(&m->work.operand, 0, p->out, p->in, &w);
             const qlora_tensor* to = qlora__is_coded(p) ? &w : &p->dense;
             uint32_t stream = (uint32_t)(2 + l * QLORA__PROJECTIONS + i);
             QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, to));

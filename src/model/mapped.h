@@ -101,13 +101,13 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
     }
     QLORA__TRY(qlora__source_folder(ctx, m, dir, &folder));
     // Trained rows are written into the embedding, and trained copies start from it.
-    bool frozen = !m->saved_embed && !m->saved_head && m->token_count == 0;
+    bool frozen = !m->tables.saved_embed && !m->tables.saved_head && m->tables.token_count == 0;
     if (frozen) {
         qlora__map_weight(folder, "model.embed_tokens.weight", c->vocab, c->hidden, m,
-                          &m->embed_mapped);
+                          &m->base.embed_mapped);
     }
-    if (frozen && !c->tied && !m->head_is_nf4) {
-        qlora__map_weight(folder, "lm_head.weight", c->vocab, c->hidden, m, &m->head_mapped);
+    if (frozen && !c->tied && !m->base.head_is_nf4) {
+        qlora__map_weight(folder, "lm_head.weight", c->vocab, c->hidden, m, &m->base.head_mapped);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         for (int i = 0; i < m->layers[l].layout->count; i++) {

@@ -63,12 +63,13 @@ static qlora_result qlora__means_find(qlora__row_means* f, int64_t id, const dou
 
 // Where the parameters of a token's row are; -1 if it has none.
 static int64_t qlora__new_row_at(const qlora_model* m, bool head, int64_t id) {
-    if (head ? m->saved_head : m->saved_embed) {
-        return (head ? m->head_at : m->embed_at) + id * m->plan.config.hidden;
+    if (head ? m->tables.saved_head : m->tables.saved_embed) {
+        return (head ? m->tables.head_at : m->tables.embed_at) + id * m->plan.config.hidden;
     }
-    for (int64_t i = 0; i < m->token_count && (!head || m->head_rows); i++) {
-        if (m->token_ids[i] == id) {
-            return (head ? m->head_tokens_at : m->tokens_at) + i * m->plan.config.hidden;
+    for (int64_t i = 0; i < m->tables.token_count && (!head || m->tables.head_rows); i++) {
+        if (m->tables.token_ids[i] == id) {
+            return (head ? m->tables.head_tokens_at : m->tables.tokens_at) +
+                   i * m->plan.config.hidden;
         }
     }
     return -1;
@@ -124,12 +125,12 @@ static qlora_result qlora__new_rows_start(qlora_ctx* ctx, const qlora_model* m, 
     f.rows = (QLORA__REAL*)qlora__alloc(ctx, rows);
     f.all = f.rows != NULL ? (double*)qlora__alloc_zero(ctx, sums) : NULL;
     qlora_result r = f.all != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
-    bool own = trained ? m->saved_head || m->head_rows : !m->plan.config.tied;
+    bool own = trained ? m->tables.saved_head || m->tables.head_rows : !m->plan.config.tied;
     for (int head = 0; head < (own ? 2 : 1) && r == QLORA_OK; head++) {
         memset(f.all, 0, sums);
         f.mean = f.all + n;
         f.has_all = false;
-        f.table = head == 1 ? &m->head : &m->embed;
+        f.table = head == 1 ? &m->base.head : &m->base.embed;
         r = qlora__new_rows_of(&f, head == 1, trained);
     }
     qlora__free(ctx, f.all, sums);

@@ -96,10 +96,10 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
     pass.dry = true;
     if (qlora__has_several(m) && m->wide == NULL) { // all rows belong to the first adapter
-        memset(m->runs, 0, sizeof *m->runs);
-        m->runs[0].end = m->plan.tokens;
-        m->runs[0].label_end = m->plan.tokens;
-        m->run_count = 1;
+        memset(m->work.runs, 0, sizeof *m->work.runs);
+        m->work.runs[0].end = m->plan.tokens;
+        m->work.runs[0].label_end = m->plan.tokens;
+        m->work.run_count = 1;
     }
     int64_t chunks = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk);
     QLORA__TRY(qlora__forward(&pass));
@@ -172,10 +172,10 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_ready(ctx, m));
     QLORA__TRY(qlora__decode_check(ctx, m));
     QLORA__TRY(qlora__decode_start(ctx, m));
-    if (m->paging.size > 0) {
-        size_t bytes = (size_t)(m->paging.pages + 1) * sizeof *m->paging.users;
-        m->paging.users = (int32_t*)qlora__alloc_zero(ctx, bytes);
-        if (m->paging.users == NULL) {
+    if (m->texts.paging.size > 0) {
+        size_t bytes = (size_t)(m->texts.paging.pages + 1) * sizeof *m->texts.paging.users;
+        m->texts.paging.users = (int32_t*)qlora__alloc_zero(ctx, bytes);
+        if (m->texts.paging.users == NULL) {
             QLORA__TRY(QLORA_ERR_MEMORY);
         }
     }
@@ -246,7 +246,7 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
         QLORA__TRY(qlora__model_wrap(ctx, m));
         QLORA__TRY(qlora__model_rope(ctx, m));
         if (qlora__is_fp8(m)) {
-            QLORA__TRY(qlora_fill(ctx, 1.0f, &m->fp8_ones));
+            QLORA__TRY(qlora_fill(ctx, 1.0f, &m->work.fp8_ones));
         }
     }
     QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
@@ -425,12 +425,12 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     out->purpose = model->desc.purpose;
     out->generate_tokens = model->desc.generate_tokens;
     out->generate_sequences = model->desc.generate_sequences;
-    bool pooled = model->paging.size > 0;
-    int64_t each = pooled ? model->paging.size : model->desc.generate_tokens;
+    bool pooled = model->texts.paging.size > 0;
+    int64_t each = pooled ? model->texts.paging.size : model->desc.generate_tokens;
     int64_t left = model->desc.generate_sequences - model->generations;
-    int64_t all = pooled ? model->paging.pages : model->desc.generate_sequences;
+    int64_t all = pooled ? model->texts.paging.pages : model->desc.generate_sequences;
     out->generate_positions = each * all;
-    out->free_positions = each * (pooled ? model->paging.free : left);
+    out->free_positions = each * (pooled ? model->texts.paging.free : left);
     out->parameters = model->range_count;
     out->use_adapters = model->use_adapters;
     out->trainers = model->trainers;

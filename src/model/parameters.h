@@ -62,11 +62,11 @@ static bool qlora__trained_saved(const qlora_model* m, int64_t index, qlora__tra
         int64_t at;
         int64_t rows;
         const char* name;
-    } all[] = {{m->saved_embed, m->embed_at, c->vocab, "embed_tokens.weight"},
-               {m->saved_head, m->head_at, c->vocab, "lm_head.weight"},
-               {m->token_count > 0, m->tokens_at, m->token_count,
+    } all[] = {{m->tables.saved_embed, m->tables.embed_at, c->vocab, "embed_tokens.weight"},
+               {m->tables.saved_head, m->tables.head_at, c->vocab, "lm_head.weight"},
+               {m->tables.token_count > 0, m->tables.tokens_at, m->tables.token_count,
                 "embed_tokens.token_adapter.trainable_tokens_delta"},
-               {m->head_rows, m->head_tokens_at, m->token_count,
+               {m->tables.head_rows, m->tables.head_tokens_at, m->tables.token_count,
                 "lm_head.token_adapter.trainable_tokens_delta"}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         if (all[i].has && index-- == 0) {
@@ -110,7 +110,7 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     }
     if (m->desc.train_norms && index == at) {
         qlora__norm_name(m, -1, 0, out->name);
-        out->at = m->final_norm_at;
+        out->at = m->tables.final_norm_at;
         out->rows = 1;
         out->cols = c->hidden;
         out->shadow_scale = 1.0f;
@@ -253,15 +253,16 @@ static qlora_result qlora__token_keep(qlora_ctx* ctx, const qlora_tensor* table,
 // Keeps the base's rows of trained tokens, and starts the trained ones with them.
 static qlora_result qlora__token_start(qlora_ctx* ctx, const qlora_model* m, int64_t i,
                                        QLORA__REAL* values) {
-    int64_t id = m->token_ids[i];
+    int64_t id = m->tables.token_ids[i];
     int64_t at = i * m->plan.config.hidden;
-    QLORA__TRY(qlora__token_keep(ctx, &m->embed, id, &m->base_tokens, i, values));
-    QLORA__TRY(qlora__saved_row(ctx, m, &m->embed, id, m->tokens_at + at, values));
-    if (m->tokens_twice || m->head_rows) {
-        QLORA__TRY(qlora__token_keep(ctx, &m->head, id, &m->head_tokens, i, values));
+    QLORA__TRY(qlora__token_keep(ctx, &m->base.embed, id, &m->tables.base_tokens, i, values));
+    QLORA__TRY(qlora__saved_row(ctx, m, &m->base.embed, id, m->tables.tokens_at + at, values));
+    if (m->tables.tokens_twice || m->tables.head_rows) {
+        QLORA__TRY(qlora__token_keep(ctx, &m->base.head, id, &m->tables.head_tokens, i, values));
     }
-    return m->head_rows ? qlora__saved_row(ctx, m, &m->head, id, m->head_tokens_at + at, values)
-                        : QLORA_OK;
+    return m->tables.head_rows
+               ? qlora__saved_row(ctx, m, &m->base.head, id, m->tables.head_tokens_at + at, values)
+               : QLORA_OK;
 }
 
 // Starts trained matrices and rows with the values of the base, and keeps the base's rows.
@@ -274,17 +275,17 @@ static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
     QLORA__REAL* values = (QLORA__REAL*)qlora__alloc(ctx, bytes);
     qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     r = r == QLORA_OK ? qlora__new_rows_start(ctx, m, false) : r;
-    for (int64_t i = 0; i < c->vocab && m->saved_embed && r == QLORA_OK; i++) {
-        r = qlora__saved_row(ctx, m, &m->embed, i, m->embed_at + i * c->hidden, values);
+    for (int64_t i = 0; i < c->vocab && m->tables.saved_embed && r == QLORA_OK; i++) {
+        r = qlora__saved_row(ctx, m, &m->base.embed, i, m->tables.embed_at + i * c->hidden, values);
     }
-    for (int64_t i = 0; i < c->vocab && m->saved_head && r == QLORA_OK; i++) {
-        r = qlora__saved_row(ctx, m, &m->head, i, m->head_at + i * c->hidden, values);
+    for (int64_t i = 0; i < c->vocab && m->tables.saved_head && r == QLORA_OK; i++) {
+        r = qlora__saved_row(ctx, m, &m->base.head, i, m->tables.head_at + i * c->hidden, values);
     }
-    if (m->token_count > 0 && r == QLORA_OK) {
-        r = qlora__copy_in(ctx, m->token_rows.data, m->token_ids,
-                           (size_t)m->token_count * sizeof *m->token_ids);
+    if (m->tables.token_count > 0 && r == QLORA_OK) {
+        r = qlora__copy_in(ctx, m->tables.token_rows.data, m->tables.token_ids,
+                           (size_t)m->tables.token_count * sizeof *m->tables.token_ids);
     }
-    for (int64_t i = 0; i < m->token_count && r == QLORA_OK; i++) {
+    for (int64_t i = 0; i < m->tables.token_count && r == QLORA_OK; i++) {
         r = qlora__token_start(ctx, m, i, values);
     }
     qlora__free(ctx, values, bytes);

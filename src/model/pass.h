@@ -99,10 +99,10 @@ static bool qlora__run_at(const qlora__pass* pass, int64_t index, qlora__pass* o
     if (!qlora__pass_has_runs(pass)) {
         return index == 0;
     }
-    if (index >= m->run_count) {
+    if (index >= m->work.run_count) {
         return false;
     }
-    const qlora__owned_rows* run = &m->runs[index];
+    const qlora__owned_rows* run = &m->work.runs[index];
     int64_t first = qlora__max(pass->gathered ? run->label : run->row, pass->row);
     int64_t end = qlora__min(pass->gathered ? run->label_end : run->end, pass->row + pass->rows);
     out->row = first;
@@ -124,7 +124,7 @@ static qlora__pass qlora__tile_at(const qlora__pass* pass, int64_t at) {
 // A loop over tiles begins: no weights are in the shared operand. Within the loop, those of each
 // stack are placed once.
 static void qlora__tiles_begin(const qlora__pass* pass) {
-    memset(pass->m->placed, 0, sizeof pass->m->placed);
+    memset(pass->m->flow.placed, 0, sizeof pass->m->flow.placed);
 }
 
 // The bounds of the sequences.

@@ -34,8 +34,8 @@ static bool qlora__is_peft_copy(const qlora_model* m, const char* name) {
     for (size_t i = 0; i < QLORA__PEFT_COPIES; i++) {
         bool rows = strstr(qlora__peft_copies[i].name, "tokens_delta") != NULL;
         if (strcmp(name, qlora__peft_copies[i].name) == 0) {
-            return !rows || (!m->head_rows && m->token_count > 0 &&
-                             (m->plan.config.tied || m->tokens_twice));
+            return !rows || (!m->tables.head_rows && m->tables.token_count > 0 &&
+                             (m->plan.config.tied || m->tables.tokens_twice));
         }
     }
     return false;

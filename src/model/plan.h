@@ -64,13 +64,14 @@ static void qlora__number_parameters(qlora_model* m) {
         }
     }
     if (m->desc.train_norms) {
-        m->final_norm_at = at;
+        m->tables.final_norm_at = at;
         at = qlora__number_range(m, c->hidden, at);
     }
-    at = qlora__number_saved(m, m->saved_embed ? c->vocab : 0, at, &m->embed_at);
-    at = qlora__number_saved(m, m->saved_head ? c->vocab : 0, at, &m->head_at);
-    at = qlora__number_saved(m, m->token_count, at, &m->tokens_at);
-    at = qlora__number_saved(m, m->head_rows ? m->token_count : 0, at, &m->head_tokens_at);
+    at = qlora__number_saved(m, m->tables.saved_embed ? c->vocab : 0, at, &m->tables.embed_at);
+    at = qlora__number_saved(m, m->tables.saved_head ? c->vocab : 0, at, &m->tables.head_at);
+    at = qlora__number_saved(m, m->tables.token_count, at, &m->tables.tokens_at);
+    at = qlora__number_saved(m, m->tables.head_rows ? m->tables.token_count : 0, at,
+                             &m->tables.head_tokens_at);
     m->elements = at;
 }
 
@@ -243,7 +244,7 @@ static void qlora__slots_free(qlora_model* m) {
     qlora_ctx* ctx = m->ctx;
     qlora__free(ctx, m->owns, (size_t)m->adapters * sizeof *m->owns);
     qlora__free(ctx, m->loras, qlora__loras_bytes(m));
-    qlora__free(ctx, m->runs, (size_t)m->plan.max_sequences * sizeof *m->runs);
+    qlora__free(ctx, m->work.runs, (size_t)m->plan.max_sequences * sizeof *m->work.runs);
     qlora__free(ctx, m->wide, (size_t)m->plan.config.layers * sizeof *m->wide);
 }
 
@@ -302,9 +303,10 @@ static qlora_result qlora__slots_create(qlora_ctx* ctx, qlora_model* m) {
     }
     m->owns = (qlora__own*)qlora__alloc_zero(ctx, (size_t)m->adapters * sizeof *m->owns);
     m->loras = (qlora__lora*)qlora__alloc_zero(ctx, qlora__loras_bytes(m));
-    m->runs =
-        (qlora__owned_rows*)qlora__alloc_zero(ctx, (size_t)m->plan.max_sequences * sizeof *m->runs);
-    return m->owns != NULL && m->loras != NULL && m->runs != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    m->work.runs = (qlora__owned_rows*)qlora__alloc_zero(ctx, (size_t)m->plan.max_sequences *
+                                                                  sizeof *m->work.runs);
+    return m->owns != NULL && m->loras != NULL && m->work.runs != NULL ? QLORA_OK
+                                                                       : QLORA_ERR_MEMORY;
 }
 
 static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_desc* d) {
@@ -421,13 +423,15 @@ static void qlora__model_free(qlora_model* m) {
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
     qlora__away_free(ctx, &m->host);
-    qlora__free(ctx, m->paging.users, (size_t)(m->paging.pages + 1) * sizeof *m->paging.users);
+    qlora__free(ctx, m->texts.paging.users,
+                (size_t)(m->texts.paging.pages + 1) * sizeof *m->texts.paging.users);
     qlora__free(ctx, m->decode.host, (size_t)m->decode.texts * sizeof *m->decode.host);
     qlora__pinned_free(ctx, m->decode.results, qlora__decode_results_bytes(&m->decode));
     qlora__free(ctx, m->decode.sent, (size_t)m->decode.params.cols);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
-    qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
+    qlora__free(ctx, m->tables.token_ids,
+                (size_t)m->tables.token_count * sizeof *m->tables.token_ids);
     qlora__slots_free(m);
     qlora__free(ctx, m, sizeof *m);
 }
@@ -747,10 +751,10 @@ static qlora_result qlora__skeleton_head_format(qlora_ctx* ctx, const qlora_mode
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "desc.head is NF4, but the head of this model %s; it must be FULL", why);
     }
-    m->head_is_nf4 = true;
-    m->head_desc.rows = m->plan.config.vocab;
-    m->head_desc.cols = m->plan.config.hidden;
-    m->head_desc.plain_scales = true; // so that it can be quantised in slices
+    m->base.head_is_nf4 = true;
+    m->base.head_desc.rows = m->plan.config.vocab;
+    m->base.head_desc.cols = m->plan.config.hidden;
+    m->base.head_desc.plain_scales = true; // so that it can be quantised in slices
     return QLORA_OK;
 }
 

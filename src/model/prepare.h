@@ -14,8 +14,9 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
             }
         }
     }
-    qlora_tensor head = m->head_nf4.memory;
-    return m->head_is_nf4 ? qlora_nf4_wrap(ctx, &m->head_desc, &head, &m->head_nf4) : QLORA_OK;
+    qlora_tensor head = m->base.head_nf4.memory;
+    return m->base.head_is_nf4 ? qlora_nf4_wrap(ctx, &m->base.head_desc, &head, &m->base.head_nf4)
+                               : QLORA_OK;
 }
 
 typedef struct qlora__ready_job {
@@ -77,16 +78,16 @@ static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
     if (!layer->cached) {
         qlora__arena own;
         own.ctx = m->ctx;
-        own.base = (char*)m->operand.data +
-                   (size_t)m->operand_at[group] * qlora_dtype_bytes(m->operand.dtype);
+        own.base = (char*)m->work.operand.data +
+                   (size_t)m->flow.operand_at[group] * qlora_dtype_bytes(m->work.operand.dtype);
         own.used = 0;
         qlora__layout_fp8(&own, m, layer, group);
     }
-    f->codes = m->fp8_codes;
-    f->scales = m->fp8_scales;
-    f->most = m->fp8_most;
-    f->ones = m->fp8_ones;
-    qlora__arena_window(&m->fp8_factors, (l * QLORA__GROUPS + group) * 2, 1, 2, &f->factors);
+    f->codes = m->work.fp8_codes;
+    f->scales = m->work.fp8_scales;
+    f->most = m->work.fp8_most;
+    f->ones = m->work.fp8_ones;
+    qlora__arena_window(&m->work.fp8_factors, (l * QLORA__GROUPS + group) * 2, 1, 2, &f->factors);
     layer->linears[group].operand = NULL;
     layer->linears[group].fp8 = f;
 }
@@ -115,7 +116,7 @@ static void qlora__model_operands(qlora_model* m) {
             bool needed = any_coded && (layer->cached || !qlora__model_reads_weights(m));
             linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
-                qlora__arena_window(&m->operand, m->operand_at[g],
+                qlora__arena_window(&m->work.operand, m->flow.operand_at[g],
                                     qlora_linear_out(linear) + layer->pads[g],
                                     linear->in + layer->pads[g], &layer->operands[g]);
             }
@@ -191,9 +192,9 @@ static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
         const char* name;
         const qlora_tensor* table;
         bool query;
-    } tables[] = {{&c->rope, "config.rope", &m->rope, false},
-                  {&c->rope_sliding, "config.rope_sliding", &m->rope_sliding, false},
-                  {&c->rope, "config.rope", &m->rope_query, true}};
+    } tables[] = {{&c->rope, "config.rope", &m->base.rope, false},
+                  {&c->rope_sliding, "config.rope_sliding", &m->base.rope_sliding, false},
+                  {&c->rope, "config.rope", &m->base.rope_query, true}};
     int count = qlora__scales_queries(m) ? 3 : 2;
     size_t n = (size_t)(m->angle_rows * c->rope_dims);
     float* host = (float*)qlora__alloc(ctx, n * 4);
@@ -239,7 +240,7 @@ static qlora_result qlora__clip_model(qlora_ctx* ctx, qlora_model* m, bool layer
             starts[l] = m->layers[l].projections[0].a_at;
         }
         if (m->desc.train_norms) {
-            starts[groups++] = m->final_norm_at;
+            starts[groups++] = m->tables.final_norm_at;
         }
     }
     return qlora__clip_start(ctx, &m->clip, &m->gradients, starts, groups, (float)max_norm);
@@ -271,7 +272,7 @@ static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool 
 static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
-        bool nf4 = m->desc.base == QLORA_BASE_NF4 || m->head_is_nf4;
+        bool nf4 = m->desc.base == QLORA_BASE_NF4 || m->base.head_is_nf4;
         bool fp8 = m->desc.base == QLORA_BASE_FP8;
         // What depends on rare settings is compiled when the dry run needs it.
         const qlora_model_config* c = &m->plan.config;
@@ -291,7 +292,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
         need |= qlora__has_gated(m) ? QLORA__NEED_GATED : 0;
         need |= c->logits_cap > 0.0 ? QLORA__NEED_CAP : 0;
-        need |= m->head_is_nf4 ? QLORA__NEED_HEAD_NF4 : 0;
+        need |= m->base.head_is_nf4 ? QLORA__NEED_HEAD_NF4 : 0;
         need |= qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0;
         // What several adapters run depends on the batch, not on the model alone.
         need |= qlora__has_several(m) || m->dora ? QLORA__NEED_ANY : 0;

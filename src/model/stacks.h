@@ -9,10 +9,10 @@ static bool qlora__stack_is_placed(const qlora__pass* pass, int64_t layer, int g
                                    bool transposed) {
     qlora_model* m = pass->m;
     int64_t key = 1 + 2 * (layer * m->adapters + pass->adapter) + (transposed ? 1 : 0);
-    bool placed = m->places_layers ? m->placed_layer == key
-                                   : m->plan.tile > 0 && m->placed[group] == key;
-    m->placed[group] = key;
-    m->placed_layer = key;
+    bool placed = m->flow.places_layers ? m->flow.placed_layer == key
+                                        : m->plan.tile > 0 && m->flow.placed[group] == key;
+    m->flow.placed[group] = key;
+    m->flow.placed_layer = key;
     return placed;
 }
 
@@ -79,8 +79,8 @@ static void qlora__stack_rows(const qlora__pass* pass, qlora__stack* s) {
 
 // Waits until the second stream no longer reads the shared operand, or the adapters beside it.
 static qlora_result qlora__operand_wait(const qlora__pass* pass) {
-    unsigned readers = pass->m->readers;
-    pass->m->readers = 0;
+    unsigned readers = pass->m->flow.readers;
+    pass->m->flow.readers = 0;
     return qlora__beside_wait(pass->ctx, readers);
 }
 
@@ -98,8 +98,8 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
     bool wide = qlora__pass_is_wide(pass);
-    out->coded = m->coded == &layer->fp8[group] && m->coded_transposed == backward;
-    m->coded = NULL; // the next product overwrites the codes
+    out->coded = m->flow.coded == &layer->fp8[group] && m->flow.coded_transposed == backward;
+    m->flow.coded = NULL; // the next product overwrites the codes
     out->linear = qlora__linear_of(m, layer, group, wide ? QLORA__ALL_ADAPTERS : pass->adapter);
     if (wide) {
         out->owners.rows = qlora__window(&m->batch.owners, 1, pass->row, pass->rows);
@@ -148,9 +148,10 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         return QLORA_OK;
     }
     QLORA__TRY(qlora__operand_wait(pass));
-    return m->places_layers ? qlora__layer_place(pass, layer)
-                            : qlora__linear_place(pass->ctx, &out->linear,
-                                                  QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
+    return m->flow.places_layers
+               ? qlora__layer_place(pass, layer)
+               : qlora__linear_place(pass->ctx, &out->linear,
+                                     QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
 
 // Whether the activation computes z of down, and its backward pass u of gate and up: see
@@ -241,7 +242,7 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
     if (group == QLORA__DOWN && qlora__z_comes(pass, layer)) {
         return qlora__layer_tail(pass, layer, NULL, NULL, &inner);
     }
-    pass->m->readers |= 1u << group;
+    pass->m->flow.readers |= 1u << group;
     return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
@@ -267,11 +268,10 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
     const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
     qlora_result r = wants_z ? qlora__stack_z(pass, stack, group, x) : QLORA_OK;
     if (r == QLORA_OK) {
-        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x,
-                                    stack->z.cols > 0 ? &stack->z : NULL, dy, NULL,
-                                    stack->linear.owners != NULL ? 0.0f : 1.0f,
-                                    qlora__gradients_left(pass, layer, group),
-                                    &pass->m->skinny_parts);
+        r = qlora__linear_gradients(
+            ctx, pass->math, &stack->linear, x, stack->z.cols > 0 ? &stack->z : NULL, dy, NULL,
+            stack->linear.owners != NULL ? 0.0f : 1.0f, qlora__gradients_left(pass, layer, group),
+            &pass->m->work.skinny_parts);
     }
     if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
         const qlora__wide_layer* wide = &pass->m->wide[stack->linear.layer];
@@ -298,7 +298,7 @@ static bool qlora__u_is_coded(const qlora_model* m, const qlora__layer* layer) {
     int64_t part = qlora_linear_out(l) / l->count;
     int64_t room = qlora__fp8_u_room(qlora__tile_rows(m), part, l->count);
     return qlora__is_fp8(m) && qlora__gated_ranks(m, layer, NULL) &&
-           layer->pads[QLORA__GATE_UP] > 0 && (uint64_t)room * sizeof(float) <= m->ds.bytes;
+           layer->pads[QLORA__GATE_UP] > 0 && (uint64_t)room * sizeof(float) <= m->work.ds.bytes;
 }
 
 // Computes u of a stack in the last columns of dy, unless it came with the activation. *coded:
@@ -316,7 +316,7 @@ static qlora_result qlora__stack_u(const qlora__pass* pass, const qlora__stack* 
         *coded = true;
         int64_t ranks[2] = {l->parts[0].rank, l->parts[l->count - 1].rank};
         qlora_tensor u = qlora__window(dy, pass->rows, stack->out, stack->pad);
-        return qlora__fp8_u(pass->ctx, l->fp8, inner, &sb, ranks, l->count, &u, m->ds.data);
+        return qlora__fp8_u(pass->ctx, l->fp8, inner, &sb, ranks, l->count, &u, m->work.ds.data);
     }
     bool there = group == QLORA__GATE_UP && qlora__u_comes(pass, layer);
     return stack->pad > 0 && !there ? qlora__linear_u(pass->ctx, pass->math, l, dy, inner)
@@ -352,7 +352,7 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
                                                 const qlora_tensor* x, const qlora_tensor* dy) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
-    qlora_tensor raw = qlora__window(&m->raw, pass->rows, 0, stack->out);
+    qlora_tensor raw = qlora__window(&m->work.raw, pass->rows, 0, stack->out);
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
     QLORA__ENTER(ctx, "qlora_linear_forward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(

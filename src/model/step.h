@@ -41,14 +41,14 @@ static qlora_result qlora__decode_pick(const qlora_model* m) {
 // Whether the logits of many texts have a kernel of their own.
 static bool qlora__decode_head_fits(const qlora_model* m, const qlora__decode_product* p) {
     return qlora__decode_is_many(m) && (m->decode.variants & QLORA__DECODE_WARPGROUP) != 0 &&
-           qlora__has_warpgroups(m->ctx) && !m->head_is_nf4 && p->K % 64 == 0 &&
+           qlora__has_warpgroups(m->ctx) && !m->base.head_is_nf4 && p->K % 64 == 0 &&
            ((p->parts[0].N | p->parts[0].ld | p->ldy) & 7) == 0;
 }
 
 // Whether those of a single text have.
 static bool qlora__decode_head_is_one(const qlora_model* m, const qlora__decode_product* p) {
     return m->decode.texts == 1 && (m->decode.variants & QLORA__DECODE_ONE) != 0 &&
-           !m->head_is_nf4 && p->K <= 32768 && p->K % 256 == 0 && p->parts[0].ld % 8 == 0;
+           !m->base.head_is_nf4 && p->K <= 32768 && p->K % 256 == 0 && p->parts[0].ld % 8 == 0;
 }
 
 static qlora_result qlora__decode_head(const qlora_model* m) {
@@ -58,10 +58,10 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     qlora__decode_product p;
     memset(&head, 0, sizeof head);
     memset(&p, 0, sizeof p);
-    head.nf4 = m->head_is_nf4 ? &m->head_nf4 : NULL;
+    head.nf4 = m->base.head_is_nf4 ? &m->base.head_nf4 : NULL;
     head.dense = qlora__head_table(m);
     p.parts[0] = qlora__decode_part_of(&head, 0, c->vocab, 0);
-    p.maps = m->head_is_nf4 ? m->head_nf4.maps : NULL;
+    p.maps = m->base.head_is_nf4 ? m->base.head_nf4.maps : NULL;
     p.count = 1;
     p.x = d->x.data;
     p.ldx = d->x.ld;
@@ -85,7 +85,7 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
         return qlora__decode_launch(m, QLORA__K_decode_head, m->ctx->gpu->sm_count, 1, 1, 256,
                                     (uint32_t)p.K * 2, args);
     }
-    return qlora__decode_multiply(m, m->head_is_nf4, false, &p);
+    return qlora__decode_multiply(m, m->base.head_is_nf4, false, &p);
 }
 
 // A branch, from its input in x to its output in y.
@@ -139,7 +139,7 @@ static qlora_result qlora__decode_enqueue(qlora_ctx* ctx, void* user) {
     } else {
         QLORA__TRY(qlora__decode_each(m, &b));
     }
-    b.norm = &m->final_norm;
+    b.norm = &m->base.final_norm;
     b.next = NULL;
     QLORA__TRY(qlora__decode_norm_run(m, &b));
     QLORA__TRY(qlora__decode_head(m));
@@ -221,7 +221,7 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
             QLORA__TRY(QLORA_ERR_MEMORY);
         }
     }
-    for (int64_t n = 0; n < d->texts && m->paging.size == 0; n++) {
+    for (int64_t n = 0; n < d->texts && m->texts.paging.size == 0; n++) {
         int32_t pages[QLORA__MOST_PAGES];
         for (int64_t i = 0; i < d->pages; i++) {
             pages[i] = (int32_t)(n * d->pages + i);

@@ -707,7 +707,7 @@ static qlora__decode_attention qlora__decode_attention_of(const qlora_model* m, 
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
     const qlora__layer* layer = &m->layers[index];
-    const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
+    const qlora_tensor* table = layer->sliding ? &m->base.rope_sliding : &m->base.rope;
     qlora_tensor rows = qlora__cache_rows(m, index, 0, 1);
     qlora__decode_attention p;
     memset(&p, 0, sizeof p);
@@ -718,7 +718,7 @@ static qlora__decode_attention qlora__decode_attention_of(const qlora_model* m, 
     p.k_norm = c->qk_norm ? layer->norms[QLORA__NORM_K].data : NULL;
     p.norm_heads = (m->arch->has & QLORA__HAS_WIDE_QK_NORM) != 0 ? 0 : 1;
     p.rotary = layer->no_rope ? NULL : table->data; // rows by position: qlora__angle_row
-    p.rotary_q = qlora__scales_queries(m) ? m->rope_query.data : table->data;
+    p.rotary_q = qlora__scales_queries(m) ? m->base.rope_query.data : table->data;
     p.cache = rows.data;
     p.ld_cache = rows.ld;
     p.pages = d->table.data;

@@ -270,6 +270,121 @@ typedef struct qlora__decode {
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
 } qlora__decode;
 
+// The weights of the base that are in no layer.
+typedef struct qlora__model_base {
+    uint64_t base_config; // hashes that tell one base model from another
+    uint64_t base_weights;
+    qlora__mapped embed_mapped;
+    qlora__mapped head_mapped;
+    qlora_tensor embed; // [V, H]
+    qlora_tensor head;  // [V, H]; the embedding if tied; none if it is 4-bit
+    bool head_is_nf4;
+    qlora_nf4_desc head_desc;
+    qlora_nf4 head_nf4;
+    qlora_tensor final_norm;
+    qlora_tensor rope; // [angle_rows, rope_dims] f32
+    qlora_tensor rope_sliding;
+    qlora_tensor rope_query; // the same for q, if it is scaled by position
+} qlora__model_base;
+
+// The trained embedding, head and rows: own_ are views of the shadow, d_ of the gradients.
+typedef struct qlora__model_tables {
+    int64_t final_norm_at;
+    qlora_tensor d_final_norm;
+    bool saved_embed;
+    bool saved_head;
+    bool saved_tied; // the trained embedding is also the head
+    int64_t token_count;
+    int32_t* token_ids; // of the trained rows, on the host
+    int64_t embed_at;   // first elements in the parameter arena
+    int64_t head_at;
+    int64_t tokens_at;
+    qlora_tensor own_embed;
+    qlora_tensor own_head;
+    qlora_tensor own_tokens;
+    qlora_tensor d_embed;
+    qlora_tensor d_head;
+    qlora_tensor d_tokens;
+    bool head_rows;         // the same rows of a head that is not tied are trained as well
+    int64_t head_tokens_at; // in the parameter arena
+    qlora_tensor own_head_tokens;
+    qlora_tensor d_head_tokens;
+    qlora_tensor token_rows;  // I32 [1, count]
+    qlora_tensor base_tokens; // [count, H], the rows of the base
+    bool tokens_twice;        // their values are also rows of a head that is a matrix of its own
+    qlora_tensor head_tokens; // [count, H], the base's rows of the head in both cases
+} qlora__model_tables;
+
+// The activations of a pass, of layers and of the head. x, delta, s, ds, raw, an own d_out, and of
+// a layer h2, gu and out have one row per token of a tile; everything else has one per token of the
+// micro-batch.
+typedef struct qlora__model_work {
+    qlora_tensor last_h;     // [T, H] after the last layer
+    qlora_tensor streams[2]; // [T, H] inputs of layers in turn, if they are offloaded
+    qlora_tensor x;       // [T, H + pad] normalised input of qkv and gate/up
+    qlora_tensor delta;   // [T, H] output of o and down; gradient of x in the backward pass
+    qlora_tensor s;       // [T, I + pad] output of SwiGLU
+    qlora_tensor ds;      // its gradient; the same memory unless there is dropout
+    qlora_tensor operand; // shared by the layers without a copy of their own
+    qlora_tensor dh;      // [T, H + pad]
+    qlora_tensor d_out;   // [T, H + pad] gradient of the output of attention or MLP; dh itself
+                          // unless a norm or a factor comes between
+    qlora_tensor dqkv;    // [T, q + 2 kv + pad]
+    qlora_tensor d_o;     // [T, q]
+    qlora_tensor gated_parts; // f32: see ops/gated.h
+    qlora_tensor skinny_parts; // f32: see ops/skinny.h; used on the second stream alone
+    qlora_tensor rstd[QLORA__BRANCHES]; // f32 [1, T]: of the norms before them, backward
+    qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
+    qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
+    qlora__kept again;    // activations of a recomputed layer
+    qlora__kept offload_slots[2]; // what layers have of attention in turn, if it is offloaded
+    size_t offload_bytes[3]; // output and row statistics; with z of q, k and v; with those
+    // FP8 mode
+    qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
+    qlora_tensor fp8_codes;   // U8: rows of x or dy
+    qlora_tensor fp8_scales;  // f32 [1, T]
+    qlora_tensor fp8_most;    // f32 [1, T]
+    qlora_tensor fp8_ones;    // f32 [1, widest result]
+    // head
+    size_t head_place;    // of rows_x and logits in the arena, see qlora__layout_overlaid
+    qlora_tensor rows_x;  // [chunk, H]
+    qlora_tensor logits;  // [chunk, V]
+    qlora_tensor rows_dx; // [R + 1, H]; the last row is zero
+    qlora_tensor losses;  // f32 [1, R]
+    qlora__preference preference;
+    // several adapters
+    qlora__owned_rows* runs; // of the last micro-batch, max_sequences of them
+    int64_t run_count;
+    qlora_tensor wide_grads; // f32: the gradients of one stack, all adapters
+} qlora__model_work;
+
+// What a pass in flight has placed, and who reads it.
+typedef struct qlora__model_flow {
+    // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
+    // tells which weights of a layer are there. If places_layers is set, all stacks of a layer do,
+    // and placed_layer tells which layer it is.
+    int64_t operand_at[QLORA__GROUPS];
+    int64_t placed[QLORA__GROUPS];
+    int64_t placed_layer;
+    bool places_layers;
+    unsigned readers; // slots of the second stream in which the shared operand is read
+    // The stack whose next product has its codes already, by the kernel that wrote its operand, or
+    // the codes in its place; that is dy if `coded_transposed`. NULL if there is none.
+    const qlora__fp8* coded;
+    bool coded_transposed;
+} qlora__model_flow;
+
+// Keys and values of the texts in flight.
+typedef struct qlora__model_texts {
+    qlora_tensor kv_cache;                          // [layers * cache_all, 2 kv]
+    int64_t cache_rows;                             // of a text, unless there is a pool
+    int64_t cache_all;                              // of all texts
+    qlora__paging paging;
+    qlora_generation* in_flight[QLORA__MOST_TEXTS]; // by slot; NULL = free
+    qlora_tensor scores;                            // f32 [heads, generate_tokens]
+    qlora_tensor chances; // their softmax in the compute type; the same memory if that is f32
+} qlora__model_texts;
+
 struct qlora_model {
     qlora_ctx* ctx;
     qlora_model_desc desc; // defaults resolved; of its pointers, only dir remains valid
@@ -298,57 +413,11 @@ struct qlora_model {
     bool on_gpu;         // the plan is for a GPU
     bool own_chunk;      // desc.head_chunk was set by the caller
     bool every_row;      // for tests: model/labelled.h is off
-    // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
-    // tells which weights of a layer are there. If places_layers is set, all stacks of a layer do,
-    // and placed_layer tells which layer it is.
-    int64_t operand_at[QLORA__GROUPS];
-    int64_t placed[QLORA__GROUPS];
-    int64_t placed_layer;
-    bool places_layers;
-    uint64_t base_config; // hashes that tell one base model from another
-    uint64_t base_weights;
     qlora__buffer* arena;
     qlora__away_memory host; // pinned: the embedding and the inputs of layers that are offloaded
     qlora__layer* layers;
-    // base
-    qlora__mapped embed_mapped;
-    qlora__mapped head_mapped;
-    qlora_tensor embed; // [V, H]
-    qlora_tensor head;  // [V, H]; the embedding if tied; none if it is 4-bit
-    bool head_is_nf4;
-    qlora_nf4_desc head_desc;
-    qlora_nf4 head_nf4;
-    qlora_tensor final_norm;
-    int64_t final_norm_at;
-    qlora_tensor d_final_norm;
-    qlora_tensor rope; // [angle_rows, rope_dims] f32
-    qlora_tensor rope_sliding;
-    qlora_tensor rope_query; // the same for q, if it is scaled by position
-    // trained embedding, head and rows: own_ are views of the shadow, d_ of the gradients
-    bool dora;
-    bool saved_embed;
-    bool saved_head;
-    bool saved_tied; // the trained embedding is also the head
-    int64_t token_count;
-    int32_t* token_ids; // of the trained rows, on the host
-    int64_t embed_at;   // first elements in the parameter arena
-    int64_t head_at;
-    int64_t tokens_at;
-    qlora_tensor own_embed;
-    qlora_tensor own_head;
-    qlora_tensor own_tokens;
-    qlora_tensor d_embed;
-    qlora_tensor d_head;
-    qlora_tensor d_tokens;
-    bool head_rows;         // the same rows of a head that is not tied are trained as well
-    int64_t head_tokens_at; // in the parameter arena
-    qlora_tensor own_head_tokens;
-    qlora_tensor d_head_tokens;
-    qlora_tensor token_rows;  // I32 [1, count]
-    qlora_tensor base_tokens; // [count, H], the rows of the base
-    bool tokens_twice;        // their values are also rows of a head that is a matrix of its own
-    qlora_tensor head_tokens; // [count, H], the base's rows of the head in both cases
     // adapters and optimizer
+    bool dora;
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
     qlora_tensor ranges;     // one qlora_adamw_range per trained tensor
@@ -365,68 +434,22 @@ struct qlora_model {
     // micro-batch
     qlora__ring ring; // host copies of batch blocks, each followed by the AdamW settings of a step
     qlora__batch_block batch;
-    qlora_tensor flag;       // I32: an id, a position or a label was out of range
-    qlora_tensor last_h;     // [T, H] after the last layer
-    qlora_tensor streams[2]; // [T, H] inputs of layers in turn, if they are offloaded
-    // x, delta, s, ds, raw, an own d_out, and of a layer h2, gu and out have one row per token of a
-    // tile; everything else has one per token of the micro-batch.
-    qlora_tensor x;       // [T, H + pad] normalised input of qkv and gate/up
-    qlora_tensor delta;   // [T, H] output of o and down; gradient of x in the backward pass
-    qlora_tensor s;       // [T, I + pad] output of SwiGLU
-    qlora_tensor ds;      // its gradient; the same memory unless there is dropout
-    qlora_tensor operand; // shared by the layers without a copy of their own
-    unsigned readers;     // slots of the second stream in which it is read
-    qlora_tensor dh;      // [T, H + pad]
-    qlora_tensor d_out;   // [T, H + pad] gradient of the output of attention or MLP; dh itself
-                          // unless a norm or a factor comes between
-    qlora_tensor dqkv;    // [T, q + 2 kv + pad]
-    qlora_tensor d_o;     // [T, q]
-    qlora_tensor gated_parts; // f32: see ops/gated.h
-    qlora_tensor skinny_parts; // f32: see ops/skinny.h; used on the second stream alone
-    qlora_tensor rstd[QLORA__BRANCHES]; // f32 [1, T]: of the norms before them, backward
-    qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
-    qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
-    qlora__kept again;    // activations of a recomputed layer
-    qlora__kept offload_slots[2]; // what layers have of attention in turn, if it is offloaded
-    size_t offload_bytes[3]; // output and row statistics; with z of q, k and v; with those
-    // FP8 mode
-    qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
-    qlora_tensor fp8_codes;   // U8: rows of x or dy
-    qlora_tensor fp8_scales;  // f32 [1, T]
-    qlora_tensor fp8_most;    // f32 [1, T]
-    qlora_tensor fp8_ones;    // f32 [1, widest result]
-    // The stack whose next product has its codes already, by the kernel that wrote its operand, or
-    // the codes in its place; that is dy if `coded_transposed`. NULL if there is none.
-    const qlora__fp8* coded;
-    bool coded_transposed;
-    // head
-    size_t head_place;    // of rows_x and logits in the arena, see qlora__layout_overlaid
-    qlora_tensor rows_x;  // [chunk, H]
-    qlora_tensor logits;  // [chunk, V]
-    qlora_tensor rows_dx; // [R + 1, H]; the last row is zero
-    qlora_tensor losses;  // f32 [1, R]
-    qlora_tensor totals;  // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
-    qlora__preference preference;
-    // generation
-    qlora_tensor kv_cache;                          // [layers * cache_all, 2 kv]
-    int64_t cache_rows;                             // of a text, unless there is a pool
-    int64_t cache_all;                              // of all texts
-    qlora__paging paging;
-    qlora_generation* in_flight[QLORA__MOST_TEXTS]; // by slot; NULL = free
-    qlora_tensor scores;                            // f32 [heads, generate_tokens]
-    qlora_tensor chances; // their softmax in the compute type; the same memory if that is f32
+    qlora_tensor flag;   // I32: an id, a position or a label was out of range
+    qlora_tensor totals; // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
     qlora__decode decode;
     // several adapters, see model/adapters.h
     int32_t adapters; // number, at least 1
-    int32_t adapter;  // the current one, whose values are in the fields above
+    int32_t adapter;  // the current one, whose values are in the fields of this struct
     int32_t chosen;   // the one that is current between two calls
     uint64_t adapter_seed;
     qlora__own* owns;        // one per adapter; NULL if there is only one
     qlora__lora* loras;      // adapters * layers * QLORA__PROJECTIONS
-    qlora__owned_rows* runs; // of the last micro-batch, max_sequences of them
-    int64_t run_count;
     qlora__wide_layer* wide; // one per layer; NULL unless the adapters stand side by side
-    qlora_tensor wide_grads; // f32: the gradients of one stack, all adapters
+    qlora__model_base base;
+    qlora__model_tables tables;
+    qlora__model_work work;
+    qlora__model_flow flow;
+    qlora__model_texts texts;
 };
 
 // Projection number `i` of layer `layer` as PEFT names it, without "base_model.model.".

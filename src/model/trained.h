@@ -91,16 +91,18 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
             known = known || strncmp(name, vision[k], strlen(vision[k])) == 0;
         }
         left_out += known ? 1u : 0u;
-        known =
-            known ||
-            ((m->saved_embed || m->saved_tied) && strcmp(name, "embed_tokens.weight") == 0) ||
-            ((m->saved_head || m->saved_tied) && strcmp(name, "lm_head.weight") == 0) ||
-            (m->token_count > 0 &&
-             strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
-            (m->head_rows && strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
-            (peft->saves_norms != 0 && strstr(name, ".lora_") == NULL &&
-             qlora__names_norm(m, name)) ||
-            qlora__is_peft_copy(m, name);
+        known = known ||
+                ((m->tables.saved_embed || m->tables.saved_tied) &&
+                 strcmp(name, "embed_tokens.weight") == 0) ||
+                ((m->tables.saved_head || m->tables.saved_tied) &&
+                 strcmp(name, "lm_head.weight") == 0) ||
+                (m->tables.token_count > 0 &&
+                 strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
+                (m->tables.head_rows &&
+                 strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
+                (peft->saves_norms != 0 && strstr(name, ".lora_") == NULL &&
+                 qlora__names_norm(m, name)) ||
+                qlora__is_peft_copy(m, name);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int k = 0; k < m->layers[l].layout->count && !known; k++) {
                 char module[160];
@@ -304,7 +306,7 @@ static qlora_result qlora__new_tokens_halved(qlora_ctx* ctx, const char* whole, 
 static qlora_result qlora__vocab_find(qlora_ctx* ctx, qlora_model* m, const qlora_model_desc* desc,
                                       int64_t count) {
     const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
-    int64_t added = m->saved_embed ? qlora__vocab_saved(m, peft) : 0;
+    int64_t added = m->tables.saved_embed ? qlora__vocab_saved(m, peft) : 0;
     for (int64_t i = 0; i < count && peft != NULL; i++) {
         added += qlora__saved_token(peft, desc, i) >= m->plan.base_vocab ? 1 : 0;
     }
@@ -312,8 +314,8 @@ static qlora_result qlora__vocab_find(qlora_ctx* ctx, qlora_model* m, const qlor
         added += desc->new_tokens[i].id >= m->plan.base_vocab ? 1 : 0;
     }
     QLORA__TRY(qlora__vocab_grow(ctx, m, added));
-    bool own = !m->plan.config.tied && !m->tokens_twice;
-    bool head = !own || (m->saved_embed ? m->saved_head : m->head_rows);
+    bool own = !m->plan.config.tied && !m->tables.tokens_twice;
+    bool head = !own || (m->tables.saved_embed ? m->tables.saved_head : m->tables.head_rows);
     if (added > 0 && peft != NULL && !head) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "the adapter has values for %lld rows after the vocabulary's %lld "
@@ -363,7 +365,7 @@ static qlora_result qlora__new_tokens_check(qlora_ctx* ctx, const qlora_model* m
 static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
                                         const qlora_model_desc* desc) {
     const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
-    int64_t count = desc->token_row_count + (m->saved_embed ? 0 : desc->new_token_count);
+    int64_t count = desc->token_row_count + (m->tables.saved_embed ? 0 : desc->new_token_count);
     if (peft != NULL) {
         count = peft->token_rows != 0 ? (int64_t)peft->json.tokens[peft->token_rows].count : 0;
     }
@@ -373,11 +375,11 @@ static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
     if (count == 0) {
         return QLORA_OK;
     }
-    m->token_ids = (int32_t*)qlora__alloc(ctx, (size_t)count * sizeof *m->token_ids);
-    if (m->token_ids == NULL) {
+    m->tables.token_ids = (int32_t*)qlora__alloc(ctx, (size_t)count * sizeof *m->tables.token_ids);
+    if (m->tables.token_ids == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    m->token_count = count;
+    m->tables.token_count = count;
     for (int64_t i = 0; i < count; i++) {
         int64_t id = qlora__saved_token(peft, desc, i);
         if (id < 0 || id >= m->plan.config.vocab) {
@@ -385,9 +387,9 @@ static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
                                "token row %lld is %lld; the embedding has rows 0 to %lld",
                                (long long)i, (long long)id, (long long)m->plan.config.vocab - 1);
         }
-        m->token_ids[i] = (int32_t)id;
+        m->tables.token_ids[i] = (int32_t)id;
         for (int64_t k = 0; k < i; k++) {
-            if (m->token_ids[k] == m->token_ids[i]) {
+            if (m->tables.token_ids[k] == m->tables.token_ids[i]) {
                 return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "token row %lld is given twice",
                                    (long long)id);
             }
@@ -418,7 +420,7 @@ static qlora_result qlora__saved_head_check(qlora_ctx* ctx, qlora_model* m,
         return QLORA_OK;
     }
     QLORA__TRY(qlora__saved_own_head(ctx, m, desc, &own));
-    m->tokens_twice = own && rows;
+    m->tables.tokens_twice = own && rows;
     return !own || !tied ? QLORA_OK
                          : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                                        "%s has lm_head.weight, but its config ties the head to "
@@ -472,17 +474,18 @@ static qlora_result qlora__saved_desc_check(qlora_ctx* ctx, const qlora_model_de
 
 // What is trained beside matrices of low rank must be allowed together.
 static qlora_result qlora__saved_check(qlora_ctx* ctx, const qlora_model* m) {
-    if (m->token_count > 0 && m->saved_embed) {
+    if (m->tables.token_count > 0 && m->tables.saved_embed) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.token_rows is set, but desc.save_modules trains all rows");
     }
-    if ((m->dora || m->saved_embed || m->saved_head || m->token_count > 0) && !qlora__has_lora(m)) {
+    if ((m->dora || m->tables.saved_embed || m->tables.saved_head || m->tables.token_count > 0) &&
+        !qlora__has_lora(m)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "%s set, but no projection has an adapter, without which PEFT cannot "
                            "store it; set desc.rank to 1 or more",
-                           m->dora              ? "desc.dora is"
-                           : m->token_count > 0 ? "desc.token_rows is"
-                                                : "desc.save_modules is");
+                           m->dora                     ? "desc.dora is"
+                           : m->tables.token_count > 0 ? "desc.token_rows is"
+                                                       : "desc.save_modules is");
     }
     if (m->dora && m->desc.dropout > 0.0f && qlora__trains(m)) {
         return qlora__fail(
@@ -511,21 +514,22 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
                            "%s: ensure_weight_tying with lm_head alone is not supported",
                            peft != NULL ? peft->path : "desc");
     }
-    m->saved_embed = embed;
-    m->saved_head = head && !shared;
-    m->saved_tied = shared;
+    m->tables.saved_embed = embed;
+    m->tables.saved_head = head && !shared;
+    m->tables.saved_tied = shared;
     m->dora = peft != NULL ? peft->dora : desc->dora;
     // PEFT trains rows of a tied head with those of the embedding.
-    m->head_rows = rows && (peft != NULL ? peft->head_rows
-                                         : desc->new_token_count > 0 && !tied && !m->tokens_twice);
-    if (m->head_rows && m->saved_head && peft == NULL) {
+    m->tables.head_rows =
+        rows && (peft != NULL ? peft->head_rows
+                              : desc->new_token_count > 0 && !tied && !m->tables.tokens_twice);
+    if (m->tables.head_rows && m->tables.saved_head && peft == NULL) {
         return qlora__new_tokens_halved(ctx, "lm_head", "the embedding");
     }
-    if (m->head_rows && (tied || m->tokens_twice || m->saved_head)) {
+    if (m->tables.head_rows && (tied || m->tables.tokens_twice || m->tables.saved_head)) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s: trained rows of lm_head are not supported if %s",
                            peft != NULL ? peft->path : "desc",
-                           m->saved_head ? "the whole head is trained" : "the head is tied");
+                           m->tables.saved_head ? "the whole head is trained" : "the head is tied");
     }
     QLORA__TRY(qlora__saved_tokens(ctx, m, desc));
     QLORA__TRY(qlora__saved_norms(ctx, m, desc));
@@ -538,6 +542,7 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
 
 // Whether the head has gradients.
 static bool qlora__trains_head(const qlora_model* m) {
-    return m->saved_head || m->saved_tied ||
-           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice || m->head_rows));
+    return m->tables.saved_head || m->tables.saved_tied ||
+           (m->tables.token_count > 0 &&
+            (m->plan.config.tied || m->tables.tokens_twice || m->tables.head_rows));
 }

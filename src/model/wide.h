@@ -71,8 +71,8 @@ static bool qlora__wide_in_operand(const qlora__layer* layer, int group) {
     return any && layer->cached;
 }
 
-// Where the gradients of a stack are in m->wide_grads: dA of its projections without gaps, so that
-// one product computes them, then dB of each. Returns their elements.
+// Where the gradients of a stack are in m->work.wide_grads: dA of its projections without gaps, so
+// that one product computes them, then dB of each. Returns their elements.
 static int64_t qlora__wide_places(const qlora_model* m, int64_t layer, int group,
                                   int64_t a_at[QLORA_LINEAR_PARTS],
                                   int64_t b_at[QLORA_LINEAR_PARTS]) {

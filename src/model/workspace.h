@@ -62,14 +62,14 @@ static bool qlora__can_place_layers(const qlora_model* m) {
 static int64_t qlora__operand_elements(qlora_model* m) {
     int64_t most = 0;
     int64_t at = 0;
-    m->places_layers = qlora__can_place_layers(m);
+    m->flow.places_layers = qlora__can_place_layers(m);
     static const int order[QLORA__GROUPS] = {QLORA__GATE_UP, QLORA__DOWN, QLORA__O, QLORA__QKV};
     for (int i = 0; i < QLORA__GROUPS; i++) {
         int64_t n = qlora__operand_most(m, order[i]);
         bool tiled = m->plan.tile > 0 && order[i] != QLORA__QKV;
-        m->operand_at[order[i]] = tiled || m->places_layers ? at : 0;
+        m->flow.operand_at[order[i]] = tiled || m->flow.places_layers ? at : 0;
         at += n;
-        most = qlora__max(most, m->operand_at[order[i]] + n);
+        most = qlora__max(most, m->flow.operand_at[order[i]] + n);
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int i = 0; i < m->layers[l].layout->count; i++) {
@@ -77,7 +77,7 @@ static int64_t qlora__operand_elements(qlora_model* m) {
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
     }
-    int64_t head = m->head_is_nf4 ? QLORA__HEAD_ROWS * m->plan.config.hidden : 0;
+    int64_t head = m->base.head_is_nf4 ? QLORA__HEAD_ROWS * m->plan.config.hidden : 0;
     return qlora__max(most, 2 * head); // rows of the head to quantise, in f32
 }
 
@@ -106,7 +106,7 @@ static void qlora__layout_wide(qlora__arena* arena, qlora_model* m) {
         }
     }
     qlora__arena_tensor(arena, QLORA_F32, 1, m->wide != NULL && qlora__trains(m) ? most : 0,
-                        &m->wide_grads);
+                        &m->work.wide_grads);
 }
 
 // Views of a stack of adapters that stand side by side: of its operand and of the gradients.
@@ -142,8 +142,8 @@ static void qlora__window_wide(qlora_model* m, int64_t index, int group) {
             lora->sb.bytes -= (size_t)(row * sb.ld + col) * size;
         }
         if (qlora__trains(m)) {
-            qlora__arena_window(&m->wide_grads, a_at[i], lora->rank, p->in, &lora->da);
-            qlora__arena_window(&m->wide_grads, b_at[i], p->out, lora->rank, &lora->db);
+            qlora__arena_window(&m->work.wide_grads, a_at[i], lora->rank, p->in, &lora->da);
+            qlora__arena_window(&m->work.wide_grads, b_at[i], p->out, lora->rank, &lora->db);
         }
         int64_t most = qlora__max(p->in, p->out) * lora->rank;
         m->wide[index].most[group] = qlora__max(m->wide[index].most[group], most);
@@ -162,13 +162,13 @@ static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
         }
     }
     int64_t pitch = qlora__fp8_pitch(widest); // not less than the width of a result
-    qlora__arena_tensor(arena, QLORA_U8, 1, qlora__tile_rows(m) * pitch, &m->fp8_codes);
-    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__tile_rows(m), &m->fp8_scales);
+    qlora__arena_tensor(arena, QLORA_U8, 1, qlora__tile_rows(m) * pitch, &m->work.fp8_codes);
+    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__tile_rows(m), &m->work.fp8_scales);
     qlora__arena_tensor(arena, QLORA_F32, 1, qlora__has_gated(m) ? qlora__tile_rows(m) : 0,
-                        &m->fp8_most);
-    qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->fp8_ones);
+                        &m->work.fp8_most);
+    qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->work.fp8_ones);
     qlora__arena_tensor(arena, QLORA_F32, m->plan.config.layers * QLORA__GROUPS, 2,
-                        &m->fp8_factors);
+                        &m->work.fp8_factors);
 }
 
 // Labelled rows, in whole chunks of the head.
@@ -182,9 +182,9 @@ static int64_t qlora__head_rows(const qlora_model* m) {
 static void qlora__layout_x(qlora__arena* arena, qlora_model* m, int64_t pad) {
     int64_t width = m->plan.config.hidden;
     qlora__arena shared = *arena;
-    qlora__arena_tensor(arena, m->compute, qlora__tile_rows(m), width + pad, &m->x);
+    qlora__arena_tensor(arena, m->compute, qlora__tile_rows(m), width + pad, &m->work.x);
     if (qlora__trains(m) && m->plan.tile == 0) {
-        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, width, &m->rows_dx);
+        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, width, &m->work.rows_dx);
         qlora__arena_join(arena, &shared);
     }
 }
@@ -195,9 +195,10 @@ static void qlora__layout_dqkv(qlora__arena* arena, qlora_model* m, int64_t pad)
     const qlora_model_config* c = &m->plan.config;
     int64_t wide = qlora__q_width(c) + 2 * qlora__kv_width(c) + pad;
     qlora__arena shared = *arena;
-    qlora__arena_tensor(arena, m->compute, m->plan.tokens, wide, &m->dqkv);
+    qlora__arena_tensor(arena, m->compute, m->plan.tokens, wide, &m->work.dqkv);
     if (m->plan.tile > 0) {
-        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, c->hidden, &m->rows_dx);
+        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, c->hidden,
+                            &m->work.rows_dx);
         qlora__arena_join(arena, &shared);
     }
 }
@@ -209,8 +210,8 @@ static bool qlora__has_own_stats(const qlora_model* m) {
 }
 
 // What is not needed while the head runs, which has its logits in the same memory: they begin at
-// m->head_place, and may go beyond the end. A 4-bit head needs the operand. s is for the MLP of a
-// layer, d_o for its attention; with tiles, both are used at once.
+// m->work.head_place, and may go beyond the end. A 4-bit head needs the operand. s is for the MLP
+// of a layer, d_o for its attention; with tiles, both are used at once.
 static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t some = qlora__tile_rows(m);
@@ -219,39 +220,39 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
     // FP8 products fill the columns of ds up; those are the ones of z, which is computed later.
     int64_t wide = qlora__is_fp8(m) ? qlora__fp8_width(c->intermediate) : c->intermediate;
-    if (m->head_is_nf4) {
-        qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
+    if (m->base.head_is_nf4) {
+        qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->work.operand);
     }
-    m->head_place = arena->used;
+    m->work.head_place = arena->used;
     qlora__arena shared = *arena;
-    qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->s);
+    qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->work.s);
     if (qlora__trains(m) && m->plan.tile == 0) {
-        qlora__arena_tensor(&shared, m->compute, m->plan.tokens, qlora__q_width(c), &m->d_o);
+        qlora__arena_tensor(&shared, m->compute, m->plan.tokens, qlora__q_width(c), &m->work.d_o);
         qlora__arena_join(arena, &shared);
     }
-    if (!m->head_is_nf4) {
-        qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
+    if (!m->base.head_is_nf4) {
+        qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->work.operand);
     }
-    qlora__arena_tensor(arena, m->compute, some, c->hidden, &m->delta);
+    qlora__arena_tensor(arena, m->compute, some, c->hidden, &m->work.delta);
     if (!qlora__trains(m)) {
         return;
     }
-    m->ds = m->s;
+    m->work.ds = m->work.s;
     if (m->desc.dropout > 0.0f || m->dora) {
-        qlora__arena_tensor(arena, m->compute, some, wide, &m->ds);
+        qlora__arena_tensor(arena, m->compute, some, wide, &m->work.ds);
     }
-    qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden + dh_pad, &m->dh);
-    m->d_out = m->dh;
+    qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden + dh_pad, &m->work.dh);
+    m->work.d_out = m->work.dh;
     if (qlora__has_own_d_out(m)) {
-        qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->d_out);
+        qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->work.d_out);
     }
     if (m->plan.tile > 0) {
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, qlora__q_width(c), &m->d_o);
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, qlora__q_width(c), &m->work.d_o);
     }
     if (m->dora) {
         int64_t heads = qlora__q_width(c) + 2 * qlora__kv_width(c);
         int64_t widest = qlora__max(heads, qlora__max(c->hidden, 2 * c->intermediate));
-        qlora__arena_tensor(arena, m->compute, some, widest, &m->raw);
+        qlora__arena_tensor(arena, m->compute, some, widest, &m->work.raw);
     }
 }
 
@@ -266,17 +267,18 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     if (qlora__is_fp8(m)) {
         qlora__layout_fp8_shared(arena, m);
     }
-    memset(&m->stats, 0, sizeof m->stats);
+    memset(&m->work.stats, 0, sizeof m->work.stats);
     if (qlora__trains(m)) {
         int64_t parts = qlora__has_gated(m) ? qlora__gated_room(some, c->intermediate) : 0;
-        qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->gated_parts);
-        qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->skinny_parts);
+        qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->work.gated_parts);
+        qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->work.skinny_parts);
         for (int i = 0; i < 2; i++) {
-            qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0, &m->rstd[i]);
+            qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0,
+                                &m->work.rstd[i]);
         }
         qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
         if (qlora__has_own_stats(m)) {
-            qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * m->plan.tokens, &m->stats);
+            qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * m->plan.tokens, &m->work.stats);
         }
     }
     qlora__layout_overlaid(arena, m); // the last, so that the head can go beyond its end
@@ -317,10 +319,10 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora__preference_numbers),
                         &b->numbers);
     qlora__arena_tensor(arena, QLORA_U8, 1, S * (int64_t)sizeof(double), &b->references);
-    m->preference.starts = b->starts;
-    m->preference.roles = b->roles;
-    m->preference.numbers = b->numbers;
-    m->preference.references = b->references;
+    m->work.preference.starts = b->starts;
+    m->work.preference.roles = b->roles;
+    m->work.preference.numbers = b->numbers;
+    m->work.preference.references = b->references;
     b->all = b->ids;
     b->all.data = start;
     b->all.dtype = QLORA_U8;
@@ -344,19 +346,20 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t R = qlora__head_rows(m);
     qlora__arena shared = *arena;
-    shared.used = m->head_place;
-    qlora__arena_tensor(&shared, m->compute, m->plan.head_chunk, c->hidden, &m->rows_x);
-    qlora__arena_tensor(&shared, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
+    shared.used = m->work.head_place;
+    qlora__arena_tensor(&shared, m->compute, m->plan.head_chunk, c->hidden, &m->work.rows_x);
+    qlora__arena_tensor(&shared, m->compute, m->plan.head_chunk, c->vocab, &m->work.logits);
     qlora__arena_join(arena, &shared);
-    qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
+    qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->work.losses);
     qlora__layout_totals(arena, m);
     int64_t S = m->plan.max_sequences * (int64_t)sizeof(double);
-    qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->preference.logps);
+    qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->work.preference.logps);
     qlora__arena_tensor(arena, QLORA_U8, 1, QLORA__PREFERENCE_SUMS * (int64_t)sizeof(double),
-                        &m->preference.sums);
+                        &m->work.preference.sums);
     if (qlora__trains(m)) {
         qlora__arena_tensor(arena, QLORA_U8, 1, S * QLORA__PREFERENCE_VALUES,
-                            &m->preference.values);
-        qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.max_sequences, &m->preference.factors);
+                            &m->work.preference.values);
+        qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.max_sequences,
+                            &m->work.preference.factors);
     }
 }

@@ -532,7 +532,7 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &adamw, sizeof adamw));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     QLORA__TRY(qlora__sync(ctx));
     qlora__record* record = &t->records[qlora__record_of(s->step)];

@@ -79,7 +79,7 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
     }
     qlora__piece_of piece;
     qlora__piece_at(t, s->piece, &piece);
-    t->m->coded = NULL; // something else may have run since the last piece
+    t->m->flow.coded = NULL; // something else may have run since the last piece
     QLORA__TRY(qlora__piece_run(t, &piece));
     QLORA__TRY(qlora__sync(t->ctx));
     qlora__slice_advance(t);
@@ -202,7 +202,7 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     t->sliced.begun = false;
     t->tokens = 0;

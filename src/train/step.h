@@ -50,18 +50,18 @@ static bool qlora__piece_at(const qlora_trainer* t, int64_t n, qlora__piece_of* 
 // The factors of the sequences, applied to the gradients of their rows.
 static qlora_result qlora__piece_preference(const qlora__method* method, const qlora__pass* pass) {
     qlora_model* m = pass->m;
-    qlora_tensor rows = m->rows_dx;
+    qlora_tensor rows = m->work.rows_dx;
     rows.rows -= 1; // without the zero row
-    QLORA__TRY(
-        qlora__preference_logps(pass->ctx, &m->preference, &m->losses, &m->preference.logps));
-    QLORA__TRY(method->factors(pass->ctx, &m->preference));
-    return qlora__preference_scale(pass->ctx, &m->preference, &rows);
+    QLORA__TRY(qlora__preference_logps(pass->ctx, &m->work.preference, &m->work.losses,
+                                       &m->work.preference.logps));
+    QLORA__TRY(method->factors(pass->ctx, &m->work.preference));
+    return qlora__preference_scale(pass->ctx, &m->work.preference, &rows);
 }
 
 static qlora_result qlora__piece_logps(const qlora__method* method, const qlora__pass* pass,
                                        bool reference) {
-    const qlora__preference* p = &pass->m->preference;
-    QLORA__TRY(qlora__preference_logps(pass->ctx, p, &pass->m->losses,
+    const qlora__preference* p = &pass->m->work.preference;
+    QLORA__TRY(qlora__preference_logps(pass->ctx, p, &pass->m->work.losses,
                                        reference ? &p->references : &p->logps));
     return reference ? QLORA_OK : method->factors(pass->ctx, p);
 }
@@ -307,7 +307,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     } copies[] = {{record->totals, m->totals.data, 3 * sizeof(float)},
                   {record->results, qlora__clip_results(&m->clip), (size_t)numbers * sizeof(float)},
                   {&record->adamw, m->adamw.data, sizeof(qlora_adamw_state)},
-                  {record->preference, m->preference.sums.data, sizeof record->preference},
+                  {record->preference, m->work.preference.sums.data, sizeof record->preference},
                   {&record->flag, m->flag.data, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
         QLORA__TRY(qlora__copy_out_later(ctx, copies[i].to, copies[i].from, copies[i].bytes));
@@ -331,7 +331,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     t->reports[at].chosen_labels = t->counts.chosen_labels;
     t->reports[at].sft_alpha = t->desc.sft_alpha;
     memset(&t->counts, 0, sizeof t->counts);
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     return qlora__tensor_zero(ctx, &totals);
 }

@@ -167,7 +167,7 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
                                       &numbers));
     QLORA__TRY(qlora__ranges_upload(ctx, m, t->desc.loraplus_ratio, t->desc.lr_factors));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
     return qlora__tensor_zero(ctx, &m->totals);
 }
 

@@ -31,7 +31,7 @@ static qlora_result qlora__tree_step(qlora_trainer* t, qlora__tree_mode mode, in
     QLORA__REAL* entry = NULL;
     QLORA__TRY(qlora__tree_entry(t, level, &entry));
     return qlora__tree_run(t->ctx, mode, m->gradients.data, entry, m->elements,
-                           entry + qlora__partial_small(m), &m->totals, &m->preference.sums);
+                           entry + qlora__partial_small(m), &m->totals, &m->work.preference.sums);
 }
 
 // Joins the gradients with the entries of the stack that are the left halves of the same nodes of a

@@ -146,8 +146,8 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "heads", QLORA__SAME, c->heads);
     qlora__state_add(s, "kv_heads", QLORA__SAME, c->kv_heads);
     qlora__state_add(s, "head_dim", QLORA__SAME, c->head_dim);
-    qlora__state_add(s, "base_config", QLORA__PRINT, (int64_t)m->base_config);
-    qlora__state_add(s, "base_weights", QLORA__PRINT, (int64_t)m->base_weights);
+    qlora__state_add(s, "base_config", QLORA__PRINT, (int64_t)m->base.base_config);
+    qlora__state_add(s, "base_weights", QLORA__PRINT, (int64_t)m->base.base_weights);
     qlora__state_add(s, "long_rope", QLORA__SAME, 0); // 1: short texts had the long factors, too
     qlora__state_add(s, "train_norms", QLORA__SAME, m->desc.train_norms ? 1 : 0);
     qlora__state_add_real(s, "dropout", QLORA__SAME, (double)m->desc.dropout);

@@ -1653,12 +1653,12 @@ TEST folder_is_exported(void) {
 // A folder with one 4-bit matrix of 6 x 65: 195 bytes of codes, 7 blocks.
 static qlora_result put_bnb(world* w, const char* state, qlora__st_dtype absmax, int64_t blocks,
                             int64_t packed, const float* book) {
-    plan plans[] = {{"model.x.weight", QLORA__ST_U8, packed, 1, NULL},
-                    {"model.x.weight.absmax", absmax, blocks, 0, NULL},
-                    {"model.x.weight.quant_map", QLORA__ST_F32, 16, 0, book},
-                    {"model.x.weight.nested_absmax", QLORA__ST_F32, 1, 0, NULL},
-                    {"model.x.weight.nested_quant_map", QLORA__ST_F32, 256, 0, NULL},
-                    {"model.x.weight.quant_state.bitsandbytes__nf4", QLORA__ST_U8,
+    plan plans[] = {{"model.work.x.weight", QLORA__ST_U8, packed, 1, NULL},
+                    {"model.work.x.weight.absmax", absmax, blocks, 0, NULL},
+                    {"model.work.x.weight.quant_map", QLORA__ST_F32, 16, 0, book},
+                    {"model.work.x.weight.nested_absmax", QLORA__ST_F32, 1, 0, NULL},
+                    {"model.work.x.weight.nested_quant_map", QLORA__ST_F32, 256, 0, NULL},
+                    {"model.work.x.weight.quant_state.bitsandbytes__nf4", QLORA__ST_U8,
                      (int64_t)strlen(state), 0, state},
                     {"model.y.weight", QLORA__ST_F32, 6, 65, NULL}};
     return put_tensors(w, "m/model.safetensors", plans, 7);
@@ -1669,7 +1669,7 @@ static qlora_result try_bnb(world* w, const char* state, qlora__st_dtype absmax,
     static qlora__folder f;
     QLORA__TRY(put_bnb(w, state, absmax, blocks, packed, book));
     QLORA__TRY(qlora__folder_open(&w->env, "m", &f));
-    qlora_result r = qlora__folder_linear(&w->env, &f, "model.x.weight", 6, 65, out);
+    qlora_result r = qlora__folder_linear(&w->env, &f, "model.work.x.weight", 6, 65, out);
     qlora__folder_close(&w->env, &f);
     return r;
 }
@@ -1681,13 +1681,13 @@ TEST bnb_reads_both_kinds(void) {
     world_begin(&w);
     ASSERT_EQ(QLORA_OK, put_bnb(&w, STATE(NESTED), QLORA__ST_U8, 7, 195, qlora__nf4_levels));
     ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.env, "m", &f));
-    ASSERT_EQ(QLORA_OK, qlora__folder_linear(&w.env, &f, "model.x.weight", 6, 65, &s));
+    ASSERT_EQ(QLORA_OK, qlora__folder_linear(&w.env, &f, "model.work.x.weight", 6, 65, &s));
     ASSERT(s.nf4 && s.nested && s.rows == 6 && s.cols == 65 && s.block == 64 && s.block2 == 256);
     ASSERT(s.offset == 0.0625f && s.dtype == QLORA_BF16 && s.weight->bytes == 195);
     ASSERT(s.absmax->bytes == 7 && s.absmax2->bytes == 4 && s.map2->bytes == 1024);
     ASSERT_EQ(QLORA_OK, qlora__folder_linear(&w.env, &f, "model.y.weight", 6, 65, &s));
     ASSERT(!s.nf4 && s.dtype == QLORA_F32 && s.weight->bytes == 6 * 65 * 4);
-    ASSERT(refused(&w, qlora__folder_linear(&w.env, &f, "model.x.weight", 65, 6, &s),
+    ASSERT(refused(&w, qlora__folder_linear(&w.env, &f, "model.work.x.weight", 65, 6, &s),
                    "has shape [6,65]; it must be [65,6]"));
     ASSERT(
         refused(&w, qlora__folder_linear(&w.env, &f, "model.z.weight", 6, 65, &s), "is missing"));
@@ -1725,7 +1725,7 @@ TEST bnb_refuses_each_fault(void) {
         {STATE(",\"nested_blocksize\":96"), "nested_blocksize is 96; it must be a power of two"},
         {STATE(",\"nested_blocksize\":256,\"nested_offset\":1e39"),
          "nested_offset is 1e39; it must be a number from"},
-        {STATE(""), "model.x.weight.absmax has dtype U8; the quant_state requires F32"}};
+        {STATE(""), "model.work.x.weight.absmax has dtype U8; the quant_state requires F32"}};
     world w;
     qlora__linear_source s;
     float other[16];
@@ -1757,16 +1757,16 @@ TEST bnb_refuses_each_fault(void) {
 
 TEST bnb_refuses_fp4_by_name(void) {
     static const plan plans[] = {
-        {"model.x.weight", QLORA__ST_U8, 195, 1, NULL},
-        {"model.x.weight.quant_state.bitsandbytes__fp4", QLORA__ST_U8, 2, 0, "{}"}};
+        {"model.work.x.weight", QLORA__ST_U8, 195, 1, NULL},
+        {"model.work.x.weight.quant_state.bitsandbytes__fp4", QLORA__ST_U8, 2, 0, "{}"}};
     world w;
     static qlora__folder f;
     qlora__linear_source s;
     world_begin(&w);
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/model.safetensors", plans, 2));
     ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.env, "m", &f));
-    ASSERT(
-        refused(&w, qlora__folder_linear(&w.env, &f, "model.x.weight", 6, 65, &s), "fp4 format"));
+    ASSERT(refused(&w, qlora__folder_linear(&w.env, &f, "model.work.x.weight", 6, 65, &s),
+                   "fp4 format"));
     qlora__folder_close(&w.env, &f);
     ASSERT(world_end(&w));
     PASS();
@@ -2339,7 +2339,7 @@ static qlora_result do_read_folder(world* w) {
     qlora__linear_source s;
     QLORA__TRY(qlora__config_read(&w->env, "m", &c));
     QLORA__TRY(qlora__folder_open(&w->env, "m", &f));
-    qlora_result r = qlora__folder_linear(&w->env, &f, "model.x.weight", 6, 65, &s);
+    qlora_result r = qlora__folder_linear(&w->env, &f, "model.work.x.weight", 6, 65, &s);
     qlora__folder_close(&w->env, &f);
     return r;
 }

@@ -120,7 +120,7 @@ static void rig_stir(rig* r, test_random* random) {
             fill(random, &layer->norms[i], 1.0, 0.2);
         }
     }
-    fill(random, &m->final_norm, 1.0, 0.2);
+    fill(random, &m->base.final_norm, 1.0, 0.2);
     qlora__trained t;
     for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
         qlora_tensor window;

@@ -79,7 +79,7 @@ static bool head_is_its_copy(const setup* s, float limit) {
     bool ok = rig_open(&r[0], s);
     r[1].ctx = r[0].ctx;
     ok = ok && rig_start(&r[1], &full) && rig_stir(&r[1]) &&
-         qlora_nf4_dequantise(r[0].ctx, &r[0].model->head_nf4, &r[1].model->head,
+         qlora_nf4_dequantise(r[0].ctx, &r[0].model->base.head_nf4, &r[1].model->base.head,
                               r[0].model->compute == QLORA_F32) == QLORA_OK;
     for (int i = 0; i < 2; i++) {
         numbers[i] = ok ? head_numbers(&r[i], &d, &count[i], &loss[i]) : NULL;

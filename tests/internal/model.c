@@ -427,8 +427,9 @@ static bool rotation_row(const qlora_model* m, int64_t tokens, int64_t position)
     rope.use_long = (double)tokens > rope.original_max_position;
     int64_t row = qlora__angle_row(m, position, qlora__is_long(m, tokens));
     return qlora_rope_table(NULL, &rope, 8, m->positions, want) == QLORA_OK &&
-           row < m->rope.rows &&
-           memcmp((const float*)m->rope.data + row * 8, want + position * 8, 8 * sizeof *want) == 0;
+           row < m->base.rope.rows &&
+           memcmp((const float*)m->base.rope.data + row * 8, want + position * 8,
+                  8 * sizeof *want) == 0;
 }
 
 // A table has both sets of factors if there can be texts of both kinds. Row p is right for the last
@@ -452,8 +453,8 @@ TEST longrope_has_rows_for_both(void) {
         c.rope.use_long = i % 2 == 0; // is ignored
         ASSERT_EQm(qlora_last_error(ctx), QLORA_OK,
                    rotation_open(ctx, &c, rows[i].length, rows[i].generated, &m));
-        ASSERT_EQ_FMT((int)rows[i].rows, (int)m->rope.rows, "%d");
-        ASSERT(m->rope.data == m->rope_sliding.data);
+        ASSERT_EQ_FMT((int)rows[i].rows, (int)m->base.rope.rows, "%d");
+        ASSERT(m->base.rope.data == m->base.rope_sliding.data);
         for (int64_t tokens = 1; tokens <= m->positions; tokens++) {
             for (int64_t p = 0; p < tokens; p++) {
                 ASSERT(rotation_row(m, tokens, p));
@@ -466,7 +467,7 @@ TEST longrope_has_rows_for_both(void) {
     memcpy(c.rope.long_factor, c.rope.short_factor, sizeof c.rope.long_factor);
     c.rope.original_max_position = 8.0;
     ASSERT_EQ(QLORA_OK, rotation_open(ctx, &c, 12, 0, &m));
-    ASSERT_EQ(12, (int)m->rope.rows); // equal factors leave nothing to choose
+    ASSERT_EQ(12, (int)m->base.rope.rows); // equal factors leave nothing to choose
     ASSERT_EQ(QLORA_OK, qlora_model_close(m));
     ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
     PASS();
@@ -490,8 +491,8 @@ TEST longrope_has_one_limit(void) {
                                          "up to 6"));
     c.rope_sliding.type = QLORA_ROPE_DEFAULT;
     ASSERT_EQ(QLORA_OK, rotation_open(ctx, &c, 9, 0, &m));
-    ASSERT_EQ(9 + 8, (int)m->rope_sliding.rows);
-    const float* angles = (const float*)m->rope_sliding.data; // the same for both kinds
+    ASSERT_EQ(9 + 8, (int)m->base.rope_sliding.rows);
+    const float* angles = (const float*)m->base.rope_sliding.data; // the same for both kinds
     ASSERT_MEM_EQ(angles, angles + 9 * 8, 8 * 8 * sizeof *angles);
     ASSERT_EQ(QLORA_OK, qlora_model_close(m));
     ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));

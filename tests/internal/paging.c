@@ -17,7 +17,7 @@ typedef struct pages_world {
 
 static float* pages_row(pages_world* w, const qlora_generation* g, int64_t layer,
                         int64_t position) {
-    int64_t size = w->m->paging.size;
+    int64_t size = w->m->texts.paging.size;
     int64_t row = g->pages[position / size] * size + position % size;
     return (float*)qlora__cache_rows(w->m, layer, row, 1).data;
 }
@@ -35,7 +35,7 @@ static void pages_write(pages_world* w, qlora_generation* g, int64_t count) {
 
 // What is wrong: a row that has changed, or a count. NULL if nothing is.
 static const char* pages_fault(pages_world* w) {
-    const qlora__paging* p = &w->m->paging;
+    const qlora__paging* p = &w->m->texts.paging;
     int64_t used = 0;
     for (int32_t page = 0; page <= p->pages; page++) {
         int32_t users = 0;
@@ -75,7 +75,7 @@ static const char* pages_fault(pages_world* w) {
 // A new text, alone or with the beginning of another one. False if there was no room.
 static bool pages_begin(pages_world* w, int slot) {
     const qlora_generation* from = w->list[test_random_below(&w->random, PAGES_TEXTS)];
-    int64_t size = w->m->paging.size;
+    int64_t size = w->m->texts.paging.size;
     qlora_generation* g = (qlora_generation*)calloc(1, sizeof *g);
     g->ctx = w->m->ctx;
     g->m = w->m;
@@ -139,8 +139,8 @@ TEST pages_keep_their_texts(const test_machine* machine) {
     int refused = 0;
     int shared = 0;
     ASSERT(pages_open(&w, ctx));
-    ASSERT_EQ(16, (int)w.m->paging.size);
-    ASSERT_EQ(13, (int)w.m->paging.pages);
+    ASSERT_EQ(16, (int)w.m->texts.paging.size);
+    ASSERT_EQ(13, (int)w.m->texts.paging.pages);
     for (int i = 0; i < 20000; i++) {
         int slot = (int)test_random_below(&w.random, PAGES_TEXTS);
         qlora_generation* g = w.list[slot];
@@ -156,11 +156,11 @@ TEST pages_keep_their_texts(const test_machine* machine) {
             w.list[slot] = NULL;
         } else if (what < 4) {
             pages_turn(&w, g);
-        } else if (g->length < g->page_count * w.m->paging.size && g->length < PAGES_LENGTH) {
+        } else if (g->length < g->page_count * w.m->texts.paging.size && g->length < PAGES_LENGTH) {
             pages_write(&w, g, 1); // as a step on the device does, wherever the page is
         }
-        for (int64_t page = 0; page <= w.m->paging.pages; page++) {
-            shared += w.m->paging.users[page] > 1 ? 1 : 0;
+        for (int64_t page = 0; page <= w.m->texts.paging.pages; page++) {
+            shared += w.m->texts.paging.users[page] > 1 ? 1 : 0;
         }
         (void)qlora__leave(ctx, QLORA_OK);
         const char* fault = pages_fault(&w);
@@ -174,11 +174,11 @@ TEST pages_keep_their_texts(const test_machine* machine) {
         slot++;
     }
     int32_t page = w.list[slot]->pages[0];
-    int32_t other = (page + 1) % (int32_t)w.m->paging.pages;
+    int32_t other = (page + 1) % (int32_t)w.m->texts.paging.pages;
     w.list[slot]->pages[0] = other;
     ASSERT(pages_fault(&w) != NULL);
-    w.m->paging.users[page]--;
-    w.m->paging.users[other]++;
+    w.m->texts.paging.users[page]--;
+    w.m->texts.paging.users[other]++;
     ASSERT(pages_fault(&w) != NULL);
     for (int n = 0; n < PAGES_TEXTS; n++) {
         if (w.list[n] != NULL) {
@@ -293,8 +293,8 @@ static bool paging_all(qlora_model* m, paging_run* runs, int* full, bool* shared
             ok = r == QLORA_OK;
             next++;
         }
-        for (int64_t page = 0; page < m->paging.pages; page++) {
-            *shared = *shared || m->paging.users[page] > 1;
+        for (int64_t page = 0; page < m->texts.paging.pages; page++) {
+            *shared = *shared || m->texts.paging.users[page] > 1;
         }
         ok = ok && paging_step(prompt, list, runs, full);
     }
@@ -379,7 +379,7 @@ TEST a_pool_has_the_tokens_on_the_device(const test_machine* machine) {
 // A text that is short, of one page; number 3 has two.
 static qlora_generate_desc paging_desc(const qlora_model* m, int n, const int32_t* prompt) {
     qlora_generate_desc d = texts_desc(n % 3, prompt + n, 10);
-    d.max_tokens = (n == 3 ? 2 : 1) * m->paging.size - 10;
+    d.max_tokens = (n == 3 ? 2 : 1) * m->texts.paging.size - 10;
     return d;
 }
 
@@ -388,7 +388,7 @@ static qlora_generate_desc paging_desc(const qlora_model* m, int n, const int32_
 static int paging_fail(qlora_model* m, const char* what, const qlora_generate_desc* d,
                        qlora_generation* fed, qlora_generation** out) {
     const fake_api* fake = qlora_ctx_backend(m->ctx) == QLORA_BACKEND_CUDA ? test_fake() : NULL;
-    int64_t before = m->paging.free;
+    int64_t before = m->texts.paging.free;
     for (uint64_t nth = 1;; nth++) {
         if (fake != NULL) {
             fake->fail_at(what, nth, 2, false);
@@ -401,7 +401,7 @@ static int paging_fail(qlora_model* m, const char* what, const qlora_generate_de
         if (r == QLORA_OK) {
             return (int)nth - 1;
         }
-        if (fake == NULL || (fed == NULL && m->paging.free != before)) {
+        if (fake == NULL || (fed == NULL && m->texts.paging.free != before)) {
             printf("%s\n", qlora_last_error(m->ctx));
             return -1;
         }
@@ -425,7 +425,7 @@ static enum greatest_test_res paging_faults(const test_machine* machine, bool bf
     int64_t size = bf16 ? 128 : 16;
     qlora_model* m = paging_open(ctx, bf16, 5 * size);
     ASSERT(m != NULL);
-    ASSERT_EQ(size, m->paging.size);
+    ASSERT_EQ(size, m->texts.paging.size);
     step_prompt(prompt, 16);
     memset(alone, 0, sizeof alone);
     memset(runs, 0, sizeof runs);
@@ -446,7 +446,7 @@ static enum greatest_test_res paging_faults(const test_machine* machine, bool bf
         ASSERT(texts_more(list[n], &runs[n]));
         ASSERT_EQ(QLORA_OK, n < 2 ? qlora_generate_begin(m, &d, &gaps[n]) : QLORA_OK);
     }
-    ASSERT_EQ(0, (int)m->paging.free);
+    ASSERT_EQ(0, (int)m->texts.paging.free);
     ASSERT_EQ(QLORA_OK, qlora_generate_end(gaps[0]));
     ASSERT_EQ(QLORA_OK, qlora_generate_end(gaps[1]));
     // Too long for now, and too long at all.
@@ -461,14 +461,14 @@ static enum greatest_test_res paging_faults(const test_machine* machine, bool bf
         ASSERT(strstr(qlora_last_error(ctx), "but the model has 5 pages") != NULL);
     }
     ASSERT_EQ(NULL, none);
-    ASSERT_EQ(2, (int)m->paging.free);
+    ASSERT_EQ(2, (int)m->texts.paging.free);
     // Two pages that are not next to each other: others make room.
     d = paging_desc(m, 3, prompt);
     ASSERT(list[0]->pages[0] + 1 != list[1]->pages[0]);
     int failed = paging_fail(m, "ANY", &d, NULL, &list[3]);
     ASSERT(on_gpu ? failed > 4 : failed == 0);
     ASSERT_EQ(list[0]->pages[0] + 1, list[1]->pages[0]);
-    ASSERT_EQ(0, (int)m->paging.free);
+    ASSERT_EQ(0, (int)m->texts.paging.free);
     qlora_generation* const both[2] = {list[0], list[3]};
     texts_run* const to[2] = {&runs[0], &runs[3]};
     for (int i = 0; i < TEXTS_FRESH; i++) {
@@ -490,7 +490,7 @@ static enum greatest_test_res paging_faults(const test_machine* machine, bool bf
         ASSERT(texts_same(&alone[n], &runs[n]));
         ASSERT_EQ(QLORA_OK, n != 2 ? qlora_generate_end(list[n]) : QLORA_OK);
     }
-    ASSERT_EQ(m->paging.pages, m->paging.free);
+    ASSERT_EQ(m->texts.paging.pages, m->texts.paging.free);
     ASSERT_EQ(QLORA_OK, qlora_model_close(m));
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
@@ -524,7 +524,7 @@ TEST a_failed_prompt_ends_its_text(const test_machine* machine) {
     ASSERT(texts_more(first, &alone));
     d.share = first;
     ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &second));
-    ASSERT_EQ(2, (int)m->paging.users[first->pages[0]]);
+    ASSERT_EQ(2, (int)m->texts.paging.users[first->pages[0]]);
     test_fake()->fail_at("cuMemcpyDtoDAsync_v2", 1, 2, false);
     ASSERT(qlora_generate_prompt(first, other, 10, NULL) != QLORA_OK);
     test_fake()->fail_clear();
@@ -533,7 +533,7 @@ TEST a_failed_prompt_ends_its_text(const test_machine* machine) {
     ASSERT(texts_same(&alone, &run));
     ASSERT_EQ(QLORA_OK, qlora_generate_end(first));
     ASSERT_EQ(QLORA_OK, qlora_generate_end(second));
-    ASSERT_EQ(m->paging.pages, m->paging.free);
+    ASSERT_EQ(m->texts.paging.pages, m->texts.paging.free);
     ASSERT_EQ(QLORA_OK, qlora_model_close(m));
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
@@ -589,7 +589,7 @@ static enum greatest_test_res paging_outgrown(const test_machine* machine, bool 
         ASSERT_EQ(QLORA_ERR_FULL, outgrown_begin(m, prompt, 2, a, &b));
     }
     ASSERT_EQ(QLORA_OK, outgrown_begin(m, prompt, 1, a, &b));
-    ASSERT_EQ(pages ? 2 : 1, m->paging.users[a->pages[0]]);
+    ASSERT_EQ(pages ? 2 : 1, m->texts.paging.users[a->pages[0]]);
     ASSERT_EQ(QLORA_OK, qlora_generate_query(b, &info));
     ASSERT_EQ(0, (int)info.computed);
     ASSERT(texts_next(&b, &run, 1));

@@ -144,9 +144,9 @@ TEST operands_are_placed_after_the_head(const test_machine* machine) {
         s.model.cache = i == 0 ? QLORA_CHOICE_OFF : QLORA_CHOICE_ON;
         ASSERT(rig_open(&r, &s));
         const qlora_model* m = r.model;
-        ASSERT(m->places_layers);
-        ASSERT((char*)m->logits.data + m->logits.bytes >=
-               (char*)m->operand.data + m->operand.bytes);
+        ASSERT(m->flow.places_layers);
+        ASSERT((char*)m->work.logits.data + m->work.logits.bytes >=
+               (char*)m->work.operand.data + m->work.operand.bytes);
         ASSERT(rig_close(&r, &s));
         ASSERT(run_session(&s, &outcomes[i]));
         ASSERT(outcome_sane(&outcomes[i]));

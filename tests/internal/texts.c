@@ -404,8 +404,8 @@ static enum greatest_test_res texts_fail(const test_machine* machine, bool bf16)
             ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &list[n]));
         }
         ASSERT(texts_next(list, to, 3));
-        size_t size = qlora_dtype_bytes(m->embed.dtype);
-        char* row = (char*)m->embed.data + (size_t)(poison * m->embed.ld) * size;
+        size_t size = qlora_dtype_bytes(m->base.embed.dtype);
+        char* row = (char*)m->base.embed.data + (size_t)(poison * m->base.embed.ld) * size;
         char kept[4];
         char broken_row[4] = {(char)0xff, (char)0xff, (char)0xff, (char)0xff};
         ASSERT_EQ(QLORA_OK, qlora__enter(ctx, "test"));

@@ -2,11 +2,11 @@
 //
 // gate and up, their product through the activation, down.
 
-// Input of the MLP in m->x -> gate and up.
+// Input of the MLP in m->work.x -> gate and up.
 static qlora_result qlora__gated_in(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu));
-    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->x);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->work.x, &layer->kept.gu));
+    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->work.x);
 }
 
 // s = act(gate) up.
@@ -26,15 +26,15 @@ static bool qlora__activation_is_coded(const qlora__pass* pass, const qlora__lay
            m->plan.config.intermediate <= QLORA__FP8_GATED_WIDTH;
 }
 
-// The gated activation in m->s, or its codes, and z of down if the activation comes with it.
+// The gated activation in m->work.s, or its codes, and z of down if the activation comes with it.
 static qlora_result qlora__gated_hidden(const qlora__pass* pass, const qlora__layer* layer) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.intermediate;
     qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
     qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
-    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
+    qlora_tensor s = qlora__window(&m->work.s, pass->rows, 0, width);
     if (qlora__activation_is_coded(pass, layer)) {
-        qlora_tensor z = qlora__window(&m->s, pass->rows, width, layer->pads[QLORA__DOWN]);
+        qlora_tensor z = qlora__window(&m->work.s, pass->rows, width, layer->pads[QLORA__DOWN]);
         return qlora__fp8_gated(pass->ctx, qlora__codes_note(pass, layer, QLORA__DOWN, false),
                                 (m->arch->has & QLORA__HAS_GELU) != 0, &gate, &up,
                                 layer->linears[QLORA__DOWN].parts[0].a, &z);
@@ -48,10 +48,9 @@ static qlora_result qlora__gated_out(const qlora__pass* pass, qlora__layer* laye
     qlora_model* m = pass->m;
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
     QLORA__TRY(qlora__gated_hidden(pass, layer));
-    QLORA__TRY(
-        qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s,
-                             qlora__branch_out(m, layer, QLORA__MLP)));
-    return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->s);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__DOWN, &m->work.s,
+                                    qlora__branch_out(m, layer, QLORA__MLP)));
+    return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->work.s);
 }
 
 static qlora_result qlora__gated_activation_backward(const qlora__pass* pass,
@@ -94,7 +93,7 @@ static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__
     g.gate = &gate;
     g.up = &up;
     g.gelu = (m->arch->has & QLORA__HAS_GELU) != 0;
-    g.parts = &m->gated_parts;
+    g.parts = &m->work.gated_parts;
     for (int i = 0; i < 2; i++) {
         const qlora_linear_part* part = &l.parts[l.count == 1 ? 0 : i];
         qlora__gated_factor* f = &g.factors[i];
@@ -105,7 +104,7 @@ static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__
         halves[i].rows = width;
         halves[i].data = (float*)part->db->data + (l.count == 1 ? i * width * part->db->ld : 0);
         f->z = kept ? qlora__slice(pass, &layer->kept.z[QLORA__GATE_UP], at, ranks[i])
-                    : qlora__local(pass, &m->x, l.in + at, ranks[i]);
+                    : qlora__local(pass, &m->work.x, l.in + at, ranks[i]);
         f->d = &halves[i];
         f->scale = part->scale;
         at += l.count == 1 ? 0 : ranks[i];
@@ -123,7 +122,7 @@ static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__
     }
     qlora_tensor most;
     if (qlora__u_is_coded(m, layer)) {
-        most = qlora__window(&m->fp8_most, 1, 0, pass->rows);
+        most = qlora__window(&m->work.fp8_most, 1, 0, pass->rows);
         QLORA__TRY(qlora__tensor_zero(pass->ctx, &most));
         g.most = &most;
     }
@@ -141,9 +140,9 @@ static qlora_result qlora__gated_out_run(const qlora__pass* pass, qlora__layer* 
     QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
     qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
     qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
-    qlora_tensor x = qlora__local(pass, &m->s, 0, width + stack.pad);
-    qlora_tensor s = qlora__local(pass, &m->s, 0, width);
-    qlora_tensor ds = qlora__local(pass, &m->ds, 0, width);
+    qlora_tensor x = qlora__local(pass, &m->work.s, 0, width + stack.pad);
+    qlora_tensor s = qlora__local(pass, &m->work.s, 0, width);
+    qlora_tensor ds = qlora__local(pass, &m->work.ds, 0, width);
     qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
     qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
     if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first

@@ -39,7 +39,7 @@ static qlora_result qlora__softmax_rotate(const qlora__pass* pass, const qlora__
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
     qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
-    const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
+    const qlora_tensor* table = layer->sliding ? &m->base.rope_sliding : &m->base.rope;
     qlora_rotation_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.head_dim = c->head_dim;
@@ -61,14 +61,14 @@ static qlora_result qlora__softmax_rotate(const qlora__pass* pass, const qlora__
         bias_rest = qlora__window(bias, 1, q, x->cols - q);
     }
     desc.heads = c->heads;
-    QLORA__TRY(qlora_rope_apply(pass->ctx, &desc, &x_q, &angles, &m->rope_query,
+    QLORA__TRY(qlora_rope_apply(pass->ctx, &desc, &x_q, &angles, &m->base.rope_query,
                                 bias != NULL ? &bias_q : NULL, &m->flag));
     desc.heads = c->kv_heads;
     return qlora_rope_apply(pass->ctx, &desc, &x_rest, &angles, table,
                             bias != NULL ? &bias_rest : NULL, &m->flag);
 }
 
-// Normalised input in m->x -> rotated q, k and v.
+// Normalised input in m->work.x -> rotated q, k and v.
 static qlora_result qlora__softmax_qkv(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -76,7 +76,7 @@ static qlora_result qlora__softmax_qkv(const qlora__pass* pass, qlora__layer* la
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
     qlora_tensor rotated = qlora__slice(pass, &layer->kept.qkv, 0, q + 2 * kv);
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->x, &rotated));
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->work.x, &rotated));
     const qlora_tensor* bias = c->qkv_bias && !c->qk_norm ? &layer->qkv_bias : NULL;
     if (c->qk_norm) {
         const struct {
@@ -140,10 +140,11 @@ static qlora_result qlora__offload_begin(const qlora__pass* pass, const qlora__l
         return QLORA_OK;
     }
     if (part == QLORA__OFFLOAD_HEADS) {
-        return qlora__offload_copy(pass, layer, m->offload_bytes[1], m->offload_bytes[2], false);
+        return qlora__offload_copy(pass, layer, m->work.offload_bytes[1], m->work.offload_bytes[2],
+                                   false);
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z of q, k and v
-    size_t end = layer->recompute ? qlora__offload_bytes(m, layer) : m->offload_bytes[1];
+    size_t end = layer->recompute ? qlora__offload_bytes(m, layer) : m->work.offload_bytes[1];
     return qlora__offload_copy(pass, layer, 0, end, false);
 }
 
@@ -162,7 +163,7 @@ static qlora_result qlora__softmax_heads(const qlora__pass* pass, qlora__layer* 
         QLORA__TRY(qlora__softmax_qkv(&tile, layer));
         // Those that are recomputed later share the memory of z.
         if (again || !layer->recompute || layer->keeps_heads) {
-            QLORA__TRY(qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->x));
+            QLORA__TRY(qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->work.x));
         }
     }
     return QLORA_OK;
@@ -188,8 +189,8 @@ static qlora_result qlora__softmax_out(const qlora__pass* pass, qlora__layer* la
     return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_O);
 }
 
-// Backward pass of the norms of q and k, in m->dqkv. With a weight gradient, the result must not
-// overwrite dy, so it is computed in d_o and copied.
+// Backward pass of the norms of q and k, in m->work.dqkv. With a weight gradient, the result must
+// not overwrite dy, so it is computed in d_o and copied.
 static qlora_result qlora__softmax_norms_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -205,12 +206,12 @@ static qlora_result qlora__softmax_norms_backward(const qlora__pass* pass, qlora
     for (int i = 0; i < 2; i++) {
         const qlora_tensor* w = &layer->norms[parts[i].norm];
         qlora_tensor raw = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
-        qlora_tensor d = qlora__slice(pass, &m->dqkv, parts[i].at, parts[i].width);
+        qlora_tensor d = qlora__slice(pass, &m->work.dqkv, parts[i].at, parts[i].width);
         if (!m->desc.train_norms) {
             QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &d, NULL));
             continue;
         }
-        qlora_tensor through = qlora__slice(pass, &m->d_o, 0, parts[i].width);
+        qlora_tensor through = qlora__slice(pass, &m->work.d_o, 0, parts[i].width);
         QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &through,
                                           &layer->d_norms[parts[i].norm]));
         QLORA__TRY(qlora_scale(ctx, 1.0f, &through, &d));
@@ -218,7 +219,7 @@ static qlora_result qlora__softmax_norms_backward(const qlora__pass* pass, qlora
     return QLORA_OK;
 }
 
-// Backward pass of o_proj: d_out -> the gradient of the output of attention in m->d_o.
+// Backward pass of o_proj: d_out -> the gradient of the output of attention in m->work.d_o.
 static qlora_result qlora__softmax_out_run(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     int64_t q = qlora__q_width(&m->plan.config);
@@ -226,7 +227,7 @@ static qlora_result qlora__softmax_out_run(const qlora__pass* pass, qlora__layer
     QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
     qlora_tensor x = qlora__slice(pass, &layer->kept.o, 0, q + stack.pad);
     qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
-    qlora_tensor d_o = qlora__slice(pass, &m->d_o, 0, q);
+    qlora_tensor d_o = qlora__slice(pass, &m->work.d_o, 0, q);
     if (pass->gathered) {
         qlora_tensor o = qlora__labelled_o(m, pass->labelled);
         x = qlora__slice(pass, &o, 0, q + stack.pad);
@@ -253,7 +254,7 @@ static qlora_result qlora__softmax_out_backward(const qlora__pass* pass, qlora__
     return QLORA_OK;
 }
 
-// d_o -> gradients of q, k and v, normalised and rotated, in m->dqkv.
+// d_o -> gradients of q, k and v, normalised and rotated, in m->work.dqkv.
 static qlora_result qlora__softmax_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -263,13 +264,13 @@ static qlora_result qlora__softmax_backward(const qlora__pass* pass, qlora__laye
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
     qlora__heads heads = qlora__heads_of(pass, layer);
     qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, q);
-    qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
+    qlora_tensor d_o = qlora__window(&m->work.d_o, pass->rows, 0, q);
     qlora_tensor lse = layer->kept.lse;
     lse.cols = pass->rows;
     lse.ld = pass->rows;
-    qlora_tensor dq = qlora__window(&m->dqkv, pass->rows, 0, q);
-    qlora_tensor dk = qlora__window(&m->dqkv, pass->rows, q, kv);
-    qlora_tensor dv = qlora__window(&m->dqkv, pass->rows, q + kv, kv);
+    qlora_tensor dq = qlora__window(&m->work.dqkv, pass->rows, 0, q);
+    qlora_tensor dk = qlora__window(&m->work.dqkv, pass->rows, q, kv);
+    qlora_tensor dv = qlora__window(&m->work.dqkv, pass->rows, q + kv, kv);
     qlora_tensor seqs = qlora__pass_seqs(pass);
     qlora__attention a;
     memset(&a, 0, sizeof a);
@@ -283,7 +284,7 @@ static qlora_result qlora__softmax_backward(const qlora__pass* pass, qlora__laye
     a.dq = &dq;
     a.dk = &dk;
     a.dv = &dv;
-    a.stats = m->stats.data;
+    a.stats = m->work.stats.data;
     QLORA__ENTER(ctx, "qlora_attention_backward"); // frees the scratch on return
     return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
 }
@@ -297,7 +298,7 @@ static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__l
     return m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
            m->desc.dropout == 0.0f && !qlora__pass_has_runs(pass) && !c->qk_norm &&
            !layer->no_rope && !qlora__scales_queries(m) &&
-           (m->arch->has & QLORA__HAS_PAIRED_ROPE) == 0 && m->rope.cols == c->head_dim &&
+           (m->arch->has & QLORA__HAS_PAIRED_ROPE) == 0 && m->base.rope.cols == c->head_dim &&
            c->head_dim % 16 == 0 && rotated / 2 <= QLORA__ROPE_CODED;
 }
 
@@ -307,14 +308,14 @@ static qlora_result qlora__softmax_heads_backward(const qlora__pass* pass, qlora
     const qlora_model_config* c = &m->plan.config;
     if (qlora__rotation_writes_codes(pass, layer)) {
         int64_t cols = qlora__q_width(c) + 2 * qlora__kv_width(c);
-        qlora_tensor all = qlora__slice(pass, &m->dqkv, 0, cols);
+        qlora_tensor all = qlora__slice(pass, &m->work.dqkv, 0, cols);
         qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
         return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &angles,
-                                 layer->sliding ? &m->rope_sliding : &m->rope, &m->flag,
+                                 layer->sliding ? &m->base.rope_sliding : &m->base.rope, &m->flag,
                                  qlora__codes_note(pass, layer, QLORA__QKV, true));
     }
     qlora_tensor rotated =
-        qlora__slice(pass, &pass->m->dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
+        qlora__slice(pass, &pass->m->work.dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
     QLORA__TRY(qlora__softmax_rotate(pass, layer, &rotated, NULL, true));
     return c->qk_norm ? qlora__softmax_norms_backward(pass, layer) : QLORA_OK;
 }
