@@ -91,37 +91,37 @@ __declspec(dllimport) void __stdcall Sleep(unsigned long);
 #include "finetune/run/start.h"
 
 static void app_close(app* a) {
-    growing_close(&a->log);
-    growing_close(&a->events);
+    growing_close(&a->folder.log);
+    growing_close(&a->folder.events);
     lock_release(a);
-    packs_free(&a->now);
-    packs_free(&a->eval_packs);
-    free(a->train.data);
-    free(a->eval.data);
+    packs_free(&a->progress.now);
+    packs_free(&a->progress.eval_packs);
+    free(a->data.train.data);
+    free(a->data.eval.data);
     batches_free(&a->batches);
     batches_free(&a->mismatched);
     free(a->step_batches);
     references_free(&a->references);
-    blob_free(&a->config_text);
-    blob_free(&a->part_text);
-    blob_free(&a->past);
-    blob_free(&a->before);
+    blob_free(&a->parts.config_text);
+    blob_free(&a->parts.part_text);
+    blob_free(&a->parts.past);
+    blob_free(&a->parts.before);
     if (a->trainer != NULL) {
         qlora_trainer_destroy(a->trainer);
     }
     if (a->model != NULL) {
         qlora_model_close(a->model);
     }
-    if (a->failed && !a->agreed && a->gpus.abort != NULL) {
-        a->gpus.abort(a->gpus.user);
+    if (a->failed && !a->ranks.agreed && a->ranks.gpus.abort != NULL) {
+        a->ranks.gpus.abort(a->ranks.gpus.user);
     }
-    qlora_comm_close(&a->gpus);
+    qlora_comm_close(&a->ranks.gpus);
     if (a->ctx != NULL) {
         qlora_ctx_destroy(a->ctx);
     }
     ranks_close(a);
-    inputs_free(&a->inputs);
-    inputs_free(&a->eval_inputs);
+    inputs_free(&a->data.inputs);
+    inputs_free(&a->data.eval_inputs);
     prompts_free(a);
     new_tokens_free(a);
     qlora_text_chat_close(a->chat);
@@ -141,13 +141,13 @@ static bool options_open(app* a, int argc, char** argv) {
     if (!ranks_find(a)) {
         return false;
     }
-    if (!options_take(&a->set, argc, argv, &a->config_text, a->error)) {
+    if (!options_take(&a->set, argc, argv, &a->parts.config_text, a->error)) {
         return false;
     }
     if (o->help || o->version) {
         return true;
     }
-    a->screen.quiet = o->json || a->rank > 0;
+    a->screen.quiet = o->json || a->ranks.rank > 0;
     if (o->jobs != NULL) { // each job has options of its own
         return o->parts == NULL ||
                error_set(a->error, "--config %s: --jobs cannot repeat the parts of a run (until N)",
@@ -165,8 +165,8 @@ static bool options_open(app* a, int argc, char** argv) {
     if (o->demo) {
         demo_defaults(o);
     }
-    options_resolve(o, a->world);
-    a->screen.live = terminal_live() && !o->json && a->rank == 0;
+    options_resolve(o, a->ranks.world);
+    a->screen.live = terminal_live() && !o->json && a->ranks.rank == 0;
     return true;
 }
 
@@ -175,15 +175,15 @@ static bool train_whole(app* a) {
     signal(SIGPIPE, SIG_IGN); // writing fails instead, and the training is saved
 #endif
     history_clear(&a->history);
-    a->first_eval = (double)NAN;
-    a->last_eval = (double)NAN;
-    a->last_loss = (double)NAN;
-    a->epochs_done = (double)NAN;
+    a->progress.first_eval = (double)NAN;
+    a->progress.last_eval = (double)NAN;
+    a->progress.last_loss = (double)NAN;
+    a->progress.epochs_done = (double)NAN;
     bool ok = ranks_open(a) && prepare(a) && train(a);
-    if (a->step == 0 && a->rank == 0) { // nothing has been trained
+    if (a->progress.step == 0 && a->ranks.rank == 0) { // nothing has been trained
         out_unmake(a);
     }
-    if (!ok && a->stopped && a->step == 0) {
+    if (!ok && a->stopped && a->progress.step == 0) {
         say(a, "stopped before training started\n");
     }
     return ok;
@@ -195,16 +195,16 @@ static bool ranks_start(app* a, char** argv) {
     (void)argv;
     return error_set(a->error, "--ranks is not available on Windows");
 #else
-    return ranks_run(a, argv, &a->ranks_result);
+    return ranks_run(a, argv, &a->ranks.ranks_result);
 #endif
 }
 
 static bool run(app* a, int argc, char** argv) {
     if (!options_open(a, argc, argv)) {
-        a->agreed = true; // every process has the same options
+        a->ranks.agreed = true; // every process has the same options
         return false;
     }
-    if (a->rank > 0 && (a->o.help || a->o.version)) {
+    if (a->ranks.rank > 0 && (a->o.help || a->o.version)) {
         return true;
     }
     if (a->o.help) {
@@ -218,18 +218,18 @@ static bool run(app* a, int argc, char** argv) {
     if (a->o.jobs != NULL) {
         return jobs_run(a);
     }
-    if (a->o.ranks > 1 && a->launcher != NULL && a->world != a->o.ranks) {
+    if (a->o.ranks > 1 && a->ranks.launcher != NULL && a->ranks.world != a->o.ranks) {
         return error_set(a->error, "--ranks %lld, but the variables of %s say %d process%s",
-                         (long long)a->o.ranks, a->launcher, (int)a->world,
-                         a->world == 1 ? "" : "es");
+                         (long long)a->o.ranks, a->ranks.launcher, (int)a->ranks.world,
+                         a->ranks.world == 1 ? "" : "es");
     }
     if (!a->o.doctor && !a->o.plan && !a->o.eval_only) {
-        return a->o.ranks > 1 && a->launcher == NULL ? ranks_start(a, argv) : train_whole(a);
+        return a->o.ranks > 1 && a->ranks.launcher == NULL ? ranks_start(a, argv) : train_whole(a);
     }
-    if (a->rank > 0) { // rank 0 prints it
+    if (a->ranks.rank > 0) { // rank 0 prints it
         return true;
     }
-    a->world = 1;
+    a->ranks.world = 1;
     if (!prepare(a)) {
         return false;
     }
@@ -282,7 +282,7 @@ int main(int argc, char** argv) {
     while (ok && part_done(&a)) { // --config of a run whose options changed on the way
         app_close(&a);
         memset(&a, 0, sizeof a);
-        a.next_part = true;
+        a.parts.next_part = true;
         ok = run(&a, argc, argv);
     }
     screen_clear(&a.screen);
@@ -298,5 +298,8 @@ int main(int argc, char** argv) {
         complain(&a);
     }
     app_close(&a);
-    return a.failed ? 1 : a.ranks_result != 0 ? a.ranks_result : stop_asked != 0 ? 130 : 0;
+    return a.failed                    ? 1
+           : a.ranks.ranks_result != 0 ? a.ranks.ranks_result
+           : stop_asked != 0           ? 130
+                                       : 0;
 }

@@ -164,8 +164,8 @@ static bool inputs_make(app* a, const option_texts* texts, bool weighted, input_
 }
 
 static bool weights_used(const app* a) {
-    for (size_t i = 0; i < a->inputs.count; i++) {
-        if (a->inputs.data[i].weight != 1.0) {
+    for (size_t i = 0; i < a->data.inputs.count; i++) {
+        if (a->data.inputs.data[i].weight != 1.0) {
             return true;
         }
     }

@@ -87,13 +87,13 @@ static bool packs_plain(app* a, const samples* s, packs* out) {
 // stretches of one shuffled list, so that over time every record has its turn. `mine` has room for
 // the first sample of each record.
 static size_t input_order(app* a, size_t number, int64_t epoch, uint32_t* mine, uint32_t* out) {
-    const input* one = &a->inputs.data[number];
+    const input* one = &a->data.inputs.data[number];
     size_t wanted = input_takes(one);
     size_t records = 0; // of those wanted
     size_t taken = 0;   // samples
     size_t count = 0;
-    for (size_t i = 0; i < a->train.count; i = record_end(&a->train, i)) {
-        if (a->train.data[i].input == number) {
+    for (size_t i = 0; i < a->data.train.count; i = record_end(&a->data.train, i)) {
+        if (a->data.train.data[i].input == number) {
             mine[count++] = (uint32_t)i;
         }
     }
@@ -106,7 +106,7 @@ static size_t input_order(app* a, size_t number, int64_t epoch, uint32_t* mine, 
         size_t at = records < whole
                         ? records % count
                         : (size_t)((uint64_t)epoch % count * part + records - whole) % count;
-        for (size_t i = mine[at]; i < record_end(&a->train, mine[at]); i++) {
+        for (size_t i = mine[at]; i < record_end(&a->data.train, mine[at]); i++) {
             out[taken++] = (uint32_t)i;
         }
     }
@@ -115,13 +115,13 @@ static size_t input_order(app* a, size_t number, int64_t epoch, uint32_t* mine, 
 
 // The samples of an epoch, before they are shuffled.
 static uint32_t* epoch_order(app* a, int64_t epoch, size_t* count) {
-    *count = a->train.count;
+    *count = a->data.train.count;
     if (!weights_used(a)) {
         return order_make(a, *count);
     }
     size_t total = 0; // at most
-    for (size_t i = 0; i < a->inputs.count; i++) {
-        total += (size_t)ceil(a->inputs.data[i].weight) * a->inputs.data[i].samples;
+    for (size_t i = 0; i < a->data.inputs.count; i++) {
+        total += (size_t)ceil(a->data.inputs.data[i].weight) * a->data.inputs.data[i].samples;
     }
     if (total > UINT32_MAX) {
         error_set(a->error, "the weights make an epoch of up to %zu samples; the limit is %llu",
@@ -129,9 +129,9 @@ static uint32_t* epoch_order(app* a, int64_t epoch, size_t* count) {
         return NULL;
     }
     uint32_t* order = (uint32_t*)take(a, total, sizeof *order);
-    uint32_t* mine = (uint32_t*)take(a, a->train.count, sizeof *mine);
+    uint32_t* mine = (uint32_t*)take(a, a->data.train.count, sizeof *mine);
     *count = 0;
-    for (size_t i = 0; i < a->inputs.count && order != NULL && mine != NULL; i++) {
+    for (size_t i = 0; i < a->data.inputs.count && order != NULL && mine != NULL; i++) {
         *count += input_order(a, i, epoch, mine, order + *count);
     }
     if (mine == NULL) {
@@ -149,7 +149,7 @@ static bool epoch_make(app* a, int64_t epoch, packs* out) {
     if (order != NULL) {
         shuffle(order, count, key != 0 ? key : 1);
     }
-    return packs_make(a, &a->train, order, count, out);
+    return packs_make(a, &a->data.train, order, count, out);
 }
 
 // The end of the step that starts at a pack. Mismatched texts have the prompt of one text and the
@@ -185,10 +185,10 @@ static int64_t epoch_steps(const app* a, const packs* p) {
 static bool epochs_tell(app* a, int64_t epoch, double total) {
     double now = seconds_now();
     if (epoch == 0) {
-        a->counting_since = now;
-        a->counting_told = false;
+        a->progress.counting_since = now;
+        a->progress.counting_told = false;
     }
-    if (now - a->counting_since > 1.0 && (!a->counting_told || a->screen.live)) {
+    if (now - a->progress.counting_since > 1.0 && (!a->progress.counting_told || a->screen.live)) {
         char line[80];
         snprintf(line, sizeof line, "counting the steps of %.0f epochs: %.0f%%", total,
                  100.0 * (double)epoch / total);
@@ -196,7 +196,7 @@ static bool epochs_tell(app* a, int64_t epoch, double total) {
             a->screen.drawn_at = now;
             draw(&a->screen, line);
         }
-        a->counting_told = true;
+        a->progress.counting_told = true;
     }
     a->stopped = a->stopped || stop_asked != 0;
     return !a->stopped;
@@ -204,7 +204,7 @@ static bool epochs_tell(app* a, int64_t epoch, double total) {
 
 static bool total_steps_find(app* a) {
     if (a->o.steps > 0) {
-        a->total_steps = a->o.steps;
+        a->progress.total_steps = a->o.steps;
         return true;
     }
     packs p;
@@ -215,7 +215,8 @@ static bool total_steps_find(app* a) {
             packs_free(&p);
             return false;
         }
-        a->total_steps += (int64_t)ceil(fmin(left, 1.0) * (double)epoch_steps(a, &p) - 1e-9);
+        a->progress.total_steps +=
+            (int64_t)ceil(fmin(left, 1.0) * (double)epoch_steps(a, &p) - 1e-9);
     }
     packs_free(&p);
     return true;
@@ -224,14 +225,15 @@ static bool total_steps_find(app* a) {
 // Moves to the epoch and pack at which a step starts.
 static bool position_seek(app* a, int64_t step) {
     int64_t before = 0;
-    for (a->epoch = 0;; a->epoch++) {
-        if (!epoch_make(a, a->epoch, &a->now) ||
-            !epochs_tell(a, a->epoch, fmax(a->o.epochs, (double)a->epoch + 1.0))) {
+    for (a->progress.epoch = 0;; a->progress.epoch++) {
+        if (!epoch_make(a, a->progress.epoch, &a->progress.now) ||
+            !epochs_tell(a, a->progress.epoch,
+                         fmax(a->o.epochs, (double)a->progress.epoch + 1.0))) {
             return false;
         }
-        int64_t here = epoch_steps(a, &a->now);
+        int64_t here = epoch_steps(a, &a->progress.now);
         if (step < before + here) {
-            a->next_pack = step_start(a, &a->now, step - before);
+            a->progress.next_pack = step_start(a, &a->progress.now, step - before);
             return true;
         }
         before += here;

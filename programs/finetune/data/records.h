@@ -7,7 +7,7 @@ static const char* data_name(const char* path) { // as messages call it
 }
 
 static void bad_add(app* a, const char* path, size_t line, const char* what) {
-    bad_records* b = &a->bad;
+    bad_records* b = &a->data.bad;
     if (b->count < BAD_SHOWN) {
         b->shown[b->count].path = path;
         b->shown[b->count].line = line;
@@ -30,9 +30,9 @@ static const char* place_skip(const char* text, const char* path) {
 // The library's callback for a record that cannot be used.
 static bool record_note(void* user, size_t line, const char* what) {
     app* a = (app*)user;
-    bad_add(a, a->reading, line, place_skip(message_text(what), a->reading));
-    if (a->bad.count <= BAD_SHOWN) {
-        message_options(a->bad.shown[a->bad.count - 1].what);
+    bad_add(a, a->data.reading, line, place_skip(message_text(what), a->data.reading));
+    if (a->data.bad.count <= BAD_SHOWN) {
+        message_options(a->data.bad.shown[a->data.bad.count - 1].what);
     }
     return true;
 }

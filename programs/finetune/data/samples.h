@@ -74,7 +74,7 @@ static bool data_stream(const app* a, const char* path) {
 
 // Then a name in --columns must be in one of them, not in each.
 static bool several_files(const app* a) {
-    return a->inputs.count + a->eval_inputs.count > 1 || a->o.eval_data.count > 0;
+    return a->data.inputs.count + a->data.eval_inputs.count > 1 || a->o.eval_data.count > 0;
 }
 
 static bool data_open(app* a, input* one) {
@@ -96,7 +96,7 @@ static bool data_open(app* a, input* one) {
     desc.bad = a->o.doctor ? record_note : NULL;
     desc.bad_user = a;
     desc.preference = method_of(a->o.method)->records;
-    a->reading = data_name(path);
+    a->data.reading = data_name(path);
     int code = piped ? blob_read(&text, stdin) : 0;
     if (code != 0) {
         return error_set(a->error, "cannot read standard input: %s", strerror(code));
@@ -240,11 +240,11 @@ static bool text_take(app* a, const qlora_text_sample* s, int32_t bos, counts* c
     t->desirable = s->desirable;
     t->key ^= sample_key(s->ids, length);
     if (length > 0) {
-        a->data_hash = hash_more(a->data_hash, s->ids, length * sizeof *s->ids);
-        a->data_hash = hash_more(a->data_hash, s->labels, length * sizeof *s->labels);
-        a->data_hash = method_of(a->o.method)->preferences
-                           ? hash_more(a->data_hash, &s->desirable, sizeof s->desirable)
-                           : a->data_hash;
+        a->data.data_hash = hash_more(a->data.data_hash, s->ids, length * sizeof *s->ids);
+        a->data.data_hash = hash_more(a->data.data_hash, s->labels, length * sizeof *s->labels);
+        a->data.data_hash = method_of(a->o.method)->preferences
+                                ? hash_more(a->data.data_hash, &s->desirable, sizeof s->desirable)
+                                : a->data.data_hash;
     }
     return true;
 }
@@ -265,7 +265,7 @@ static void record_count(app* a, const qlora_text_sample* s, counts* c, sample* 
         c->records++;
         c->opening = opening_key(s);
     } else { // a run that held out single turns is not resumed
-        a->data_hash = hash_more(a->data_hash, "record", 6);
+        a->data.data_hash = hash_more(a->data.data_hash, "record", 6);
     }
     t->record = (uint32_t)(c->records - 1);
     t->opening = c->opening;
@@ -402,48 +402,48 @@ static size_t records_held(const app* a, size_t all) {
     return a->o.eval_data.count > 0 || all < 2 ? 0 : held;
 }
 
-// Moves the held-out records from a->train to a->eval: all samples of a record are on one side. The
-// demo's text has few sentences, so their other copies are dropped.
+// Moves the held-out records from a->data.train to a->data.eval: all samples of a record are on one
+// side. The demo's text has few sentences, so their other copies are dropped.
 static bool samples_split(app* a) {
-    size_t all = records_count(&a->train);
+    size_t all = records_count(&a->data.train);
     size_t held = records_held(a, all);
     if (held == 0) {
         return true;
     }
     if (held >= all) {
         return error_set(a->error, "--eval %g would hold out all %zu %ss, leaving none to train on",
-                         a->o.eval, all, all != a->train.count ? "record" : "sample");
+                         a->o.eval, all, all != a->data.train.count ? "record" : "sample");
     }
     uint32_t* order = (uint32_t*)take(a, all, sizeof *order);
-    sample* kept = (sample*)take(a, a->train.count, sizeof *kept);
-    a->eval.data = (sample*)take(a, a->train.count, sizeof *kept);
-    if (order == NULL || kept == NULL || a->eval.data == NULL) {
+    sample* kept = (sample*)take(a, a->data.train.count, sizeof *kept);
+    a->data.eval.data = (sample*)take(a, a->data.train.count, sizeof *kept);
+    if (order == NULL || kept == NULL || a->data.eval.data == NULL) {
         free(order);
         free(kept);
         return false;
     }
-    for (size_t i = 0, at = 0; i < all; i++, at = record_end(&a->train, at)) {
+    for (size_t i = 0, at = 0; i < all; i++, at = record_end(&a->data.train, at)) {
         order[i] = (uint32_t)at;
     }
     shuffle(order, all, mix((uint64_t)a->o.seed ^ 0x6576616cu));
     size_t count = 0;
     size_t records = 0; // held out
     for (size_t i = 0; i < all; i++) {
-        const sample* s = &a->train.data[order[i]];
-        size_t size = record_end(&a->train, order[i]) - order[i];
-        if (a->o.demo && sample_among(&a->eval, s)) {
+        const sample* s = &a->data.train.data[order[i]];
+        size_t size = record_end(&a->data.train, order[i]) - order[i];
+        if (a->o.demo && sample_among(&a->data.eval, s)) {
             continue;
         }
-        samples to = {records < held ? a->eval.data + a->eval.count : kept + count, size};
+        samples to = {records < held ? a->data.eval.data + a->data.eval.count : kept + count, size};
         memcpy(to.data, s, size * sizeof *s);
-        a->eval.count += records < held ? size : 0;
+        a->data.eval.count += records < held ? size : 0;
         count += records < held ? 0 : size;
         records += records < held ? 1 : 0;
     }
     free(order);
-    free(a->train.data);
-    a->train.data = kept;
-    a->train.count = count;
+    free(a->data.train.data);
+    a->data.train.data = kept;
+    a->data.train.count = count;
     return count > 0 ||
            error_set(a->error, "--eval %g leaves no sentence of the demo to train on", a->o.eval);
 }
@@ -457,24 +457,24 @@ static int key_compare(const void* a, const void* b) {
 // Counts the held-out samples that also occur in the training data, and those whose conversation
 // starts like one there: their loss says little.
 static bool shared_count(app* a) {
-    size_t count = a->train.count;
+    size_t count = a->data.train.count;
     uint64_t* keys = (uint64_t*)take(a, 2 * count, sizeof *keys);
     if (keys == NULL) {
         return false;
     }
     uint64_t* openings = keys + count;
     for (size_t i = 0; i < count; i++) {
-        keys[i] = a->train.data[i].key;
-        openings[i] = a->train.data[i].opening;
+        keys[i] = a->data.train.data[i].key;
+        openings[i] = a->data.train.data[i].opening;
     }
     qsort(keys, count, sizeof *keys, key_compare);
     qsort(openings, count, sizeof *keys, key_compare);
-    for (size_t i = 0; i < a->eval.count; i++) {
-        const sample* s = &a->eval.data[i];
+    for (size_t i = 0; i < a->data.eval.count; i++) {
+        const sample* s = &a->data.eval.data[i];
         bool whole = bsearch(&s->key, keys, count, sizeof *keys, key_compare) != NULL;
         bool start = bsearch(&s->opening, openings, count, sizeof *keys, key_compare) != NULL;
-        a->shared += whole ? 1 : 0;
-        a->shared_start += !whole && start ? 1 : 0;
+        a->data.shared += whole ? 1 : 0;
+        a->data.shared_start += !whole && start ? 1 : 0;
     }
     free(keys);
     return true;
@@ -525,34 +525,34 @@ static void samples_print(app* a, const char* name, const samples* s) {
     }
     say(a, "%s: %zu %s%s%s, %llu tokens, %llu of them %s\n", name, s->count,
         method_of(a->o.method)->unit, s->count == 1 ? "" : "s", of, tokens, trained,
-        s == &a->eval ? "evaluated" : "trained");
+        s == &a->data.eval ? "evaluated" : "trained");
 }
 
 static void counts_print(app* a) {
-    if (a->train.count > 0) {
-        samples_print(a, "data", &a->train);
-        problems_print(a, &a->counted);
+    if (a->data.train.count > 0) {
+        samples_print(a, "data", &a->data.train);
+        problems_print(a, &a->data.counted);
     }
-    if (a->eval.count > 0) {
+    if (a->data.eval.count > 0) {
         bool given = a->o.eval_data.count > 0 || a->o.eval_only;
-        samples_print(a, given ? "evaluation data" : "held out", &a->eval);
-        problems_print(a, &a->eval_counted);
+        samples_print(a, given ? "evaluation data" : "held out", &a->data.eval);
+        problems_print(a, &a->data.eval_counted);
     }
-    if (a->shared > 0) {
+    if (a->data.shared > 0) {
         say(a, "note: %lld of %zu evaluation samples also found in the training data\n",
-            (long long)a->shared, a->eval.count);
+            (long long)a->data.shared, a->data.eval.count);
     }
-    if (a->shared_start > 0) {
+    if (a->data.shared_start > 0) {
         say(a,
             "note: %lld of %zu evaluation samples are from conversations that start like some in "
             "the training data\n",
-            (long long)a->shared_start, a->eval.count);
+            (long long)a->data.shared_start, a->data.eval.count);
     }
-    size_t records = a->counted.used_records;
+    size_t records = a->data.counted.used_records;
     double wish = ceil(a->o.eval * (double)records);
     if (a->o.eval_data.count == 0 && a->o.eval < 1.0 && wish > 200.0) {
         say(a, "note: --eval %g would be %.0f %ss; 200 are held out, the most for a fraction\n",
-            a->o.eval, wish, records != a->counted.used ? "record" : "sample");
+            a->o.eval, wish, records != a->data.counted.used ? "record" : "sample");
     }
 }
 
@@ -590,15 +590,16 @@ static bool files_take(app* a, const option_texts* texts, bool weighted, input_l
 // What each file has to train on, once the held-out samples are gone. Weights decide the order of
 // the samples, so a run with other ones cannot be resumed.
 static void weights_count(app* a) {
-    for (size_t i = 0; i < a->train.count; i++) {
-        input* one = &a->inputs.data[a->train.data[i].input];
-        bool first = i == 0 || a->train.data[i].record != a->train.data[i - 1].record;
+    for (size_t i = 0; i < a->data.train.count; i++) {
+        input* one = &a->data.inputs.data[a->data.train.data[i].input];
+        bool first = i == 0 || a->data.train.data[i].record != a->data.train.data[i - 1].record;
         one->samples++;
         one->records += first ? 1 : 0;
-        one->tokens += (uint64_t)a->train.data[i].length;
+        one->tokens += (uint64_t)a->data.train.data[i].length;
     }
-    for (size_t i = 0; i < a->inputs.count && weights_used(a); i++) {
-        a->data_hash = hash_more(a->data_hash, &a->inputs.data[i].weight, sizeof(double));
+    for (size_t i = 0; i < a->data.inputs.count && weights_used(a); i++) {
+        a->data.data_hash =
+            hash_more(a->data.data_hash, &a->data.inputs.data[i].weight, sizeof(double));
     }
 }
 
@@ -626,14 +627,14 @@ static size_t files_lacking(const input_list* list, const char* name, size_t siz
 
 // Every name in --columns must be in one of the files. That others lack it is told once.
 static bool columns_check(app* a) {
-    size_t files = a->inputs.count + a->eval_inputs.count;
+    size_t files = a->data.inputs.count + a->data.eval_inputs.count;
     for (const char* at = a->o.columns; at != NULL && *at != '\0' && several_files(a);) {
         const char* example = "";
         size_t to = strcspn(at, "=");
         const char* name = at + to + (at[to] == '=' ? 1 : 0);
         size_t size = strcspn(name, ",");
-        size_t lacking = files_lacking(&a->inputs, name, size, &example) +
-                         files_lacking(&a->eval_inputs, name, size, &example);
+        size_t lacking = files_lacking(&a->data.inputs, name, size, &example) +
+                         files_lacking(&a->data.eval_inputs, name, size, &example);
         if (lacking == files) {
             return error_set(a->error,
                              "--columns: no file has \"%.*s\", which is given for \"%.*s\"",
@@ -650,13 +651,14 @@ static bool columns_check(app* a) {
 }
 
 static bool samples_open(app* a) {
-    a->data_hash = new_tokens_hash(a, HASH_START);
-    if (a->o.demo ? !samples_take(a, &a->inputs, 0, &a->train, &a->counted)
-                  : !files_take(a, &a->o.data, true, &a->inputs, &a->train, &a->counted)) {
+    a->data.data_hash = new_tokens_hash(a, HASH_START);
+    if (a->o.demo
+            ? !samples_take(a, &a->data.inputs, 0, &a->data.train, &a->data.counted)
+            : !files_take(a, &a->o.data, true, &a->data.inputs, &a->data.train, &a->data.counted)) {
         return false;
     }
-    if ((a->o.eval_data.count > 0 &&
-         !files_take(a, &a->o.eval_data, false, &a->eval_inputs, &a->eval, &a->eval_counted)) ||
+    if ((a->o.eval_data.count > 0 && !files_take(a, &a->o.eval_data, false, &a->data.eval_inputs,
+                                                 &a->data.eval, &a->data.eval_counted)) ||
         !columns_check(a) || !samples_split(a) || !shared_count(a)) {
         return false;
     }
@@ -666,8 +668,8 @@ static bool samples_open(app* a) {
 
 // The files that samples come from.
 static const input_list* inputs_of(const app* a, const samples* s) {
-    return s == &a->eval && a->o.eval_data.count > 0 && !a->o.eval_only ? &a->eval_inputs
-                                                                        : &a->inputs;
+    return s == &a->data.eval && a->o.eval_data.count > 0 && !a->o.eval_only ? &a->data.eval_inputs
+                                                                             : &a->data.inputs;
 }
 
 #endif

@@ -63,13 +63,13 @@ static bool part_apply(app* a, const run_part* p, const options* given) {
             option_copy(&a->o, &cleared, row);
         }
     }
-    a->part_text.count = 0;
+    a->parts.part_text.count = 0;
     snprintf(name, sizeof name, "%.800s, until %lld", a->o.config, (long long)p->until);
-    if (!blob_add(&a->part_text, p->body, p->size) || !blob_add(&a->part_text, "", 1)) {
+    if (!blob_add(&a->parts.part_text, p->body, p->size) || !blob_add(&a->parts.part_text, "", 1)) {
         return error_set(a->error, "out of memory");
     }
-    a->part_text.count--;
-    if (!config_read(&a->set, name, &a->part_text, a->error)) {
+    a->parts.part_text.count--;
+    if (!config_read(&a->set, name, &a->parts.part_text, a->error)) {
         return false;
     }
     for (size_t i = 0; i < a->set.count; i++) {
@@ -108,7 +108,7 @@ static const char* parts_replaced(const app* a, const options* given) {
 
 // Finds the part that this session repeats: the first one whose steps the run has not taken.
 static bool part_search(app* a, const options* given) {
-    bool anew = a->o.resume == RESUME_NEVER && !a->next_part;
+    bool anew = a->o.resume == RESUME_NEVER && !a->parts.next_part;
     int64_t done = anew ? 0 : steps_done(a);
     int64_t before = 0;
     run_part p;
@@ -125,14 +125,14 @@ static bool part_search(app* a, const options* given) {
         if (p.until <= done) {
             continue;
         }
-        if (a->world > 1 || a->o.ranks > 1) {
+        if (a->ranks.world > 1 || a->o.ranks > 1) {
             return error_set(a->error,
                              "--config %s: the options of that run changed after step %lld, which "
                              "several processes cannot repeat; give the options of each part by "
                              "hand, the later ones with --extend",
                              a->o.config, (long long)p.until);
         }
-        a->until = p.until;
+        a->parts.until = p.until;
         return part_apply(a, &p, given);
     }
     return true;
@@ -151,16 +151,16 @@ static bool parts_choose(app* a, int argc, char** argv) {
     if (!options_read(&set, 1, argc, argv, a->error)) {
         return false;
     }
-    a->replaced = parts_replaced(a, &given);
-    if (a->replaced == NULL && !part_search(a, &given)) {
+    a->parts.replaced = parts_replaced(a, &given);
+    if (a->parts.replaced == NULL && !part_search(a, &given)) {
         return false;
     }
-    o->resume = a->next_part ? RESUME_MUST : o->resume;
+    o->resume = a->parts.next_part ? RESUME_MUST : o->resume;
     return true;
 }
 
 static bool part_over(const app* a) {
-    return a->until > 0 && a->step >= a->until;
+    return a->parts.until > 0 && a->progress.step >= a->parts.until;
 }
 
 // Whether the next part follows in this process.
@@ -176,12 +176,13 @@ static bool parts_take(app* a, const option_set* then) {
     const char* past = ((const options*)then->values)->parts;
     blob now;
     memset(&now, 0, sizeof now);
-    bool ok = (past == NULL || blob_add(&a->past, past, strlen(past))) &&
-              blob_add(&a->past, "", 1) && settings_write(then, SETTINGS_PART, &a->before) &&
+    bool ok = (past == NULL || blob_add(&a->parts.past, past, strlen(past))) &&
+              blob_add(&a->parts.past, "", 1) &&
+              settings_write(then, SETTINGS_PART, &a->parts.before) &&
               settings_write(&a->set, SETTINGS_PART, &now);
-    if (ok && now.count == a->before.count &&
-        (now.count == 0 || memcmp(now.data, a->before.data, now.count) == 0)) {
-        a->before.count = 0;
+    if (ok && now.count == a->parts.before.count &&
+        (now.count == 0 || memcmp(now.data, a->parts.before.data, now.count) == 0)) {
+        a->parts.before.count = 0;
     }
     blob_free(&now);
     return ok || error_set(a->error, "out of memory");
@@ -198,16 +199,17 @@ static bool parts_write(const app* a, blob* out) {
     int64_t before = 0;
     bool ok = true;
     run_part p;
-    for (const char* at = a->past.count > 1 ? a->past.data : NULL; at != NULL && ok; at = p.next) {
+    for (const char* at = a->parts.past.count > 1 ? a->parts.past.data : NULL; at != NULL && ok;
+         at = p.next) {
         if (!part_read(at, &p)) {
             break;
         }
-        p.until = p.until < a->step ? p.until : a->step;
+        p.until = p.until < a->progress.step ? p.until : a->progress.step;
         ok = p.until <= before || part_write(p.until, p.body, p.size, out);
         before = p.until > before ? p.until : before;
     }
-    return ok && (a->before.count == 0 || a->step <= before ||
-                  part_write(a->step, a->before.data, a->before.count, out));
+    return ok && (a->parts.before.count == 0 || a->progress.step <= before ||
+                  part_write(a->progress.step, a->parts.before.data, a->parts.before.count, out));
 }
 
 #endif

@@ -26,7 +26,7 @@ static int file_create(const qlora_files* f, const char* path, const char* data,
 static bool file_replace(app* a, const char* name, const char* data, size_t size) {
     char path[PATH_SIZE];
     char temporary[PATH_SIZE + 8];
-    if (a->rank > 0) { // rank 0 writes
+    if (a->ranks.rank > 0) { // rank 0 writes
         return true;
     }
     out_path(a, name, path);
@@ -65,7 +65,7 @@ static void put_number(blob* out, const char* name, double value, const char* fo
 // Writes what is pending. If the disk is full, a partial write is undone and the entries stay
 // pending.
 static bool growing_flush(app* a, growing* g) {
-    if (a->rank > 0) {
+    if (a->ranks.rank > 0) {
         g->rest.count = 0;
         return true;
     }

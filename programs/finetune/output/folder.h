@@ -310,8 +310,8 @@ static bool out_check(app* a, const char* first) {
     char path[PATH_SIZE];
     blob kept;
     memset(&kept, 0, sizeof kept);
-    a->out_empty = first[0] == '\0';
-    if (a->out_empty) {
+    a->folder.out_empty = first[0] == '\0';
+    if (a->folder.out_empty) {
         return true;
     }
     bool ours = false;
@@ -340,7 +340,7 @@ static bool out_make(app* a) {
     int before = out_look(a, first);
     int code = before;
     if (before != 0) {
-        a->parents = folder_parents(a->o.out);
+        a->folder.parents = folder_parents(a->o.out);
         code = a->files.make_dir(a->o.out, a->files.user);
         if (code != 0) {
             return error_set(a->error, "cannot create the output folder %s: %s", a->o.out,
@@ -355,7 +355,7 @@ static bool out_make(app* a) {
         return error_set(a->error, "cannot read the output folder %s: %s", a->o.out,
                          strerror(code));
     }
-    a->out_made = before == ENOENT;
+    a->folder.out_made = before == ENOENT;
     if (!out_check(a, first) || !lock_take(a)) {
         return false;
     }
@@ -514,9 +514,9 @@ static bool settings_same(app* a) {
         if (ok) {
             settings_compare(&set, &a->set, &d);
             ok = differences_judge(a, &d) && parts_take(a, &set);
-            a->patience_from = then.patience == a->o.patience
-                                   ? (int64_t)settings_noted(kept.data, "patience-from", 10)
-                                   : -1;
+            a->parts.patience_from = then.patience == a->o.patience
+                                         ? (int64_t)settings_noted(kept.data, "patience-from", 10)
+                                         : -1;
         }
     }
     blob_free(&kept);
@@ -546,7 +546,7 @@ static bool settings_check(app* a) {
         !weights_identity(a, a->o.adapter, &a->identity.adapter) || !settings_hash_make(a)) {
         return false;
     }
-    if (a->rank > 0) { // rank 0 has the folder; ranks_join follows it
+    if (a->ranks.rank > 0) { // rank 0 has the folder; ranks_join follows it
         return true;
     }
     out_path(a, "checkpoint", path);
@@ -568,10 +568,13 @@ static bool settings_check(app* a) {
 // --patience that is given or changed when a run is resumed counts from there on: the evaluations
 // before must not end the run at once.
 static void patience_start(app* a) {
-    bool given = a->patience_from < 0 && a->o.patience > 0;
-    a->history.patience_from = given ? a->step : a->patience_from > 0 ? a->patience_from : 0;
-    if (given && a->step > 0 && a->step < a->total_steps) {
-        say(a, "note: --patience counts the evaluations after step %lld\n", (long long)a->step);
+    bool given = a->parts.patience_from < 0 && a->o.patience > 0;
+    a->history.patience_from = given                        ? a->progress.step
+                               : a->parts.patience_from > 0 ? a->parts.patience_from
+                                                            : 0;
+    if (given && a->progress.step > 0 && a->progress.step < a->progress.total_steps) {
+        say(a, "note: --patience counts the evaluations after step %lld\n",
+            (long long)a->progress.step);
     }
 }
 
@@ -597,11 +600,12 @@ static void best_find(app* a) {
         step = h->best_step;
         loss = h->best_eval_loss;
     }
-    if (whole && step > 0 && step <= a->step) { // a later one is of steps that are taken again
+    if (whole && step > 0 &&
+        step <= a->progress.step) { // a later one is of steps that are taken again
         h->kept_step = step;
         h->kept_loss = loss;
     }
-    if (h->kept_step == h->best_step || h->best_step == a->step) {
+    if (h->kept_step == h->best_step || h->best_step == a->progress.step) {
         return;
     }
     say(a,
@@ -612,7 +616,7 @@ static void best_find(app* a) {
         say(a, "best/ has the adapter of step %lld, until a loss is below %.4f\n",
             (long long)h->kept_step, h->kept_loss);
     } else {
-        say(a, "best/ is the best adapter from step %lld on\n", (long long)a->step);
+        say(a, "best/ is the best adapter from step %lld on\n", (long long)a->progress.step);
     }
 }
 
@@ -621,21 +625,21 @@ static void best_find(app* a) {
 static bool out_begin(app* a) {
     blob text;
     memset(&text, 0, sizeof text);
-    a->files_made = !a->resuming && a->out_empty;
+    a->folder.files_made = !a->resuming && a->folder.out_empty;
     patience_start(a);
-    if (a->rank > 0) {
+    if (a->ranks.rank > 0) {
         return log_trim(a);
     }
     bool ok = a->resuming || steps_ours(a); // the folder may have changed since the start
-    if (a->changed && a->complete && a->step == a->total_steps) {
+    if (a->changed && a->complete && a->progress.step == a->progress.total_steps) {
         say(a, "note: no step is left, so the changed options have no effect\n");
     } else {
         ok =
             ok && settings_text(a, &text) && file_replace(a, "settings.txt", text.data, text.count);
     }
     blob_free(&text);
-    ok = ok && (a->resuming || steps_remove(a)) && log_trim(a) && growing_flush(a, &a->log) &&
-         events_open(a);
+    ok = ok && (a->resuming || steps_remove(a)) && log_trim(a) &&
+         growing_flush(a, &a->folder.log) && events_open(a);
     if (ok) {
         best_find(a);
     }
@@ -673,16 +677,16 @@ static void parents_unmake(const char* path, size_t first) {
 // Removes what a failed start has created and nothing else; a run that has started keeps its files.
 static void out_unmake(app* a) {
     char path[PATH_SIZE];
-    growing_close(&a->log);
-    growing_close(&a->events);
-    if (a->events_made) {
-        remove(a->events.path);
+    growing_close(&a->folder.log);
+    growing_close(&a->folder.events);
+    if (a->folder.events_made) {
+        remove(a->folder.events.path);
     }
-    if (a->events_folder_made) { // only if it is empty
+    if (a->folder.events_folder_made) { // only if it is empty
         (void)folder_remove(a->o.tensorboard);
     }
-    parents_unmake(a->o.tensorboard, a->events_parents);
-    if (a->files_made) {
+    parents_unmake(a->o.tensorboard, a->folder.events_parents);
+    if (a->folder.files_made) {
         out_path(a, "log.jsonl", path);
         remove(path);
         out_path(a, "settings.txt", path);
@@ -691,13 +695,13 @@ static void out_unmake(app* a) {
         remove(path);
     }
     lock_release(a);
-    if (a->demo_made) {
+    if (a->folder.demo_made) {
         demo_unmake(a);
     }
-    if (a->out_made) { // only if it is empty
+    if (a->folder.out_made) { // only if it is empty
         (void)folder_remove(a->o.out);
     }
-    parents_unmake(a->o.out, a->parents);
+    parents_unmake(a->o.out, a->folder.parents);
 }
 
 #endif

@@ -192,7 +192,7 @@ static bool lock_take(app* a) {
     lock_self(&self);
     int code = LOCK_MOVED;
     for (int attempt = 0; attempt < 100 && code == LOCK_MOVED; attempt++) {
-        code = lock_open(path, &a->lock, &owner);
+        code = lock_open(path, &a->folder.lock, &owner);
     }
     if (code == EAGAIN) {
         return lock_refuse(a, &owner, self.host, path);
@@ -202,21 +202,21 @@ static bool lock_take(app* a) {
                          strerror(code == LOCK_MOVED ? EBUSY : code));
     }
     if (owner.process != 0 && strcmp(owner.host, self.host) != 0) {
-        lock_close(a->lock, NULL);
+        lock_close(a->folder.lock, NULL);
         return lock_refuse(a, &owner, self.host, path);
     }
-    a->locked = true;
+    a->folder.locked = true;
     snprintf(text, sizeof text, "%ld %s\n", self.process, self.host);
-    return lock_fill(a->lock, text) ||
+    return lock_fill(a->folder.lock, text) ||
            error_set(a->error, "cannot write %s: %s", path, strerror(errno));
 }
 
 static void lock_release(app* a) {
     char path[PATH_SIZE];
-    if (a->locked) {
+    if (a->folder.locked) {
         out_path(a, LOCK_NAME, path);
-        lock_close(a->lock, path);
-        a->locked = false;
+        lock_close(a->folder.lock, path);
+        a->folder.locked = false;
     }
 }
 

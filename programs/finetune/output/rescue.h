@@ -110,7 +110,7 @@ static bool rescue_files(app* a, const char* log) {
     memset(&text, 0, sizeof text);
     memset(&settings, 0, sizeof settings);
     (void)blob_read_path(&text, log); // it may be gone
-    bool ok = blob_add(&text, a->log.rest.data, a->log.rest.count) ||
+    bool ok = blob_add(&text, a->folder.log.rest.data, a->folder.log.rest.count) ||
               error_set(a->error, "out of memory");
     ok = ok && settings_text(a, &settings) &&
          file_replace(a, "settings.txt", settings.data, settings.count) &&
@@ -161,7 +161,7 @@ static void rescue_save(app* a, bool (*save)(app* a)) {
         a->o.out = path;
         a->muted = true;
         whole = save(a);
-        whole = rescue_files(a, a->log.path) && whole;
+        whole = rescue_files(a, a->folder.log.path) && whole;
         a->muted = false;
         a->o.out = out;
     }

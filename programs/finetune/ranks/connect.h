@@ -94,18 +94,18 @@ static bool id_share(app* a, rank_id* out, bool* usable) {
     memcpy(mine.magic, "ftnccl2", 8);
     run_name(mine.run);
     lock_self(&mine.owner);
-    if (a->rank == 0) {
+    if (a->ranks.rank == 0) {
         char why[400] = "";
         mine.ok = qlora_nccl_id(NULL, mine.id, why, sizeof why) == QLORA_OK ? 1 : 0;
         snprintf(mine.error, sizeof mine.error, "%.250s", why);
     }
     bool ok = true;
-    if (a->mpi) {
-        rank_id* all = (rank_id*)take(a, (size_t)a->world, sizeof *all);
+    if (a->ranks.mpi) {
+        rank_id* all = (rank_id*)take(a, (size_t)a->ranks.world, sizeof *all);
         ok = all != NULL && gather(a, &mine, sizeof mine, all);
         *out = ok ? all[0] : mine;
         free(all);
-    } else if (a->rank == 0) {
+    } else if (a->ranks.rank == 0) {
         *out = mine;
         ok = file_replace(a, ID_NAME, (const char*)&mine, sizeof mine);
     } else {
@@ -130,21 +130,21 @@ static bool ranks_alike(app* a) {
     mine.found = qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU ? 0 : 1;
     snprintf(mine.reason, sizeof mine.reason, "%.250s",
              a->o.backend == QLORA_BACKEND_CPU ? "--backend cpu"
-             : a->no_gpu[0] != '\0'            ? a->no_gpu
+             : a->ranks.no_gpu[0] != '\0'      ? a->ranks.no_gpu
                                                : qlora_ctx_reason(a->ctx));
-    if (!a->mpi) {
+    if (!a->ranks.mpi) {
         return mine.found != 0 ||
                error_set(a->error,
                          "%s started %d processes, and this one has no GPU (%s); on the CPU, they "
                          "can only reach each other through MPI: use mpirun, or srun --mpi=pmi2",
-                         a->launcher, (int)a->world, mine.reason);
+                         a->ranks.launcher, (int)a->ranks.world, mine.reason);
     }
-    rank_gpu* all = (rank_gpu*)take(a, (size_t)a->world, sizeof *all);
+    rank_gpu* all = (rank_gpu*)take(a, (size_t)a->ranks.world, sizeof *all);
     if (all == NULL || !gather(a, &mine, sizeof mine, all)) {
         free(all);
         return false;
     }
-    for (int32_t i = a->world - 1; i >= 0; i--) {
+    for (int32_t i = a->ranks.world - 1; i >= 0; i--) {
         with = all[i].found != 0 ? i : with;
         without = all[i].found == 0 ? i : without;
     }
@@ -154,7 +154,7 @@ static bool ranks_alike(app* a) {
                        "ranks, or fewer of them",
                        (int)with, (int)without, all[without].reason);
     }
-    a->agreed = !ok;
+    a->ranks.agreed = !ok;
     free(all);
     return ok;
 }
@@ -165,7 +165,7 @@ static bool ranks_connect(app* a) {
     qlora_nccl_desc d;
     char path[PATH_SIZE];
     bool usable = false;
-    if (a->world <= 1) {
+    if (a->ranks.world <= 1) {
         return true;
     }
     if (!ranks_alike(a)) {
@@ -177,7 +177,7 @@ static bool ranks_connect(app* a) {
     if (!id_share(a, &id, &usable)) {
         return false;
     }
-    if (!usable && a->mpi) {
+    if (!usable && a->ranks.mpi) {
         say(a, "note: the exchange goes through MPI and host memory, which is slow: %s\n",
             id.error);
         return true;
@@ -186,17 +186,17 @@ static bool ranks_connect(app* a) {
         return error_set(a->error, "NCCL is needed to connect GPUs: %s", id.error);
     }
     memset(&d, 0, sizeof d);
-    d.rank = a->rank;
-    d.world = a->world;
+    d.rank = a->ranks.rank;
+    d.world = a->ranks.world;
     d.id = id.id;
     d.limit = (double)a->o.rank_limit;
-    bool ok = lib(a, qlora_comm_nccl(a->ctx, &d, &a->gpus), "connecting the GPUs");
-    if (!a->mpi && a->rank == 0) {
+    bool ok = lib(a, qlora_comm_nccl(a->ctx, &d, &a->ranks.gpus), "connecting the GPUs");
+    if (!a->ranks.mpi && a->ranks.rank == 0) {
         out_path(a, ID_NAME, path);
         remove(path);
     }
-    if (ok && !a->mpi) {
-        a->comm = a->gpus;
+    if (ok && !a->ranks.mpi) {
+        a->ranks.comm = a->ranks.gpus;
     }
     return ok;
 }

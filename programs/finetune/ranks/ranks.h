@@ -44,7 +44,7 @@ static bool ranks_find(app* a) {
     const launcher* found = NULL;
     int32_t local = -1;
     int32_t local_world = -1;
-    a->world = 1;
+    a->ranks.world = 1;
     for (size_t i = 0; i < LAUNCHER_COUNT; i++) {
         const launcher* l = &launchers[i];
         int32_t rank = variable_number(l->rank);
@@ -58,42 +58,44 @@ static bool ranks_find(app* a) {
                              world > 4096 ? "at most 4096 processes can train together"
                                           : "ranks are numbered from 0");
         }
-        if (found != NULL && !l->outer && (rank != a->rank || world != a->world)) {
+        if (found != NULL && !l->outer && (rank != a->ranks.rank || world != a->ranks.world)) {
             return error_set(a->error,
                              "%s says that this is process %d of %d, but %s says %d of %d "
                              "(environment variables %s and %s)",
-                             found->name, (int)a->rank, (int)a->world, l->name, (int)rank,
-                             (int)world, found->rank, l->rank);
+                             found->name, (int)a->ranks.rank, (int)a->ranks.world, l->name,
+                             (int)rank, (int)world, found->rank, l->rank);
         }
         if (found == NULL) {
             found = l;
-            a->rank = rank;
-            a->world = world;
-            a->mpi = l->mpi;
-            a->launcher = l->name;
+            a->ranks.rank = rank;
+            a->ranks.world = world;
+            a->ranks.mpi = l->mpi;
+            a->ranks.launcher = l->name;
         }
-        if (rank == a->rank && world == a->world) { // Slurm's PMI says nothing about the machine
+        if (rank == a->ranks.rank &&
+            world == a->ranks.world) { // Slurm's PMI says nothing about the machine
             local = local >= 0 ? local : variable_number(l->local);
             local_world = local_world >= 1 ? local_world : variable_number(l->local_world);
         }
     }
-    a->local = local >= 0 ? local : 0;
-    a->local_world = local_world >= 1 ? local_world : 1;
+    a->ranks.local = local >= 0 ? local : 0;
+    a->ranks.local_world = local_world >= 1 ? local_world : 1;
     return true;
 }
 
 // Whether MPI knows the same processes as the launcher.
 static bool mpi_open(app* a) {
     char why[400] = "";
-    if (qlora_comm_mpi(NULL, (double)a->o.rank_limit, &a->comm, why, sizeof why) != QLORA_OK) {
+    if (qlora_comm_mpi(NULL, (double)a->o.rank_limit, &a->ranks.comm, why, sizeof why) !=
+        QLORA_OK) {
         return error_set(a->error, "cannot open MPI: %s", why);
     }
-    if (a->comm.world != a->world || a->comm.rank != a->rank) {
+    if (a->ranks.comm.world != a->ranks.world || a->ranks.comm.rank != a->ranks.rank) {
         return error_set(a->error,
                          "%s started process %d of %d, but MPI says %d of %d: its library is not "
                          "that of the launcher; set QLORA_MPI_LIBRARY to the right one",
-                         a->launcher, (int)a->rank, (int)a->world, (int)a->comm.rank,
-                         (int)a->comm.world);
+                         a->ranks.launcher, (int)a->ranks.rank, (int)a->ranks.world,
+                         (int)a->ranks.comm.rank, (int)a->ranks.comm.world);
     }
     return true;
 }
@@ -101,43 +103,43 @@ static bool mpi_open(app* a) {
 // Opens MPI, before the GPU is opened and threads are started. srun may set MPICH's variables for
 // any program; without MPI, GPUs can still be connected.
 static bool ranks_open(app* a) {
-    if (a->world <= 1) {
+    if (a->ranks.world <= 1) {
         return true;
     }
     if (a->o.demo) {
-        return error_set(a->error, "--demo runs in one process; %s started %d", a->launcher,
-                         (int)a->world);
+        return error_set(a->error, "--demo runs in one process; %s started %d", a->ranks.launcher,
+                         (int)a->ranks.world);
     }
-    if (!a->mpi) { // NCCL, when the GPU is open
+    if (!a->ranks.mpi) { // NCCL, when the GPU is open
         return true;
     }
     if (mpi_open(a)) {
         return true;
     }
-    if (a->o.backend == QLORA_BACKEND_CPU || variable_number("PMI_RANK") != a->rank ||
-        variable_number("SLURM_PROCID") != a->rank || variable_number("SLURM_STEP_ID") < 0) {
+    if (a->o.backend == QLORA_BACKEND_CPU || variable_number("PMI_RANK") != a->ranks.rank ||
+        variable_number("SLURM_PROCID") != a->ranks.rank || variable_number("SLURM_STEP_ID") < 0) {
         return false;
     }
     say(a, "note: MPI is not used: %s\n", a->error);
-    qlora_comm_close(&a->comm);
-    memset(&a->comm, 0, sizeof a->comm);
+    qlora_comm_close(&a->ranks.comm);
+    memset(&a->ranks.comm, 0, sizeof a->ranks.comm);
     a->error[0] = '\0';
-    a->mpi = false;
-    a->launcher = "srun";
+    a->ranks.mpi = false;
+    a->ranks.launcher = "srun";
     return true;
 }
 
 // Ends the use of MPI. After an error that the others do not know, they are ended, too.
 static void ranks_close(app* a) {
-    if (!a->mpi || a->comm.exchange == NULL) {
+    if (!a->ranks.mpi || a->ranks.comm.exchange == NULL) {
         return;
     }
     fflush(stdout); // ending the others may end this process
     fflush(stderr);
-    if (a->failed && !a->agreed && a->comm.abort != NULL) {
-        a->comm.abort(a->comm.user);
+    if (a->failed && !a->ranks.agreed && a->ranks.comm.abort != NULL) {
+        a->ranks.comm.abort(a->ranks.comm.user);
     }
-    qlora_comm_close(&a->comm);
+    qlora_comm_close(&a->ranks.comm);
 }
 
 // What a process tells the others about its last stage.
@@ -148,7 +150,8 @@ typedef struct verdict {
 } verdict;
 
 static bool gather(app* a, const void* mine, size_t bytes, void* all) {
-    return lib(a, qlora_comm_gather(a->ctx, &a->comm, mine, bytes, all), "talking to other ranks");
+    return lib(a, qlora_comm_gather(a->ctx, &a->ranks.comm, mine, bytes, all),
+               "talking to other ranks");
 }
 
 // Rank 0 alone saves and answers prompts. The others wait for it longer than for anything else, so
@@ -157,18 +160,19 @@ static bool gather(app* a, const void* mine, size_t bytes, void* all) {
 
 static void first_rank_busy(app* a, bool busy) {
     double limit = (double)a->o.rank_limit;
-    if (a->comm.limit != NULL && a->rank > 0) { // rank 0 itself waits for nobody that is busy
-        a->comm.limit(busy ? limit + FIRST_RANK_LIMIT : 0.0, a->comm.user);
+    if (a->ranks.comm.limit != NULL &&
+        a->ranks.rank > 0) { // rank 0 itself waits for nobody that is busy
+        a->ranks.comm.limit(busy ? limit + FIRST_RANK_LIMIT : 0.0, a->ranks.comm.user);
     }
 }
 
 // Waits until rank 0 has done what it alone does.
 static bool first_rank_wait(app* a) {
     char mine = 0;
-    if (a->world <= 1) {
+    if (a->ranks.world <= 1) {
         return true;
     }
-    char* all = (char*)take(a, (size_t)a->world, 1);
+    char* all = (char*)take(a, (size_t)a->ranks.world, 1);
     first_rank_busy(a, true);
     bool ok = all != NULL && gather(a, &mine, 1, all);
     first_rank_busy(a, false);
@@ -180,19 +184,19 @@ static bool first_rank_wait(app* a) {
 // failed, and rank 0 will print it.
 static bool together(app* a, bool ok) {
     verdict mine;
-    if (a->world <= 1 || a->ctx == NULL || a->comm.exchange == NULL) {
+    if (a->ranks.world <= 1 || a->ctx == NULL || a->ranks.comm.exchange == NULL) {
         return ok;
     }
     memset(&mine, 0, sizeof mine);
     mine.ok = ok ? 1 : 0;
     mine.stopped = a->stopped ? 1 : 0;
     snprintf(mine.error, sizeof mine.error, "%.490s", ok ? "" : a->error);
-    verdict* all = (verdict*)take(a, (size_t)a->world, sizeof *all);
+    verdict* all = (verdict*)take(a, (size_t)a->ranks.world, sizeof *all);
     if (all == NULL || !gather(a, &mine, sizeof mine, all)) {
         free(all);
         return false;
     }
-    for (int32_t i = 0; i < a->world && ok; i++) {
+    for (int32_t i = 0; i < a->ranks.world && ok; i++) {
         ok = all[i].ok != 0;
         if (!ok) {
             a->stopped = a->stopped || all[i].stopped != 0;
@@ -203,7 +207,7 @@ static bool together(app* a, bool ok) {
             error_set(a->error, "%s%s", where, all[i].error);
         }
     }
-    a->agreed = !ok;
+    a->ranks.agreed = !ok;
     free(all);
     return ok;
 }
@@ -227,7 +231,7 @@ typedef struct rank_facts {
 static bool ranks_join(app* a) {
     rank_facts mine;
     bool ok = true;
-    if (a->world <= 1) {
+    if (a->ranks.world <= 1) {
         return true;
     }
     memset(&mine, 0, sizeof mine);
@@ -238,14 +242,14 @@ static bool ranks_join(app* a) {
     mine.every[1] = a->o.patience;
     mine.every[2] = a->o.save_every;
     mine.every[3] = a->o.snapshot_every;
-    mine.patience_from = a->patience_from;
+    mine.patience_from = a->parts.patience_from;
     mine.resuming = a->resuming ? 1 : 0;
-    rank_facts* all = (rank_facts*)take(a, (size_t)a->world, sizeof *all);
+    rank_facts* all = (rank_facts*)take(a, (size_t)a->ranks.world, sizeof *all);
     if (all == NULL || !gather(a, &mine, sizeof mine, all)) {
         free(all);
         return false;
     }
-    for (int32_t i = 1; i < a->world && ok; i++) {
+    for (int32_t i = 1; i < a->ranks.world && ok; i++) {
         const char* differs = all[i].settings_hash != all[0].settings_hash ? "other options"
                               : all[i].model != all[0].model               ? "another model"
                               : all[i].adapter != all[0].adapter           ? "another adapter"
@@ -257,9 +261,9 @@ static bool ranks_join(app* a) {
                            rank_numbers[k]);
         }
     }
-    a->patience_from = all[0].patience_from;
+    a->parts.patience_from = all[0].patience_from;
     a->resuming = all[0].resuming != 0;
-    a->agreed = !ok;
+    a->ranks.agreed = !ok;
     free(all);
     return ok;
 }
@@ -273,29 +277,29 @@ typedef struct rank_data {
 // All processes use the plan of rank 0, for the same data.
 static bool ranks_plan(app* a) {
     bool ok = true;
-    if (a->world <= 1) {
+    if (a->ranks.world <= 1) {
         return true;
     }
     rank_data* mine = (rank_data*)take(a, 1, sizeof *mine);
-    rank_data* all = (rank_data*)take(a, (size_t)a->world, sizeof *all);
+    rank_data* all = (rank_data*)take(a, (size_t)a->ranks.world, sizeof *all);
     if (mine == NULL || all == NULL) {
         free(mine);
         free(all);
         return false;
     }
-    mine->data_hash = a->data_hash;
-    mine->total_steps = a->total_steps;
+    mine->data_hash = a->data.data_hash;
+    mine->total_steps = a->progress.total_steps;
     mine->plan = a->plan;
     if (!gather(a, mine, sizeof *mine, all)) {
         free(mine);
         free(all);
         return false;
     }
-    for (int32_t i = 1; i < a->world && ok; i++) {
+    for (int32_t i = 1; i < a->ranks.world && ok; i++) {
         ok = (all[i].data_hash == all[0].data_hash && all[i].total_steps == all[0].total_steps) ||
              error_set(a->error, "rank %d has read other data than rank 0", (int)i);
     }
-    a->agreed = !ok;
+    a->ranks.agreed = !ok;
     a->plan = all[0].plan;
     free(mine);
     free(all);
@@ -312,33 +316,33 @@ typedef struct rank_place {
 static bool ranks_place(app* a) {
     rank_place mine;
     bool ok = true;
-    if (a->world <= 1) {
+    if (a->ranks.world <= 1) {
         return true;
     }
     memset(&mine, 0, sizeof mine);
-    mine.step = a->step;
-    mine.tokens = a->tokens_seen;
-    mine.seconds = a->seconds;
-    rank_place* all = (rank_place*)take(a, (size_t)a->world, sizeof *all);
+    mine.step = a->progress.step;
+    mine.tokens = a->progress.tokens_seen;
+    mine.seconds = a->progress.seconds;
+    rank_place* all = (rank_place*)take(a, (size_t)a->ranks.world, sizeof *all);
     if (all == NULL || !gather(a, &mine, sizeof mine, all)) {
         free(all);
         return false;
     }
-    for (int32_t i = 1; i < a->world && ok; i++) {
+    for (int32_t i = 1; i < a->ranks.world && ok; i++) {
         ok = memcmp(&all[i], &all[0], sizeof all[0]) == 0 ||
              error_set(a->error,
                        "rank %d has loaded another checkpoint (step %lld) than rank 0 (step %lld); "
                        "--out must be one folder for all",
                        (int)i, (long long)all[i].step, (long long)all[0].step);
     }
-    a->agreed = !ok;
+    a->ranks.agreed = !ok;
     free(all);
     return ok;
 }
 
 // All processes know that one of them was asked to stop.
 static void stop_agree(app* a) {
-    a->stop_agreed = true;
+    a->ranks.stop_agreed = true;
     stop_asked = 1;
 }
 
@@ -352,7 +356,7 @@ typedef struct rank_vote {
 // that comes last waits for nobody: its exchange is the shortest.
 static bool ranks_vote(app* a, double seconds, double exchange_ms) {
     rank_vote mine;
-    if (a->world <= 1) {
+    if (a->ranks.world <= 1) {
         return true;
     }
     memset(&mine, 0, sizeof mine);
@@ -360,26 +364,26 @@ static bool ranks_vote(app* a, double seconds, double exchange_ms) {
     mine.busy_ms = seconds * 1e3 - exchange_ms;
     mine.exchange_ms = exchange_ms;
     double most = 0.0;
-    rank_vote* all = (rank_vote*)take(a, (size_t)a->world, sizeof *all);
+    rank_vote* all = (rank_vote*)take(a, (size_t)a->ranks.world, sizeof *all);
     bool ok = all != NULL && gather(a, &mine, sizeof mine, all);
-    a->slowest = 0;
-    a->exchange_ms = exchange_ms;
-    for (int32_t i = 0; i < a->world && ok; i++) {
-        a->slowest = all[i].busy_ms > all[a->slowest].busy_ms ? i : a->slowest;
-        a->exchange_ms = fmin(a->exchange_ms, all[i].exchange_ms);
+    a->ranks.slowest = 0;
+    a->ranks.exchange_ms = exchange_ms;
+    for (int32_t i = 0; i < a->ranks.world && ok; i++) {
+        a->ranks.slowest = all[i].busy_ms > all[a->ranks.slowest].busy_ms ? i : a->ranks.slowest;
+        a->ranks.exchange_ms = fmin(a->ranks.exchange_ms, all[i].exchange_ms);
         most = fmax(most, all[i].exchange_ms);
         if (all[i].stop != 0) {
             stop_agree(a);
         }
     }
-    a->waited_ms = most - a->exchange_ms;
+    a->ranks.waited_ms = most - a->ranks.exchange_ms;
     free(all);
     return ok;
 }
 
 // Whether to stop. Processes that train together must have voted.
 static bool stop_now(const app* a) {
-    return a->world > 1 ? a->stop_agreed : stop_asked != 0;
+    return a->ranks.world > 1 ? a->ranks.stop_agreed : stop_asked != 0;
 }
 
 #endif

@@ -78,12 +78,13 @@ static bool card_text(app* a, blob* out) {
             "same scaling.\n\n",
             a->o.rope_scale);
     }
-    put(out, "## Training\n\nStep %lld of %lld", (long long)a->step, (long long)a->total_steps);
-    if (known(a->last_loss)) {
-        put(out, ", loss %.4f", a->last_loss);
+    put(out, "## Training\n\nStep %lld of %lld", (long long)a->progress.step,
+        (long long)a->progress.total_steps);
+    if (known(a->progress.last_loss)) {
+        put(out, ", loss %.4f", a->progress.last_loss);
     }
-    if (known(a->last_eval)) {
-        put(out, ", held-out loss %.4f", a->last_eval);
+    if (known(a->progress.last_eval)) {
+        put(out, ", held-out loss %.4f", a->progress.last_eval);
     }
     put(out, ". Options of finetune:\n\n```text\n");
     return card_settings(a, out) && blob_add(out, "```\n", 4);

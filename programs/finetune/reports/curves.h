@@ -53,12 +53,13 @@ static void put_title(const app* a, blob* out) {
         return;
     }
     put_name(out, a->o.model);
-    if (a->inputs.count > 0) {
+    if (a->data.inputs.count > 0) {
         put(out, " on ");
-        put_name(out, data_name(a->inputs.data[0].path));
+        put_name(out, data_name(a->data.inputs.data[0].path));
     }
-    if (a->inputs.count > 1) {
-        put(out, " and %zu more file%s", a->inputs.count - 1, a->inputs.count > 2 ? "s" : "");
+    if (a->data.inputs.count > 1) {
+        put(out, " and %zu more file%s", a->data.inputs.count - 1,
+            a->data.inputs.count > 2 ? "s" : "");
     }
 }
 
@@ -66,7 +67,7 @@ static void put_progress(const app* a, blob* out) {
     char epochs[40];
     int64_t span = summary_span(a);
     double loss = loss_mean(a, true);
-    put(out, "step %lld of %lld", (long long)a->step, (long long)a->total_steps);
+    put(out, "step %lld of %lld", (long long)a->progress.step, (long long)a->progress.total_steps);
     if (epoch_text(a, epochs)[0] != '\0') {
         put(out, ", epoch %s", epochs);
     }
@@ -76,8 +77,8 @@ static void put_progress(const app* a, blob* out) {
     if (known(loss) && span > 1) {
         put(out, " (mean of %lld steps)", (long long)span);
     }
-    if (known(a->last_eval)) {
-        put(out, ", held out %.4f", a->last_eval);
+    if (known(a->progress.last_eval)) {
+        put(out, ", held out %.4f", a->progress.last_eval);
     }
 }
 

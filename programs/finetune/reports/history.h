@@ -105,24 +105,25 @@ static double history_mean(const history* h, int which, int64_t first, int64_t l
 
 // The steps that the summary compares: the first tenth, at most SPAN, and as many at the end.
 static int64_t summary_span(const app* a) {
-    int64_t tenth = a->step / 10 < SPAN ? a->step / 10 : SPAN;
+    int64_t tenth = a->progress.step / 10 < SPAN ? a->progress.step / 10 : SPAN;
     return tenth > 1 ? tenth : 1;
 }
 
 // The loss of a run, at its start or now: the mean over these steps, as single ones are noisy.
 static double loss_mean(const app* a, bool now) {
     int64_t span = summary_span(a);
-    double mean = now ? history_mean(&a->history, TRACE_LOSS, a->step - span + 1, a->step)
-                      : history_mean(&a->history, TRACE_LOSS, 1, span);
-    return known(mean) ? mean : now ? a->last_loss : a->first_loss;
+    double mean =
+        now ? history_mean(&a->history, TRACE_LOSS, a->progress.step - span + 1, a->progress.step)
+            : history_mean(&a->history, TRACE_LOSS, 1, span);
+    return known(mean) ? mean : now ? a->progress.last_loss : a->progress.first_loss;
 }
 
 // "1.5" or "1.5 of 3"; "" if it is not known.
 static const char* epoch_text(const app* a, char out[40]) {
     bool of = a->o.steps == 0 && a->o.epochs > 0.0;
     out[0] = '\0';
-    if (known(a->epochs_done)) {
-        int used = snprintf(out, 40, "%.4g", a->epochs_done);
+    if (known(a->progress.epochs_done)) {
+        int used = snprintf(out, 40, "%.4g", a->progress.epochs_done);
         if (of && used > 0 && used < 20) {
             snprintf(out + used, 40 - (size_t)used, " of %.4g", a->o.epochs);
         }

@@ -5,7 +5,7 @@
 // ---- writing ----
 
 static void log_line(app* a, const blob* line) {
-    growing_add(a, &a->log, TOLD_LOG, line);
+    growing_add(a, &a->folder.log, TOLD_LOG, line);
 }
 
 static void log_step(app* a, const point* p, const qlora_train_info* info) {
@@ -18,7 +18,7 @@ static void log_step(app* a, const point* p, const qlora_train_info* info) {
     put_number(&line, "lr", p->values[TRACE_LR], "%.9g");
     put_number(&line, "tokens_per_s", p->values[TRACE_SPEED], "%.1f");
     put_number(&line, "epoch", p->values[TRACE_EPOCH], "%.9g");
-    put_number(&line, "seconds", a->seconds, "%.3f");
+    put_number(&line, "seconds", a->progress.seconds, "%.3f");
     if (method->preferences) {
         for (int i = TRACE_CHOSEN; i <= TRACE_ACCURACY; i++) {
             put_number(&line, trace_names[i].name, p->values[i], "%.9g");
@@ -28,11 +28,11 @@ static void log_step(app* a, const point* p, const qlora_train_info* info) {
         const method_number* number = &method->numbers[i];
         put_number(&line, number->name, method_number_at(info, number), "%.9g");
     }
-    if (a->world > 1) {
-        put(&line, ",\"ranks\":%d,\"slowest_rank\":%d,\"sent_bytes\":%lld", (int)a->world,
-            (int)a->slowest, (long long)info->sent);
-        put_number(&line, "exchange_ms", a->exchange_ms, "%.3f");
-        put_number(&line, "waited_ms", a->waited_ms, "%.3f");
+    if (a->ranks.world > 1) {
+        put(&line, ",\"ranks\":%d,\"slowest_rank\":%d,\"sent_bytes\":%lld", (int)a->ranks.world,
+            (int)a->ranks.slowest, (long long)info->sent);
+        put_number(&line, "exchange_ms", a->ranks.exchange_ms, "%.3f");
+        put_number(&line, "waited_ms", a->ranks.waited_ms, "%.3f");
         put(&line, "%s", info->exchange_graph ? ",\"exchange_graph\":true" : "");
     }
     put(&line, ",\"tokens\":%lld,\"labels\":%.0f,\"memory_bytes\":%llu%s}\n",
@@ -198,27 +198,30 @@ static bool log_restore(app* a, const char* line, const char* stop, bool* keep) 
     if (!log_point(line, stop, a->history.last, &p)) {
         return false;
     }
-    *keep = p.step <= a->step; // later steps will be taken again
+    *keep = p.step <= a->progress.step; // later steps will be taken again
     const char* texts = log_samples_at(line, stop);
     if (!*keep || texts != NULL) {
         return !*keep || log_samples_read(a, p.step, texts, stop);
     }
-    a->last_loss = known(p.values[TRACE_LOSS]) ? p.values[TRACE_LOSS] : a->last_loss;
-    a->epochs_done = known(p.values[TRACE_EPOCH]) ? p.values[TRACE_EPOCH] : a->epochs_done;
-    a->last_eval = known(p.values[TRACE_EVAL_LOSS]) ? p.values[TRACE_EVAL_LOSS] : a->last_eval;
+    a->progress.last_loss =
+        known(p.values[TRACE_LOSS]) ? p.values[TRACE_LOSS] : a->progress.last_loss;
+    a->progress.epochs_done =
+        known(p.values[TRACE_EPOCH]) ? p.values[TRACE_EPOCH] : a->progress.epochs_done;
+    a->progress.last_eval =
+        known(p.values[TRACE_EVAL_LOSS]) ? p.values[TRACE_EVAL_LOSS] : a->progress.last_eval;
     history_add(&a->history, &p);
     return true;
 }
 
-// Keeps the log's lines up to a->step and restores the plot and the samples from them.
+// Keeps the log's lines up to a->progress.step and restores the plot and the samples from them.
 static bool log_trim(app* a) {
     size_t damaged = 0;
     blob text;
     blob kept;
     memset(&text, 0, sizeof text);
     memset(&kept, 0, sizeof kept);
-    out_path(a, "log.jsonl", a->log.path);
-    bool ok = a->step == 0 || file_read(a, a->log.path, &text);
+    out_path(a, "log.jsonl", a->folder.log.path);
+    bool ok = a->progress.step == 0 || file_read(a, a->folder.log.path, &text);
     const char* end = text.data != NULL ? text.data + text.count : NULL;
     for (const char* line = text.data; ok && line < end;) {
         const char* stop = (const char*)memchr(line, '\n', (size_t)(end - line));
@@ -233,7 +236,7 @@ static bool log_trim(app* a) {
         line = stop + 1;
     }
     if (damaged > 0) {
-        say(a, "note: %s: %zu damaged line%s removed\n", a->log.path, damaged,
+        say(a, "note: %s: %zu damaged line%s removed\n", a->folder.log.path, damaged,
             damaged == 1 ? " was" : "s were");
     }
     ok = ok && file_replace(a, "log.jsonl", kept.data, kept.count);
@@ -261,7 +264,7 @@ static bool csv_write(app* a) {
     blob out;
     memset(&text, 0, sizeof text);
     memset(&out, 0, sizeof out);
-    bool ok = file_read(a, a->log.path, &text);
+    bool ok = file_read(a, a->folder.log.path, &text);
     const char* end = text.data != NULL ? text.data + text.count : NULL;
     int columns = method_of(a->o.method)->preferences ? TRACES : TRACE_CHOSEN;
     put(&out, "step");

@@ -47,7 +47,8 @@ static void page_head(const app* a, blob* out, bool over) {
         put(out, "<meta http-equiv=\"refresh\" content=\"%d\">\n", PAGE_REFRESH);
     }
     put(out, "<title>%.0f%% - ",
-        floor(100.0 * (double)a->step / (double)(a->total_steps > 0 ? a->total_steps : 1)));
+        floor(100.0 * (double)a->progress.step /
+              (double)(a->progress.total_steps > 0 ? a->progress.total_steps : 1)));
     put_title(a, out);
     put(out, "</title>\n<style>\n");
     put_all(out, page_style);
@@ -68,18 +69,21 @@ static void page_state(const app* a, blob* out, bool over) {
     if (local != NULL) {
         strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S", local);
     }
-    const char* state = !over                       ? "Running"
-                        : a->step == a->total_steps ? "Finished"
-                        : patience_over(a)          ? "Stopped early"
-                                                    : "Stopped; the same command resumes it";
+    const char* state = !over                                         ? "Running"
+                        : a->progress.step == a->progress.total_steps ? "Finished"
+                        : patience_over(a)                            ? "Stopped early"
+                                           : "Stopped; the same command resumes it";
     put(out, "<p id=\"state\">%s: ", state);
     put_progress(a, out);
-    if (a->seconds > 0.0) {
-        put(out, ", %s tokens/s", short_number((double)a->tokens_seen / a->seconds, text));
-        put(out, ", %s", short_time(a->seconds, text));
+    if (a->progress.seconds > 0.0) {
+        put(out, ", %s tokens/s",
+            short_number((double)a->progress.tokens_seen / a->progress.seconds, text));
+        put(out, ", %s", short_time(a->progress.seconds, text));
     }
-    if (!over && a->pace > 0.0) {
-        put(out, ", %s left", short_time(a->pace * (double)(a->total_steps - a->step), text));
+    if (!over && a->progress.pace > 0.0) {
+        put(out, ", %s left",
+            short_time(a->progress.pace * (double)(a->progress.total_steps - a->progress.step),
+                       text));
     }
     put(out, "</p>\n<p class=\"quiet\">");
     const char* reason = backend_reason(a, why);
@@ -90,7 +94,7 @@ static void page_state(const app* a, blob* out, bool over) {
 
 static void page_panel(const app* a, blob* out, const panel* p) {
     double height = p->height > 150.0 ? 260.0 : 110.0;
-    area r = {84.0, 546.0, 18.0, height, 0.0, 0.0, (double)a->total_steps};
+    area r = {84.0, 546.0, 18.0, height, 0.0, 0.0, (double)a->progress.total_steps};
     area_range(&a->history, p, &r);
     put(out, "<h2>%s</h2>\n<p class=\"key\">", p->title);
     for (int i = 0; i < 3; i++) {
@@ -189,7 +193,7 @@ static void page_machine(const app* a, blob* out) {
 // What the options do not say, or only by their defaults.
 static void page_facts(const app* a, blob* out) {
     const options* o = &a->o;
-    const counts* c = &a->counted;
+    const counts* c = &a->data.counted;
     char text[200];
     char number[32];
     if (o->adapter == NULL && o->alpha == 0.0) {
@@ -209,7 +213,7 @@ static void page_facts(const app* a, blob* out) {
     page_row(out, "trained parameters", text);
     if (c->tokens > 0) {
         snprintf(text, sizeof text, "%llu in %zu samples, %llu of them trained (%.3g%%)",
-                 (unsigned long long)c->tokens, a->train.count + a->eval.count,
+                 (unsigned long long)c->tokens, a->data.train.count + a->data.eval.count,
                  (unsigned long long)c->trained, 100.0 * (double)c->trained / (double)c->tokens);
         page_row(out, "tokens of the data", text);
     }

@@ -60,7 +60,7 @@ static void picture_make(const app* a, blob* out) {
         if (!panel_used(&a->history, p)) {
             continue;
         }
-        area r = {76.0, 780.0, top, p->height, 0.0, 0.0, (double)a->total_steps};
+        area r = {76.0, 780.0, top, p->height, 0.0, 0.0, (double)a->progress.total_steps};
         area_range(&a->history, p, &r);
         put(out, "<text x=\"%.0f\" y=\"%.1f\" class=\"h\">%s</text>\n", r.left, r.top - 8.0,
             p->title);

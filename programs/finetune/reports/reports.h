@@ -54,9 +54,9 @@ static bool sample_print(app* a, const qlora_text_sample* s, const char* path, s
 
 static bool doctor_samples(app* a) {
     size_t shown = 0;
-    for (size_t f = 0; f < a->inputs.count; f++) {
-        qlora_text_data* data = a->inputs.data[f].data;
-        const char* path = a->o.demo ? "demo" : data_name(a->inputs.data[f].path);
+    for (size_t f = 0; f < a->data.inputs.count; f++) {
+        qlora_text_data* data = a->data.inputs.data[f].data;
+        const char* path = a->o.demo ? "demo" : data_name(a->data.inputs.data[f].path);
         size_t count = qlora_text_data_count(data);
         for (size_t i = 0; i < count && shown < (size_t)a->o.samples; i++) {
             qlora_text_sample s;
@@ -81,13 +81,13 @@ typedef struct doctor_row {
 #define DOCTOR_ROWS 17
 
 static bool doctor_rows(app* a, doctor_row rows[DOCTOR_ROWS]) {
-    const counts* c = &a->counted;
+    const counts* c = &a->data.counted;
     packs p;
     memset(&p, 0, sizeof p);
-    bool ok = a->train.count == 0 || epoch_make(a, 0, &p);
+    bool ok = a->data.train.count == 0 || epoch_make(a, 0, &p);
     const doctor_row all[DOCTOR_ROWS] = {
         {"samples", "samples", c->all / sample_texts(a), ""},
-        {"bad", "bad records", a->bad.count, "cannot be read"},
+        {"bad", "bad records", a->data.bad.count, "cannot be read"},
         {"too_long", "too long for --length", c->too_long, a->o.truncate ? "truncated" : "skipped"},
         {"no_room", "pairs over --tokens", c->no_room, "skipped"},
         {"other_prompts", "pairs with two prompts", c->other_prompts, "only answers are trained"},
@@ -97,12 +97,12 @@ static bool doctor_rows(app* a, doctor_row rows[DOCTOR_ROWS]) {
         {"no_end", "end not trained", c->no_end, "the model will not learn to stop"},
         {"two_bos", "duplicate BOS at start", c->two_bos, "the text itself starts with one"},
         {"used", "used", c->used, ""},
-        {"held_out", "of these held out", a->o.eval_data.count == 0 ? a->eval.count : 0, ""},
+        {"held_out", "of these held out", a->o.eval_data.count == 0 ? a->data.eval.count : 0, ""},
         {"longest", "longest, in tokens", c->longest, ""},
         {"tokens", "tokens used", c->tokens, ""},
         {"trained", "of these trained", c->trained, ""},
         {"micro_batches", "micro-batches per epoch", p.count, ""},
-        {"steps", "total steps", (uint64_t)a->total_steps, ""},
+        {"steps", "total steps", (uint64_t)a->progress.total_steps, ""},
     };
     memcpy(rows, all, sizeof all);
     packs_free(&p);
@@ -135,8 +135,8 @@ static share share_of(const app* a, const input* one) {
     share s = {input_takes(one), 0.0, 0.0};
     double taken = 0.0;
     double tokens = 0.0;
-    for (size_t i = 0; i < a->inputs.count; i++) {
-        const input* other = &a->inputs.data[i];
+    for (size_t i = 0; i < a->data.inputs.count; i++) {
+        const input* other = &a->data.inputs.data[i];
         taken += (double)input_takes(other);
         tokens += (double)other->tokens * other->weight;
     }
@@ -146,12 +146,12 @@ static share share_of(const app* a, const input* one) {
 }
 
 static void doctor_shares(const app* a) {
-    if (a->inputs.count < 2 && !weights_used(a)) {
+    if (a->data.inputs.count < 2 && !weights_used(a)) {
         return;
     }
     printf("\nfiles, and what they add to an epoch:\n");
-    for (size_t i = 0; i < a->inputs.count; i++) {
-        const input* one = &a->inputs.data[i];
+    for (size_t i = 0; i < a->data.inputs.count; i++) {
+        const input* one = &a->data.inputs.data[i];
         share s = share_of(a, one);
         const char* what = one->records != one->samples ? "records" : "samples";
         printf("  %s: weight %g, %zu of %zu %s, %.1f%% of the %s, %.1f%% of the tokens\n",
@@ -168,16 +168,16 @@ static void doctor_json(const app* a, const doctor_row* rows) {
             (unsigned long long)rows[i].count);
     }
     put(&out, ", \"bad_records\": [");
-    for (size_t i = 0; i < a->bad.count && i < BAD_SHOWN; i++) {
+    for (size_t i = 0; i < a->data.bad.count && i < BAD_SHOWN; i++) {
         put(&out, "%s{\"file\": ", i > 0 ? ", " : "");
-        json_text(&out, a->bad.shown[i].path);
-        put(&out, ", \"line\": %zu, \"error\": ", a->bad.shown[i].line);
-        json_text(&out, a->bad.shown[i].what);
+        json_text(&out, a->data.bad.shown[i].path);
+        put(&out, ", \"line\": %zu, \"error\": ", a->data.bad.shown[i].line);
+        json_text(&out, a->data.bad.shown[i].what);
         put(&out, "}");
     }
     put(&out, "], \"files\": [");
-    for (size_t i = 0; i < a->inputs.count; i++) {
-        const input* one = &a->inputs.data[i];
+    for (size_t i = 0; i < a->data.inputs.count; i++) {
+        const input* one = &a->data.inputs.data[i];
         share part = share_of(a, one);
         put(&out, "%s{\"file\": ", i > 0 ? ", " : "");
         json_text(&out, data_name(one->path));
@@ -192,15 +192,15 @@ static void doctor_json(const app* a, const doctor_row* rows) {
 }
 
 static void doctor_text(const app* a, const doctor_row* rows) {
-    if (a->bad.count > 0) {
+    if (a->data.bad.count > 0) {
         printf("\nrecords that cannot be read:\n");
     }
-    for (size_t i = 0; i < a->bad.count && i < BAD_SHOWN; i++) {
-        const bad_record* b = &a->bad.shown[i];
+    for (size_t i = 0; i < a->data.bad.count && i < BAD_SHOWN; i++) {
+        const bad_record* b = &a->data.bad.shown[i];
         printf("  %s:%zu: %s\n", b->path, b->line, b->what);
     }
-    if (a->bad.count > BAD_SHOWN) {
-        printf("  and %zu more\n", a->bad.count - BAD_SHOWN);
+    if (a->data.bad.count > BAD_SHOWN) {
+        printf("  and %zu more\n", a->data.bad.count - BAD_SHOWN);
     }
     printf("\n");
     for (size_t i = 0; i < DOCTOR_ROWS; i++) {
@@ -227,8 +227,9 @@ static bool doctor_print(app* a) {
         doctor_text(a, rows);
         estimate_print(a);
     }
-    return a->bad.count == 0 || error_set(a->error, "%zu record%s cannot be read", a->bad.count,
-                                          a->bad.count == 1 ? "" : "s");
+    return a->data.bad.count == 0 ||
+           error_set(a->error, "%zu record%s cannot be read", a->data.bad.count,
+                     a->data.bad.count == 1 ? "" : "s");
 }
 
 static void plan_show(app* a) {
@@ -313,7 +314,8 @@ static void summary_preferences(app* a) {
     int64_t span = summary_span(a);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         double first = history_mean(&a->history, rows[i].which, 1, span);
-        double last = history_mean(&a->history, rows[i].which, a->step - span + 1, a->step);
+        double last =
+            history_mean(&a->history, rows[i].which, a->progress.step - span + 1, a->progress.step);
         if (known(first) && known(last)) {
             say(a, rows[i].format, first, last);
         }
@@ -336,11 +338,13 @@ static void summary_loss(app* a) {
     if (known(last) && span > 1) {
         say(a, " (means of %lld steps)", (long long)span);
     }
-    if (known(a->first_eval) && known(a->last_eval)) {
-        say(a, "; held out %.4f -> %.4f", a->first_eval, a->last_eval);
+    if (known(a->progress.first_eval) && known(a->progress.last_eval)) {
+        say(a, "; held out %.4f -> %.4f", a->progress.first_eval, a->progress.last_eval);
     }
-    if (known(a->first_eval) && known(a->last_eval) && !method_of(a->o.method)->preferences) {
-        say(a, ", perplexity %.4g -> %.4g", exp(a->first_eval), exp(a->last_eval));
+    if (known(a->progress.first_eval) && known(a->progress.last_eval) &&
+        !method_of(a->o.method)->preferences) {
+        say(a, ", perplexity %.4g -> %.4g", exp(a->progress.first_eval),
+            exp(a->progress.last_eval));
     }
 }
 
@@ -351,10 +355,13 @@ static void summary_print(app* a) {
     char epochs[40];
     char memory[160];
     bool counted = epoch_text(a, epochs)[0] != '\0';
-    say(a, "\n%lld step%s, %s%s%s%s tokens in %s (%s tokens/s)\n", (long long)a->step,
-        a->step == 1 ? "" : "s", counted ? "epoch " : "", epochs, counted ? ", " : "",
-        short_number((double)a->tokens_seen, tokens), short_time(a->seconds, time_taken),
-        short_number(a->seconds > 0.0 ? (double)a->tokens_seen / a->seconds : 0.0, pace));
+    say(a, "\n%lld step%s, %s%s%s%s tokens in %s (%s tokens/s)\n", (long long)a->progress.step,
+        a->progress.step == 1 ? "" : "s", counted ? "epoch " : "", epochs, counted ? ", " : "",
+        short_number((double)a->progress.tokens_seen, tokens),
+        short_time(a->progress.seconds, time_taken),
+        short_number(
+            a->progress.seconds > 0.0 ? (double)a->progress.tokens_seen / a->progress.seconds : 0.0,
+            pace));
     summary_loss(a);
     say(a, "\n%s", memory_text(a, memory));
     say(a, "\n\n  %s/adapter        the adapter in PEFT format\n", a->o.out);
@@ -364,7 +371,7 @@ static void summary_print(app* a) {
     char saved[PATH_SIZE];
     out_path(a, "best/adapter_config.json", saved);
     const history* h = &a->history;
-    if (a->o.keep_best && h->kept_step > 0 && !a->best_lost && path_exists(saved)) {
+    if (a->o.keep_best && h->kept_step > 0 && !a->folder.best_lost && path_exists(saved)) {
         say(a,
             "  %s/best           the adapter of step %lld, with the lowest held-out loss%s, %.4f\n",
             a->o.out, (long long)h->kept_step,

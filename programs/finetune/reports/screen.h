@@ -42,7 +42,7 @@ static void screen_flush(screen* s) {
 PRINTF(2, 3)
 static void say(app* a, const char* format, ...) {
     va_list args;
-    if (a->o.json || a->rank > 0 || a->muted) { // only the result is printed, and only once
+    if (a->o.json || a->ranks.rank > 0 || a->muted) { // only the result is printed, and only once
         return;
     }
     screen_clear(&a->screen);
@@ -63,9 +63,9 @@ static void complain(app* a) {
     }
     screen_clear(&a->screen);
     fflush(stdout);
-    if (a->world > 1 && !a->agreed) {
-        fprintf(stderr, "finetune: rank %d: %s\n", (int)a->rank, a->error);
-    } else if (a->rank == 0) { // the others have the same error
+    if (a->ranks.world > 1 && !a->ranks.agreed) {
+        fprintf(stderr, "finetune: rank %d: %s\n", (int)a->ranks.rank, a->error);
+    } else if (a->ranks.rank == 0) { // the others have the same error
         fprintf(stderr, "finetune: %s%s%s\n", a->job != NULL ? a->job : "",
                 a->job != NULL ? ": " : "", a->error);
     }
@@ -199,38 +199,40 @@ static void line_fit(char fields[][40], const int* ranks, int count, int width, 
 
 static void progress_draw(app* a, const point* p) {
     double now = seconds_now();
-    int64_t every = a->total_steps / 50 > 1 ? a->total_steps / 50 : 1;
+    int64_t every = a->progress.total_steps / 50 > 1 ? a->progress.total_steps / 50 : 1;
     bool due =
         a->screen.live ? now - a->screen.drawn_at > 0.1 : p->step == 1 || p->step % every == 0;
-    if (!due && p->step != a->total_steps) {
+    if (!due && p->step != a->progress.total_steps) {
         return;
     }
     a->screen.drawn_at = now;
     char text[32];
     char fields[11][40];
     const int ranks[11] = {0, 1, 5, 4, 3, 6, 7, 2, 8, 9, 10};
-    snprintf(fields[0], 40, "step %lld/%lld", (long long)p->step, (long long)a->total_steps);
+    snprintf(fields[0], 40, "step %lld/%lld", (long long)p->step,
+             (long long)a->progress.total_steps);
     snprintf(fields[1], 40, "loss %.4f", p->values[TRACE_LOSS]);
     snprintf(fields[2], 40, "grad %.3g", p->values[TRACE_GRAD_NORM]);
     snprintf(fields[3], 40, "lr %.2g", p->values[TRACE_LR]);
     snprintf(fields[4], 40, "%s tok/s", short_number(p->values[TRACE_SPEED], text));
     fields[5][0] = '\0';
-    if (a->peak_flop > 0.0 && a->pace > 0.0) {
-        snprintf(fields[5], 40, "%.0f%% peak", 100.0 * a->step_flop / a->pace / a->peak_flop);
+    if (a->progress.peak_flop > 0.0 && a->progress.pace > 0.0) {
+        snprintf(fields[5], 40, "%.0f%% peak",
+                 100.0 * a->progress.step_flop / a->progress.pace / a->progress.peak_flop);
     }
     snprintf(fields[6], 40, "%s", short_bytes(memory_used(a), text));
-    double left = a->pace * (double)(a->total_steps - p->step);
+    double left = a->progress.pace * (double)(a->progress.total_steps - p->step);
     snprintf(fields[7], 40, "%s left", short_time(left, text));
     fields[8][0] = '\0';
     fields[9][0] = '\0';
     fields[10][0] = '\0';
-    if (known(a->epochs_done)) {
+    if (known(a->progress.epochs_done)) {
         char epochs[40];
         snprintf(fields[10], 40, "epoch %.30s", epoch_text(a, epochs));
     }
-    if (a->world > 1) {
-        snprintf(fields[8], 40, "%d ranks, slowest %d", (int)a->world, (int)a->slowest);
-        snprintf(fields[9], 40, "exchange %.3g ms", a->exchange_ms);
+    if (a->ranks.world > 1) {
+        snprintf(fields[8], 40, "%d ranks, slowest %d", (int)a->ranks.world, (int)a->ranks.slowest);
+        snprintf(fields[9], 40, "exchange %.3g ms", a->ranks.exchange_ms);
     }
     char line[256];
     line_fit(fields, ranks, 11, a->screen.live ? screen_width() : 200, line);

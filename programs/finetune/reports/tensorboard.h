@@ -11,15 +11,15 @@ static double wall_time(void) {
 
 // Cuts the file of an earlier session to the steps that are not taken again.
 static bool events_trim(app* a) {
-    FILE* file = fopen(a->events.path, "rb");
+    FILE* file = fopen(a->folder.events.path, "rb");
     if (file == NULL) {
         return errno == ENOENT || error_set(a->error, "--tensorboard: cannot read %.800s: %s",
-                                            a->events.path, strerror(errno));
+                                            a->folder.events.path, strerror(errno));
     }
-    long kept = events_kept(file, a->step);
+    long kept = events_kept(file, a->progress.step);
     fclose(file);
-    return file_cut(a->events.path, kept) == 0 ||
-           error_set(a->error, "--tensorboard: cannot write %.800s: %s", a->events.path,
+    return file_cut(a->folder.events.path, kept) == 0 ||
+           error_set(a->error, "--tensorboard: cannot write %.800s: %s", a->folder.events.path,
                      strerror(errno));
 }
 
@@ -63,7 +63,7 @@ static bool events_settings(app* a, blob* out) {
 // Opens the file of events. Another run's is not overwritten: --out was empty, so a file that
 // exists cannot belong to this run.
 static bool events_open(app* a) {
-    growing* g = &a->events;
+    growing* g = &a->folder.events;
     if (a->o.tensorboard == NULL) {
         return true;
     }
@@ -72,8 +72,8 @@ static bool events_open(app* a) {
                          PATH_SIZE - 64);
     }
     snprintf(g->path, sizeof g->path, "%s/" EVENTS_NAME, a->o.tensorboard);
-    a->events_parents = folder_parents(a->o.tensorboard);
-    a->events_folder_made = !path_exists(a->o.tensorboard);
+    a->folder.events_parents = folder_parents(a->o.tensorboard);
+    a->folder.events_folder_made = !path_exists(a->o.tensorboard);
     int code = a->files.make_dir(a->o.tensorboard, a->files.user);
     if (code != 0) {
         return error_set(a->error, "--tensorboard: cannot create %s: %s", a->o.tensorboard,
@@ -86,7 +86,7 @@ static bool events_open(app* a) {
                          "or --resume never to replace them",
                          a->o.tensorboard);
     }
-    a->events_made = !exists;
+    a->folder.events_made = !exists;
     if (!a->resuming && exists && remove(g->path) != 0) {
         return error_set(a->error, "--tensorboard: cannot replace %.800s: %s", g->path,
                          strerror(errno));
@@ -109,7 +109,7 @@ static void events_put(app* a, int64_t step, const blob* summary, bool whole) {
     if (!whole || !event_summary(&record, wall_time(), step, summary)) {
         bear(a, TOLD_EVENTS, error_set(a->error, "cannot write events: out of memory"));
     } else if (summary->count > 0) {
-        growing_add(a, &a->events, TOLD_EVENTS, &record);
+        growing_add(a, &a->folder.events, TOLD_EVENTS, &record);
     }
     blob_free(&record);
 }

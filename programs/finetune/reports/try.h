@@ -66,10 +66,10 @@ static bool put_generate(const app* a, blob* out) {
 
 // Whether the data has conversations.
 static bool data_talks(const app* a) {
-    for (size_t i = 0; i < a->inputs.count; i++) {
+    for (size_t i = 0; i < a->data.inputs.count; i++) {
         qlora_text_data_info info;
-        if (a->inputs.data[i].data != NULL &&
-            qlora_text_data_query(a->inputs.data[i].data, &info) == QLORA_OK && info.chat) {
+        if (a->data.inputs.data[i].data != NULL &&
+            qlora_text_data_query(a->data.inputs.data[i].data, &info) == QLORA_OK && info.chat) {
             return true;
         }
     }
@@ -79,7 +79,7 @@ static bool data_talks(const app* a) {
 // The start of a text such as those in the data: the prompt of the first sample.
 static bool data_prompt(const app* a, qlora_text_bytes* text) {
     qlora_text_sample s;
-    qlora_text_data* data = a->inputs.count > 0 ? a->inputs.data[0].data : NULL;
+    qlora_text_data* data = a->data.inputs.count > 0 ? a->data.inputs.data[0].data : NULL;
     if (data == NULL || qlora_text_sample_read(data, 0, &s) != QLORA_OK) {
         return false;
     }

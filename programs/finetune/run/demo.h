@@ -92,9 +92,9 @@ static bool demo_data(app* a) {
     memset(&desc, 0, sizeof desc);
     desc.path = "demo.jsonl";
     desc.chat = a->chat;
-    bool ok = input_add(a, &a->inputs, desc.path, 1.0) &&
+    bool ok = input_add(a, &a->data.inputs, desc.path, 1.0) &&
               (qlora_text_data_load(a->text, &desc, json.data, json.count,
-                                    &a->inputs.data[0].data) == QLORA_OK ||
+                                    &a->data.inputs.data[0].data) == QLORA_OK ||
                text_fail(a, ""));
     blob_free(&json);
     return ok;
@@ -237,7 +237,7 @@ static bool demo_model_write(app* a) {
         if (code != 0) {
             return error_set(a->error, "cannot create %s: %s", a->demo_dir, strerror(code));
         }
-        a->demo_made = !a->resuming && a->out_empty;
+        a->folder.demo_made = !a->resuming && a->folder.out_empty;
         if (!demo_config_write(a) || !demo_tokenizer_write(a) || !demo_weights_write(a)) {
             return false;
         }

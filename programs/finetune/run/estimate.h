@@ -37,9 +37,9 @@ static double step_work(app* a) {
     packs p;
     memset(&p, 0, sizeof p);
     double flop = 0.0;
-    if (a->train.count > 0 && epoch_make(a, 0, &p)) {
+    if (a->data.train.count > 0 && epoch_make(a, 0, &p)) {
         for (size_t i = 0; i < p.count; i++) {
-            flop += pack_flop(a, &a->train, &p, i);
+            flop += pack_flop(a, &a->data.train, &p, i);
         }
         flop /= (double)epoch_steps(a, &p);
     }
@@ -62,25 +62,26 @@ typedef struct estimate {
 } estimate;
 
 static int64_t evals_left(const app* a, int64_t every) {
-    int64_t left = a->total_steps / every - a->step / every;
-    bool last = a->total_steps % every != 0;
-    return a->eval.count == 0 ? 0 : left + (last ? 1 : 0) + (a->step == 0 ? 1 : 0);
+    int64_t left = a->progress.total_steps / every - a->progress.step / every;
+    bool last = a->progress.total_steps % every != 0;
+    return a->data.eval.count == 0 ? 0 : left + (last ? 1 : 0) + (a->progress.step == 0 ? 1 : 0);
 }
 
 // An evaluation computes the forward pass alone: half of the work of a step. False if the rates are
 // not known, or nothing is left.
 static bool estimate_make(app* a, estimate* e) {
     memset(e, 0, sizeof *e);
-    if (qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU || a->total_steps <= a->step) {
+    if (qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU ||
+        a->progress.total_steps <= a->progress.step) {
         return false;
     }
     e->rates[0] = probe_rate(a, QLORA_F32);
     e->rates[1] = probe_rate(a, QLORA_BF16);
-    e->steps = a->total_steps - a->step;
+    e->steps = a->progress.total_steps - a->progress.step;
     e->evals = evals_left(a, interval(a, a->o.eval_every));
     e->step_work = step_work(a);
-    for (size_t p = 0; p < a->eval_packs.count; p++) {
-        e->eval_work += 0.5 * pack_flop(a, &a->eval, &a->eval_packs, p);
+    for (size_t p = 0; p < a->progress.eval_packs.count; p++) {
+        e->eval_work += 0.5 * pack_flop(a, &a->data.eval, &a->progress.eval_packs, p);
     }
     return e->rates[0] > 0.0 && e->rates[1] > 0.0;
 }
@@ -101,7 +102,7 @@ static void estimate_print(app* a) {
     if (estimate_make(a, &e)) {
         printf("time: about %s on this CPU for %lld step%s, without evaluation\n",
                short_time(estimate_seconds(&e, estimate_bf16(a), e.steps, 0), text),
-               (long long)a->total_steps, a->total_steps == 1 ? "" : "s");
+               (long long)a->progress.total_steps, a->progress.total_steps == 1 ? "" : "s");
     }
 }
 
@@ -115,19 +116,19 @@ static void estimate_advise(app* a, const estimate* e, double seconds) {
     char fewer[64];
     char evals[64];
     int64_t steps = e->steps;
-    if (o->steps == 0 && o->epochs > 1.0 && a->step == 0) { // the first epoch
-        steps = (int64_t)((double)a->total_steps / o->epochs);
+    if (o->steps == 0 && o->epochs > 1.0 && a->progress.step == 0) { // the first epoch
+        steps = (int64_t)((double)a->progress.total_steps / o->epochs);
     }
     int64_t short_steps = (int64_t)((double)e->steps * ESTIMATE_LONG / seconds);
-    int64_t halves = (a->total_steps + 1) / 2;
-    snprintf(fewer, sizeof fewer, "--steps %lld", (long long)(a->step + short_steps));
+    int64_t halves = (a->progress.total_steps + 1) / 2;
+    snprintf(fewer, sizeof fewer, "--steps %lld", (long long)(a->progress.step + short_steps));
     snprintf(evals, sizeof evals, "--eval-every %lld", (long long)halves);
     const struct {
         const char* what;
         bool can;
         double seconds;
     } rows[] = {
-        {"--mode bf16", !bf16 && o->mode == QLORA_MODE_F32 && a->step == 0,
+        {"--mode bf16", !bf16 && o->mode == QLORA_MODE_F32 && a->progress.step == 0,
          estimate_seconds(e, true, e->steps, e->evals)},
         {evals, e->evals > 3, estimate_seconds(e, bf16, e->steps, evals_left(a, halves))},
         {"--epochs 1", steps < e->steps, estimate_seconds(e, bf16, steps, e->evals)},

@@ -314,8 +314,8 @@ static bool job_open(job_list* l, json_reader* r, char error[1024]) {
     j->a.set = l->base->set;
     j->a.set.values = &j->a.o;
     j->a.program = l->base->program;
-    j->a.world = 1;
-    j->a.local_world = 1;
+    j->a.ranks.world = 1;
+    j->a.ranks.local_world = 1;
     j->a.o.jobs = NULL;
     if (!job_object(l, j, r, error)) {
         return false;
@@ -332,10 +332,10 @@ static bool job_open(job_list* l, json_reader* r, char error[1024]) {
     }
     options_resolve(&j->a.o, 1);
     history_clear(&j->a.history);
-    j->a.first_eval = (double)NAN;
-    j->a.last_eval = (double)NAN;
-    j->a.last_loss = (double)NAN;
-    j->a.epochs_done = (double)NAN;
+    j->a.progress.first_eval = (double)NAN;
+    j->a.progress.last_eval = (double)NAN;
+    j->a.progress.last_loss = (double)NAN;
+    j->a.progress.epochs_done = (double)NAN;
     return true;
 }
 
@@ -419,8 +419,9 @@ static bool job_prepare(job_list* l, job* j) {
     if (!(a->o.plan || settings_check(a)) || !data_prepare(a) || !prompts_open(a)) {
         return false;
     }
-    a->train_desc.total_steps = a->total_steps;
-    a->train_desc.warmup_steps = a->o.warmup >= 0 ? a->o.warmup : (a->total_steps * 3 + 99) / 100;
+    a->train_desc.total_steps = a->progress.total_steps;
+    a->train_desc.warmup_steps =
+        a->o.warmup >= 0 ? a->o.warmup : (a->progress.total_steps * 3 + 99) / 100;
     return true;
 }
 
@@ -451,10 +452,10 @@ static void jobs_describe(job_list* l) {
 
 static bool jobs_prepare(job_list* l) {
     app* base = l->base;
-    base->world = 1;
-    for (size_t i = 0; i < l->count && !base->mode_kept; i++) {
+    base->ranks.world = 1;
+    for (size_t i = 0; i < l->count && !base->parts.mode_kept; i++) {
         mode_keep(&l->data[i]->a);
-        base->mode_kept = l->data[i]->a.mode_kept;
+        base->parts.mode_kept = l->data[i]->a.parts.mode_kept;
         base->o.mode = l->data[i]->a.o.mode;
     }
     if (!context_open(base)) {
@@ -488,13 +489,14 @@ static bool job_begin(job_list* l, size_t i) {
     if (!job_select(l, i) ||
         !lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
              "preparing the training") ||
-        !checkpoint_load(a) || !packs_plain(a, &a->eval, &a->eval_packs) || !out_begin(a)) {
+        !checkpoint_load(a) || !packs_plain(a, &a->data.eval, &a->progress.eval_packs) ||
+        !out_begin(a)) {
         return false;
     }
     counts_print(a);
     notes_print(a);
     resumed_print(a);
-    return a->step == a->total_steps || position_seek(a, a->step);
+    return a->progress.step == a->progress.total_steps || position_seek(a, a->progress.step);
 }
 
 static bool jobs_begin(job_list* l) {
@@ -522,21 +524,21 @@ static bool jobs_begin(job_list* l) {
 // ---- the run ------------------------------------------------------------------------------------
 
 static bool job_goes_on(const job* j) {
-    return !j->over && j->a.step < j->a.total_steps && !patience_over(&j->a);
+    return !j->over && j->a.progress.step < j->a.progress.total_steps && !patience_over(&j->a);
 }
 
 // The packs of the next step of a job, as its own batches.
 static bool job_packs(job* j) {
     app* a = &j->a;
-    if (a->next_pack >= a->now.count) {
-        a->epoch++;
-        a->next_pack = 0;
-        if (!epoch_make(a, a->epoch, &a->now)) {
+    if (a->progress.next_pack >= a->progress.now.count) {
+        a->progress.epoch++;
+        a->progress.next_pack = 0;
+        if (!epoch_make(a, a->progress.epoch, &a->progress.now)) {
             return false;
         }
     }
-    j->end = step_end(a, &a->now, a->next_pack);
-    return batches_fill(a, &a->train, &a->now, a->next_pack, j->end, NULL);
+    j->end = step_end(a, &a->progress.now, a->progress.next_pack);
+    return batches_fill(a, &a->data.train, &a->progress.now, a->progress.next_pack, j->end, NULL);
 }
 
 static bool jobs_room(job_list* l, size_t* most) {
@@ -545,7 +547,7 @@ static bool jobs_room(job_list* l, size_t* most) {
     *most = 0;
     for (size_t i = 0; i < l->count; i++) {
         const job* j = l->data[i];
-        size_t own = job_goes_on(j) ? j->end - j->a.next_pack : 0;
+        size_t own = job_goes_on(j) ? j->end - j->a.progress.next_pack : 0;
         *most = own > *most ? own : *most;
         for (size_t p = 0; p < own; p++) {
             const qlora_batch* b = &j->a.batches.data[p];
@@ -576,7 +578,7 @@ static bool jobs_join(job_list* l, size_t* count) {
         to->adapters = adapters;
         for (size_t i = 0; i < l->count; i++) {
             const job* j = l->data[i];
-            size_t own = job_goes_on(j) ? j->end - j->a.next_pack : 0;
+            size_t own = job_goes_on(j) ? j->end - j->a.progress.next_pack : 0;
             const qlora_batch* from = &j->a.batches.data[p];
             int64_t at = 0;
             for (int64_t s = 0; p < own && s < from->count; s++) {
@@ -596,10 +598,10 @@ static bool jobs_join(job_list* l, size_t* count) {
 static bool job_record(job_list* l, size_t i, const qlora_train_info* info, double seconds) {
     job* j = l->data[i];
     app* a = &j->a;
-    a->next_pack = j->end;
+    a->progress.next_pack = j->end;
     step_record(a, info, seconds);
-    a->skipped_in_row = info->last_skipped ? a->skipped_in_row + 1 : 0;
-    if (a->skipped_in_row == 10) {
+    a->progress.skipped_in_row = info->last_skipped ? a->progress.skipped_in_row + 1 : 0;
+    if (a->progress.skipped_in_row == 10) {
         error_set(a->error, "step %lld: ten consecutive non-finite gradients; try a lower lr",
                   (long long)info->step);
         complain(a);
@@ -610,10 +612,10 @@ static bool job_record(job_list* l, size_t i, const qlora_train_info* info, doub
         return false;
     }
     best_save(a);
-    if (job_goes_on(j) && a->step % interval(a, a->o.save_every) == 0) {
+    if (job_goes_on(j) && a->progress.step % interval(a, a->o.save_every) == 0) {
         bear(a, TOLD_CHECKPOINT, checkpoint_save(a));
     }
-    if (a->o.snapshot_every > 0 && a->step % a->o.snapshot_every == 0) {
+    if (a->o.snapshot_every > 0 && a->progress.step % a->o.snapshot_every == 0) {
         bear(a, TOLD_SNAPSHOT, snapshot_save(a));
     }
     return true;
@@ -668,19 +670,20 @@ static void job_tell(job* j) {
     char tokens[32];
     char held[64] = "";
     if (j->over || job_goes_on(j) || a->eval_cut) {
-        say(a, "stopped after step %lld of %lld and saved to %s\n", (long long)a->step,
-            (long long)a->total_steps, a->o.out);
+        say(a, "stopped after step %lld of %lld and saved to %s\n", (long long)a->progress.step,
+            (long long)a->progress.total_steps, a->o.out);
         return;
     }
-    if (a->step < a->total_steps) {
+    if (a->progress.step < a->progress.total_steps) {
         say(a, "stopped early: the held-out loss has not fallen for %lld evaluations\n",
             (long long)a->o.patience);
     }
-    if (known(a->last_eval)) {
-        snprintf(held, sizeof held, "held out %.4f -> %.4f; ", a->first_eval, a->last_eval);
+    if (known(a->progress.last_eval)) {
+        snprintf(held, sizeof held, "held out %.4f -> %.4f; ", a->progress.first_eval,
+                 a->progress.last_eval);
     }
-    say(a, "%lld steps, %s tokens; %ssaved to %s\n", (long long)a->step,
-        short_number((double)a->tokens_seen, tokens), held, a->o.out);
+    say(a, "%lld steps, %s tokens; %ssaved to %s\n", (long long)a->progress.step,
+        short_number((double)a->progress.tokens_seen, tokens), held, a->o.out);
     try_print(a);
 }
 
@@ -688,7 +691,7 @@ static void job_tell(job* j) {
 static bool jobs_save(job_list* l, bool ok) {
     for (size_t i = 0; i < l->count; i++) {
         app* a = &l->data[i]->a;
-        if (a->step == 0) {
+        if (a->progress.step == 0) {
             continue;
         }
         if (!job_select(l, i) || !results_save(a)) {
@@ -707,7 +710,7 @@ static void jobs_tell_stop(job_list* l) {
     bool saved = false;
     bool rest = false;
     for (size_t i = 0; i < l->count; i++) {
-        saved = saved || l->data[i]->a.step > 0;
+        saved = saved || l->data[i]->a.progress.step > 0;
         rest = rest || job_goes_on(l->data[i]) || l->data[i]->a.eval_cut;
     }
     if (rest) {
@@ -747,7 +750,7 @@ static bool jobs_train(job_list* l) {
 static void jobs_close(job_list* l) {
     for (size_t i = l->count; i-- > 0;) { // the folder above was made with the first one
         job* j = l->data[i];
-        if (j->a.step == 0 && j->a.ctx != NULL && !j->a.o.plan) {
+        if (j->a.progress.step == 0 && j->a.ctx != NULL && !j->a.o.plan) {
             out_unmake(&j->a);
         }
         if (j->a.trainer != NULL) {
@@ -773,7 +776,7 @@ static bool jobs_run(app* a) {
     signal(SIGPIPE, SIG_IGN); // writing fails instead, and the training is saved
 #endif
     l.base = a;
-    bool ok = a->world <= 1 || error_set(a->error, "--jobs needs a single process");
+    bool ok = a->ranks.world <= 1 || error_set(a->error, "--jobs needs a single process");
     ok = ok && jobs_read(&l) && jobs_prepare(&l);
     if (ok && a->o.plan) {
         plan_show(a);

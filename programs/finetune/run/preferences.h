@@ -75,15 +75,15 @@ enum { LOGPS_PIECE = 4096 };
 // Fills in the numbers that other processes have computed; NaN stands for those that this one has
 // not. Each number comes from one process, so all have the same bits.
 static bool logps_share(app* a, double* out, size_t count) {
-    if (a->world <= 1) {
+    if (a->ranks.world <= 1) {
         return true;
     }
-    double* all = (double*)take(a, (size_t)a->world * LOGPS_PIECE, sizeof *all);
+    double* all = (double*)take(a, (size_t)a->ranks.world * LOGPS_PIECE, sizeof *all);
     bool ok = all != NULL;
     for (size_t at = 0; at < count && ok; at += LOGPS_PIECE) {
         size_t n = count - at < LOGPS_PIECE ? count - at : LOGPS_PIECE;
         ok = gather(a, out + at, n * sizeof *out, all);
-        for (size_t i = 0; i < n * (size_t)a->world && ok; i++) {
+        for (size_t i = 0; i < n * (size_t)a->ranks.world && ok; i++) {
             out[at + i % n] = all[i] == all[i] ? all[i] : out[at + i % n];
         }
     }
@@ -104,7 +104,8 @@ static bool logps_find(app* a, const samples* s, const packs* p, const char* wha
     double* got = (double*)take(a, (size_t)a->model_desc.max_sequences, sizeof *got);
     bool ok = got != NULL;
     logps_clear(out, s->count * texts);
-    for (size_t pack = (size_t)a->rank; pack < p->count && ok; pack += (size_t)a->world) {
+    for (size_t pack = (size_t)a->ranks.rank; pack < p->count && ok;
+         pack += (size_t)a->ranks.world) {
         ok = batches_fill(a, s, p, pack, pack + 1, NULL) &&
              lib(a, qlora_eval_sequences(a->model, a->batches.data, got), what);
         for (size_t i = p->starts[pack]; ok && i < p->starts[pack + 1]; i++) {
@@ -124,17 +125,17 @@ static bool logps_find(app* a, const samples* s, const packs* p, const char* wha
 static bool logps_mismatched(app* a, double* out) {
     size_t count = 0;
     size_t at = 0;
-    uint32_t* order = order_make(a, a->eval.count);
-    bool ok = order != NULL && mismatched_fill(a, &a->eval, order, a->eval.count, &count);
-    logps_clear(out, a->eval.count);
+    uint32_t* order = order_make(a, a->data.eval.count);
+    bool ok = order != NULL && mismatched_fill(a, &a->data.eval, order, a->data.eval.count, &count);
+    logps_clear(out, a->data.eval.count);
     for (size_t i = 0; i < count && ok; i++) {
         const qlora_batch* batch = &a->mismatched.data[i];
-        ok = i % (size_t)a->world != (size_t)a->rank ||
+        ok = i % (size_t)a->ranks.world != (size_t)a->ranks.rank ||
              lib(a, qlora_eval_sequences(a->model, batch, out + at), "evaluating");
         at += (size_t)batch->count;
     }
     free(order);
-    return together(a, ok) && logps_share(a, out, a->eval.count);
+    return together(a, ok) && logps_share(a, out, a->data.eval.count);
 }
 
 #define REFERENCES_FILE "references.bin"
@@ -152,9 +153,9 @@ static references_head references_expect(const app* a) {
     memset(&head, 0, sizeof head);
     memcpy(head.magic, "ftref 1", 8);
     head.settings_hash = a->settings_hash;
-    head.data_hash = a->data_hash;
+    head.data_hash = a->data.data_hash;
     head.model = a->identity.model;
-    head.count = a->train.count * sample_texts(a);
+    head.count = a->data.train.count * sample_texts(a);
     return head;
 }
 
@@ -191,9 +192,9 @@ static bool references_save(app* a) {
 // What one process does not find is computed by all.
 static bool found_by_all(app* a, bool* found) {
     char mine = *found ? 1 : 0;
-    char* all = (char*)take(a, (size_t)a->world, 1);
-    bool ok = all != NULL && (a->world <= 1 || gather(a, &mine, 1, all));
-    for (int32_t i = 0; i < a->world && a->world > 1 && ok; i++) {
+    char* all = (char*)take(a, (size_t)a->ranks.world, 1);
+    bool ok = all != NULL && (a->ranks.world <= 1 || gather(a, &mine, 1, all));
+    for (int32_t i = 0; i < a->ranks.world && a->ranks.world > 1 && ok; i++) {
         *found = *found && all[i] != 0;
     }
     free(all);
@@ -206,12 +207,12 @@ static bool references_train(app* a) {
     packs all;
     memset(&all, 0, sizeof all);
     a->references.train =
-        (double*)take(a, a->train.count * sample_texts(a), sizeof *a->references.train);
+        (double*)take(a, a->data.train.count * sample_texts(a), sizeof *a->references.train);
     bool ok = together(a, a->references.train != NULL && references_load(a, &found)) &&
               found_by_all(a, &found);
     if (ok && !found) {
-        ok = together(a, packs_plain(a, &a->train, &all)) &&
-             logps_find(a, &a->train, &all, what, a->references.train) && references_save(a);
+        ok = together(a, packs_plain(a, &a->data.train, &all)) &&
+             logps_find(a, &a->data.train, &all, what, a->references.train) && references_save(a);
     }
     packs_free(&all);
     return ok;
@@ -225,11 +226,12 @@ static bool references_make(app* a) {
         return true;
     }
     base_logps* r = &a->references;
-    r->eval = (double*)take(a, a->eval.count * sample_texts(a), sizeof *r->eval);
-    r->eval_mismatched = (double*)take(a, a->eval.count, sizeof *r->eval_mismatched);
+    r->eval = (double*)take(a, a->data.eval.count * sample_texts(a), sizeof *r->eval);
+    r->eval_mismatched = (double*)take(a, a->data.eval.count, sizeof *r->eval_mismatched);
     bool ok = r->eval != NULL && r->eval_mismatched != NULL &&
               lib(a, qlora_adapter_use(a->model, false), "switching the adapter off");
-    ok = together(a, ok) && logps_find(a, &a->eval, &a->eval_packs, "evaluating", r->eval) &&
+    ok = together(a, ok) &&
+         logps_find(a, &a->data.eval, &a->progress.eval_packs, "evaluating", r->eval) &&
          (!method->mismatched || logps_mismatched(a, r->eval_mismatched)) &&
          (a->o.reference != REFERENCE_PRECOMPUTE || references_train(a));
     return lib(a, qlora_adapter_use(a->model, true), "switching the adapter on") && ok;
@@ -269,11 +271,11 @@ static double preference_right(const app* a, const sample* s, const double* r) {
 // The labels of the chosen texts.
 static bool chosen_labels(app* a, double* out) {
     *out = 0.0;
-    for (size_t i = 0; i < a->eval.count; i++) {
-        const sample* s = &a->eval.data[i];
+    for (size_t i = 0; i < a->data.eval.count; i++) {
+        const sample* s = &a->data.eval.data[i];
         qlora_text_sample read;
-        if (qlora_text_sample_read(inputs_of(a, &a->eval)->data[s->input].data, s->index, &read) !=
-            QLORA_OK) {
+        if (qlora_text_sample_read(inputs_of(a, &a->data.eval)->data[s->input].data, s->index,
+                                   &read) != QLORA_OK) {
             return text_fail(a, "");
         }
         *out += (double)trained_count(read.labels, (size_t)s->first);
@@ -287,30 +289,30 @@ static bool preference_evaluate(app* a, double* loss, double* accuracy) {
     double kl = 0.0;
     double nll = 0.0;
     double labels = 0.0;
-    double* r = (double*)take(a, a->eval.count * texts, sizeof *r);
+    double* r = (double*)take(a, a->data.eval.count * texts, sizeof *r);
     bool ok = together(a, r != NULL);
     if (ok && method_of(a->o.method)->mismatched) {
         ok = logps_mismatched(a, r);
-        for (size_t i = 0; ok && i < a->eval.count; i++) {
-            kl += (r[i] - a->references.eval_mismatched[i]) / (double)a->eval.count;
+        for (size_t i = 0; ok && i < a->data.eval.count; i++) {
+            kl += (r[i] - a->references.eval_mismatched[i]) / (double)a->data.eval.count;
         }
     }
-    ok = ok && logps_find(a, &a->eval, &a->eval_packs, "evaluating", r) &&
+    ok = ok && logps_find(a, &a->data.eval, &a->progress.eval_packs, "evaluating", r) &&
          (a->o.sft_alpha == 0.0 || chosen_labels(a, &labels));
     *loss = 0.0;
     *accuracy = 0.0;
-    for (size_t i = 0; ok && i < a->eval.count; i++) {
+    for (size_t i = 0; ok && i < a->data.eval.count; i++) {
         nll -= r[i * texts];
         for (size_t k = i * texts; k < (i + 1) * texts; k++) {
             r[k] -= a->references.eval[k];
         }
         *loss += texts == 2 ? pair_loss(a, r + i * texts)
-                            : judged_loss(a, &a->eval.data[i], r[i], kl > 0.0 ? kl : 0.0);
-        *accuracy += preference_right(a, &a->eval.data[i], r + i * texts);
+                            : judged_loss(a, &a->data.eval.data[i], r[i], kl > 0.0 ? kl : 0.0);
+        *accuracy += preference_right(a, &a->data.eval.data[i], r + i * texts);
     }
-    *loss /= (double)a->eval.count;
+    *loss /= (double)a->data.eval.count;
     *loss += labels > 0.0 ? a->o.sft_alpha * nll / labels : 0.0;
-    *accuracy /= (double)a->eval.count;
+    *accuracy /= (double)a->data.eval.count;
     free(r);
     return ok;
 }

@@ -264,7 +264,7 @@ static bool answer_make(app* a, sample_prompt* p, blob* out) {
 // Samples that cannot be made, for example because the model gives no finite numbers, must not end
 // a training. They are made at the next evaluation again.
 static void prompts_warn(app* a) {
-    say(a, "warning: no samples after step %lld: %s\n", (long long)a->step, a->error);
+    say(a, "warning: no samples after step %lld: %s\n", (long long)a->progress.step, a->error);
     a->error[0] = '\0';
 }
 
@@ -281,10 +281,10 @@ static void prompts_answer(app* a) {
         a->eval_cut = true;
     } else {
         for (size_t i = 0; i < a->prompts.count; i++) {
-            answer_keep(&a->prompts.data[i], a->step, &made[i]);
+            answer_keep(&a->prompts.data[i], a->progress.step, &made[i]);
         }
-        a->prompts.step = a->step;
-        log_samples(a, a->step);
+        a->prompts.step = a->progress.step;
+        log_samples(a, a->progress.step);
     }
     for (size_t i = 0; made != NULL && i < a->prompts.count; i++) {
         blob_free(&made[i]);

@@ -5,7 +5,8 @@
 // The GPU of this process: the only one that it can see, or that of its number on this machine.
 static int32_t local_device(const app* a) {
     const char* visible = getenv("CUDA_VISIBLE_DEVICES");
-    return visible != NULL && visible[0] != '\0' && strchr(visible, ',') == NULL ? 0 : a->local;
+    return visible != NULL && visible[0] != '\0' && strchr(visible, ',') == NULL ? 0
+                                                                                 : a->ranks.local;
 }
 
 // The numbers among the options of the run in --out that this one resumes; false if there is none.
@@ -35,7 +36,7 @@ static void mode_keep(app* a) {
     options then;
     if (a->o.mode == QLORA_MODE_AUTO && !a->o.eval_only && run_options(a, &then)) {
         a->o.mode = then.mode;
-        a->mode_kept = true;
+        a->parts.mode_kept = true;
     }
 }
 
@@ -44,11 +45,11 @@ static void mode_keep(app* a) {
 static void mode_choose(app* a) {
     char capability[64];
     char text[4096];
-    if (a->o.mode != QLORA_MODE_AUTO || a->mode_kept || a->o.eval_only) {
+    if (a->o.mode != QLORA_MODE_AUTO || a->parts.mode_kept || a->o.eval_only) {
         return;
     }
     if (qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU) {
-        bool fast = cpu_has_bf16(a->ctx) && !a->o.demo && a->world <= 1;
+        bool fast = cpu_has_bf16(a->ctx) && !a->o.demo && a->ranks.world <= 1;
         a->o.mode = fast ? QLORA_MODE_BF16 : QLORA_MODE_F32;
         return;
     }
@@ -65,15 +66,16 @@ static bool context_open(app* a) {
     // A device that was asked for is required.
     desc.require_backend = a->o.device >= 0 ? QLORA_BACKEND_CUDA : (qlora_backend)a->o.backend;
     desc.device = a->o.device >= 0 ? (int32_t)a->o.device : 0;
-    bool own = a->world > 1 && a->o.device < 0 && a->o.backend != QLORA_BACKEND_CPU;
+    bool own = a->ranks.world > 1 && a->o.device < 0 && a->o.backend != QLORA_BACKEND_CPU;
     if (own) { // one GPU per process
         desc.device = local_device(a);
         desc.require_backend = QLORA_BACKEND_CUDA;
     }
     desc.threads = (int32_t)a->o.threads;
 #ifndef _WIN32
-    if (desc.threads == 0 && a->local_world > 1) { // the processes of a machine share its cores
-        long cores = sysconf(_SC_NPROCESSORS_ONLN) / a->local_world;
+    if (desc.threads == 0 &&
+        a->ranks.local_world > 1) { // the processes of a machine share its cores
+        long cores = sysconf(_SC_NPROCESSORS_ONLN) / a->ranks.local_world;
         desc.threads = (int32_t)(cores < 1 ? 1 : cores > 64 ? 64 : cores);
     }
 #endif
@@ -84,7 +86,7 @@ static bool context_open(app* a) {
     qlora_result made = qlora_ctx_create(&desc, &a->ctx);
     if (made != QLORA_OK && own && a->o.backend == QLORA_BACKEND_ANY) {
         const char* count = strstr(why, "the driver reports"); // fewer devices than processes
-        snprintf(a->no_gpu, sizeof a->no_gpu, "device %d: %.230s", (int)desc.device,
+        snprintf(a->ranks.no_gpu, sizeof a->ranks.no_gpu, "device %d: %.230s", (int)desc.device,
                  count != NULL ? count : message_text(why));
         desc.device = 0;
         desc.require_backend = QLORA_BACKEND_CPU;
@@ -168,7 +170,7 @@ static void train_describe(app* a) {
     m->offload = (qlora_choice)o->offload;
     m->tile = o->tile;
     m->accumulate = o->accumulate;
-    m->keep_quantised = o->keep_quantised && a->rank == 0;
+    m->keep_quantised = o->keep_quantised && a->ranks.rank == 0;
     m->quantised_dir = o->quantised_dir;
     m->generate_tokens = o->prompt != NULL ? (o->length < 160 ? o->length : 160) : 0;
     qlora_train_desc* d = &a->train_desc;
@@ -206,12 +208,12 @@ static bool length_of_run(app* a) {
 static uint64_t host_budget(const app* a) {
     qlora_ctx_info info;
     uint64_t budget = (uint64_t)a->o.host_budget;
-    bool shared = a->world > 1 && a->local_world > 1;
+    bool shared = a->ranks.world > 1 && a->ranks.local_world > 1;
     if (budget > 0 || !shared || qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU ||
         qlora_ctx_query(a->ctx, &info) != QLORA_OK || info.memory.host_free == 0) {
         return budget;
     }
-    budget = (info.memory.host_free - info.memory.host_free / 4) / (uint64_t)a->local_world;
+    budget = (info.memory.host_free - info.memory.host_free / 4) / (uint64_t)a->ranks.local_world;
     return budget > 0 ? budget : 1;
 }
 
@@ -238,13 +240,13 @@ static bool length_longest(app* a, int64_t most) {
     if (length_of_run(a)) {
         return true;
     }
-    if (a->world > 1 && o->memory <= 0) {
+    if (a->ranks.world > 1 && o->memory <= 0) {
         return error_set(a->error, "--length max needs --memory with several processes, so that "
                                    "all of them choose the same length");
     }
     bool offloads =
         o->offload != QLORA_CHOICE_OFF && qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU;
-    if (a->world > 1 && offloads && o->host_budget <= 0) {
+    if (a->ranks.world > 1 && offloads && o->host_budget <= 0) {
         return error_set(a->error, "--length max needs --host-budget or --offload off with several "
                                    "processes, so that all of them choose the same length");
     }
@@ -348,8 +350,9 @@ static bool plan_make(app* a) {
     memset(&budget, 0, sizeof budget);
     budget.bytes = (uint64_t)a->o.memory;
     budget.host_bytes = host_budget(a);
-    a->train_desc.total_steps = a->total_steps;
-    a->train_desc.warmup_steps = a->o.warmup >= 0 ? a->o.warmup : (a->total_steps * 3 + 99) / 100;
+    a->train_desc.total_steps = a->progress.total_steps;
+    a->train_desc.warmup_steps =
+        a->o.warmup >= 0 ? a->o.warmup : (a->progress.total_steps * 3 + 99) / 100;
     qlora_result result = qlora_plan_make(a->ctx, &a->model_desc, &budget, &a->plan);
     bool memory = result == QLORA_ERR_DEVICE_MEMORY;
     if (!lib(a, result, memory ? "not enough memory" : "planning the memory")) {
@@ -409,16 +412,16 @@ static void notes_print(app* a) {
     if (a->steps_and_epochs) {
         say(a, "note: --steps %lld overrides --epochs %g\n", (long long)o->steps, o->epochs);
     }
-    if (a->replaced != NULL) {
+    if (a->parts.replaced != NULL) {
         say(a,
             "note: the options of the run in --config changed on the way; --%s is used from the "
             "first step\n",
-            a->replaced);
+            a->parts.replaced);
     }
     if (o->max_norm == 0.0) {
         say(a, "note: --max-norm 0: gradients are not clipped\n");
     }
-    if (o->warmup >= a->total_steps && o->lr > 0.0) {
+    if (o->warmup >= a->progress.total_steps && o->lr > 0.0) {
         say(a,
             "note: the warm-up of %lld steps is at least as long as the training; the learning "
             "rate does not reach %g\n",
@@ -429,7 +432,7 @@ static void notes_print(app* a) {
 // Data for --eval-only: everything is evaluated.
 static bool samples_evaluate(app* a) {
     const option_texts* texts = a->o.eval_data.count > 0 ? &a->o.eval_data : &a->o.data;
-    return files_take(a, texts, false, &a->inputs, &a->eval, &a->eval_counted);
+    return files_take(a, texts, false, &a->data.inputs, &a->data.eval, &a->data.eval_counted);
 }
 
 static bool data_prepare(app* a) {
@@ -448,17 +451,18 @@ static bool data_prepare(app* a) {
     if (!samples_open(a)) {
         return false;
     }
-    if (a->eval.count == 0 && (a->o.keep_best || a->o.patience > 0)) {
+    if (a->data.eval.count == 0 && (a->o.keep_best || a->o.patience > 0)) {
         return error_set(a->error, "--%s needs held-out samples; see --eval",
                          a->o.keep_best ? "keep-best" : "patience");
     }
-    if (method_of(a->o.method)->mismatched && (a->train.count == 1 || a->eval.count == 1)) {
+    if (method_of(a->o.method)->mismatched &&
+        (a->data.train.count == 1 || a->data.eval.count == 1)) {
         return error_set(a->error,
                          "there is 1 sample to %s; --method kto needs at least 2, because it "
                          "mismatches their prompts and answers",
-                         a->train.count == 1 ? "train on" : "evaluate");
+                         a->data.train.count == 1 ? "train on" : "evaluate");
     }
-    return a->train.count == 0 || total_steps_find(a);
+    return a->data.train.count == 0 || total_steps_find(a);
 }
 
 // Does everything that can fail before the model's weights are loaded. The output folder comes
@@ -480,9 +484,10 @@ static bool prepare(app* a) {
 }
 
 static void resumed_print(app* a) {
-    if (a->step > 0) {
-        say(a, "resumed after step %lld of %lld%s\n", (long long)a->step, (long long)a->total_steps,
-            a->step < a->total_steps
+    if (a->progress.step > 0) {
+        say(a, "resumed after step %lld of %lld%s\n", (long long)a->progress.step,
+            (long long)a->progress.total_steps,
+            a->progress.step < a->progress.total_steps
                 ? ""
                 : "; this run is finished, and a higher --steps or --epochs extends it");
     }
@@ -501,7 +506,9 @@ static bool model_start(app* a) {
         return false;
     }
     a->model_desc.plan = &a->plan;
-    a->train_desc.comm = a->world <= 1 ? NULL : a->gpus.exchange != NULL ? &a->gpus : &a->comm;
+    a->train_desc.comm = a->ranks.world <= 1              ? NULL
+                         : a->ranks.gpus.exchange != NULL ? &a->ranks.gpus
+                                                          : &a->ranks.comm;
     bool opened = lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model");
     first_rank_busy(a, a->o.keep_quantised);
     opened = together(a, opened);
@@ -510,7 +517,7 @@ static bool model_start(app* a) {
         !lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
              "preparing the training") ||
         !together(a, checkpoint_load(a)) || !ranks_place(a) ||
-        !together(a, packs_plain(a, &a->eval, &a->eval_packs) && out_begin(a)) ||
+        !together(a, packs_plain(a, &a->data.eval, &a->progress.eval_packs) && out_begin(a)) ||
         !together(a, references_make(a))) {
         return false;
     }
@@ -520,7 +527,7 @@ static bool model_start(app* a) {
         short_bytes(a->plan.total + a->plan.context, memory));
     base_note(a);
     resumed_print(a);
-    return a->step == a->total_steps || position_seek(a, a->step);
+    return a->progress.step == a->progress.total_steps || position_seek(a, a->progress.step);
 }
 
 // Evaluates an adapter, or the model itself, without training.
@@ -530,31 +537,31 @@ static bool evaluate_only(app* a) {
     backend_print(a);
     a->model_desc.plan = &a->plan;
     if (!lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model") ||
-        !packs_plain(a, &a->eval, &a->eval_packs)) {
+        !packs_plain(a, &a->data.eval, &a->progress.eval_packs)) {
         return false;
     }
     base_note(a);
-    for (size_t p = 0; p < a->eval_packs.count; p++) {
+    for (size_t p = 0; p < a->progress.eval_packs.count; p++) {
         qlora_eval_info info;
         if (stop_asked != 0) {
             a->stopped = true;
             return false;
         }
-        if (!batches_fill(a, &a->eval, &a->eval_packs, p, p + 1, NULL) ||
+        if (!batches_fill(a, &a->data.eval, &a->progress.eval_packs, p, p + 1, NULL) ||
             !lib(a, qlora_eval(a->model, a->batches.data, &info), "evaluating")) {
             return false;
         }
         all.loss += info.loss;
         all.labels += info.labels;
         all.tokens += info.tokens;
-        (void)load_progress(a, "evaluating", p + 1, a->eval_packs.count);
+        (void)load_progress(a, "evaluating", p + 1, a->progress.eval_packs.count);
     }
     double loss = all.loss / all.labels;
     screen_clear(&a->screen);
     printf(a->o.json ? "{\"loss\": %.9g, \"perplexity\": %.9g, \"samples\": %zu, \"labels\": "
                        "%.0f, \"tokens\": %lld}\n"
                      : "loss %.4f, perplexity %.4g over %zu samples, %.0f labels, %lld tokens\n",
-           loss, exp(loss), a->eval.count, all.labels, (long long)all.tokens);
+           loss, exp(loss), a->data.eval.count, all.labels, (long long)all.tokens);
     return true;
 }
 
@@ -567,9 +574,9 @@ static bool train(app* a) {
     char text[32];
     say(a, "ready in %s\n", short_time(seconds_now() - start, text));
     estimate_tell(a);
-    bool fresh = a->step == 0;
-    bool ok = (!fresh || a->rank > 0 || prompt_show(a, "before")) && train_loop(a);
-    if (a->step == 0) {
+    bool fresh = a->progress.step == 0;
+    bool ok = (!fresh || a->ranks.rank > 0 || prompt_show(a, "before")) && train_loop(a);
+    if (a->progress.step == 0) {
         if (ok) {
             say(a, "stopped before the first step was complete; there is nothing to save\n");
         }
@@ -580,19 +587,19 @@ static bool train(app* a) {
     }
     if (part_done(a)) {
         say(a, "\nafter step %lld, the options change as those of the run in --config did\n\n",
-            (long long)a->step);
+            (long long)a->progress.step);
         return true;
     }
-    if (a->step < a->total_steps && !a->eval_cut && patience_over(a)) {
+    if (a->progress.step < a->progress.total_steps && !a->eval_cut && patience_over(a)) {
         say(a, "\nstopped early: the held-out loss has not fallen for %lld evaluations\n",
             (long long)a->o.patience);
-    } else if (a->step < a->total_steps || a->eval_cut) {
+    } else if (a->progress.step < a->progress.total_steps || a->eval_cut) {
         say(a,
             "\nstopped after step %lld of %lld and saved to %s; run the same command to resume\n",
-            (long long)a->step, (long long)a->total_steps, a->o.out);
+            (long long)a->progress.step, (long long)a->progress.total_steps, a->o.out);
         return true;
     }
-    if (a->rank == 0) {
+    if (a->ranks.rank == 0) {
         ok = prompt_show(a, "after");
         answers_print(a);
     }

@@ -214,9 +214,8 @@ typedef struct new_tokens {
     size_t row_count;
 } new_tokens;
 
-typedef struct app {
-    options o;
-    option_set set;        // the table and `o`
+// What is repeated from --config and the run that is resumed.
+typedef struct app_parts {
     blob config_text;      // the file of --config
     blob part_text;        // the part of it that this session repeats
     int64_t until;         // and the step at which it ends; 0 = none
@@ -226,24 +225,10 @@ typedef struct app {
     bool mode_kept;        // --mode auto is what the run that is resumed has
     const char* replaced;  // the option of the command line that the parts of --config make way for
     int64_t patience_from; // settings.txt: the step at which --patience was given; -1 = this one
-    char demo_dir[PATH_SIZE];
-    char adapter[FOLDER_PATH]; // of --adapter
-    const char* program;       // argv[0]
-    const char* job;           // its name, if it is one of --jobs
-    char error[1024];
-    qlora_ctx* ctx;
-    qlora_files files;
-    qlora_model_config config;
-    qlora_model_desc model_desc;
-    int32_t token_rows[MAX_TOKEN_ROWS]; // of --train-tokens
-    new_tokens new_tokens;
-    qlora_train_desc train_desc;
-    qlora_plan plan;
-    qlora_model* model;
-    qlora_trainer* trainer;
-    qlora_text* text;
-    qlora_text_tok* tok;
-    qlora_text_chat* chat;
+} app_parts;
+
+// What is read, for training and for evaluation.
+typedef struct app_data {
     input_list inputs;      // of --data, or what --eval-only evaluates
     input_list eval_inputs; // of --eval-data
     const char* reading;    // the file that is being read, as messages call it
@@ -253,21 +238,12 @@ typedef struct app {
     counts eval_counted; // of --eval-data
     bad_records bad;
     uint64_t data_hash;
-    uint64_t settings_hash;
-    identity identity;
     int64_t shared;        // held-out samples that also occur in the training data
     int64_t shared_start;  // others of conversations that start like one there
-    bool norms_found;      // in the folder of --adapter, and not asked for
-    bool steps_and_epochs; // both were given
-    bool resuming;
-    bool no_gguf;              // the adapter has parts that a GGUF adapter cannot contain
-    bool changed;              // --extend: some options differ from those of the run
-    bool complete;             // the run that is resumed had taken all its steps
-    batches batches;           // of the step or the evaluation that is running
-    batches mismatched;        // --method kto: those that come before them
-    qlora_batch* step_batches; // the batches of a step of KTO
-    base_logps references;
-    // the progress of the run
+} app_data;
+
+// The progress of the run.
+typedef struct app_progress {
     int64_t step;
     int64_t total_steps;
     int64_t epoch;
@@ -287,8 +263,12 @@ typedef struct app {
     double last_flop; // of the last step, and what it took
     double last_seconds;
     double peak_flop; // the device's peak FLOP/s; 0 = unknown
-    history history;
-    sample_prompts prompts;
+    double counting_since; // of epochs
+    bool counting_told;
+} app_progress;
+
+// The output folder.
+typedef struct app_folder {
     growing log;
     growing events; // of --tensorboard
     int lock;       // the lock file, if `locked`
@@ -302,19 +282,10 @@ typedef struct app {
     bool events_folder_made;
     bool demo_made; // this process created the demo's model
     bool best_lost; // the adapter of the best evaluation could not be written
-    bool eval_cut;  // Ctrl-C ended the last evaluation
-    bool stopped;   // by Ctrl-C, during a long call
-    bool failed;    // an error was reported on standard error
-    bool muted;     // what is said was said before: saving is tried again
-    int told;       // ongoing failures that have been reported: TOLD_ bits
-    uint64_t memory;
-    double memory_at;
-    double svg_at;
-    double svg_cost;
-    double counting_since; // of epochs
-    bool counting_told;
-    screen screen;
-    // the processes that train together
+} app_folder;
+
+// The processes that train together.
+typedef struct app_ranks {
     int32_t rank;
     int32_t world; // 1 = this one alone
     int32_t local; // rank on this machine
@@ -330,6 +301,58 @@ typedef struct app {
     double waited_ms;   // how much longer it took the rank that waited most
     bool stop_agreed;   // one of them was asked to stop, and all know it
     bool agreed;        // all processes end with the error of one; rank 0 prints it
+} app_ranks;
+
+typedef struct app {
+    options o;
+    option_set set;        // the table and `o`
+    char demo_dir[PATH_SIZE];
+    char adapter[FOLDER_PATH]; // of --adapter
+    const char* program;       // argv[0]
+    const char* job;           // its name, if it is one of --jobs
+    char error[1024];
+    qlora_ctx* ctx;
+    qlora_files files;
+    qlora_model_config config;
+    qlora_model_desc model_desc;
+    int32_t token_rows[MAX_TOKEN_ROWS]; // of --train-tokens
+    new_tokens new_tokens;
+    qlora_train_desc train_desc;
+    qlora_plan plan;
+    qlora_model* model;
+    qlora_trainer* trainer;
+    qlora_text* text;
+    qlora_text_tok* tok;
+    qlora_text_chat* chat;
+    uint64_t settings_hash;
+    identity identity;
+    bool norms_found;      // in the folder of --adapter, and not asked for
+    bool steps_and_epochs; // both were given
+    bool resuming;
+    bool no_gguf;              // the adapter has parts that a GGUF adapter cannot contain
+    bool changed;              // --extend: some options differ from those of the run
+    bool complete;             // the run that is resumed had taken all its steps
+    batches batches;           // of the step or the evaluation that is running
+    batches mismatched;        // --method kto: those that come before them
+    qlora_batch* step_batches; // the batches of a step of KTO
+    base_logps references;
+    history history;
+    sample_prompts prompts;
+    bool eval_cut;  // Ctrl-C ended the last evaluation
+    bool stopped;   // by Ctrl-C, during a long call
+    bool failed;    // an error was reported on standard error
+    bool muted;     // what is said was said before: saving is tried again
+    int told;       // ongoing failures that have been reported: TOLD_ bits
+    uint64_t memory;
+    double memory_at;
+    double svg_at;
+    double svg_cost;
+    screen screen;
+    app_parts parts;
+    app_data data;
+    app_progress progress;
+    app_folder folder;
+    app_ranks ranks;
 } app;
 
 static volatile sig_atomic_t stop_asked;

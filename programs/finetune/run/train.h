@@ -24,7 +24,7 @@ static void peak_find(app* a) {
     }
     for (size_t i = 0; i < sizeof peak_table / sizeof peak_table[0]; i++) {
         if (strstr(device, peak_table[i].name) != NULL) {
-            a->peak_flop = peak_table[i].peak * 1e12;
+            a->progress.peak_flop = peak_table[i].peak * 1e12;
             return;
         }
     }
@@ -52,11 +52,12 @@ static double pack_flop(const app* a, const samples* s, const packs* p, size_t p
 
 #define SLICE_MS 200.0
 
-// All batches of a step, from a->next_pack to `end`: those of mismatched texts come first, in an
-// array of their own that the others are added to.
+// All batches of a step, from a->progress.next_pack to `end`: those of mismatched texts come first,
+// in an array of their own that the others are added to.
 static bool step_batches(app* a, size_t end, const qlora_batch** out, int64_t* count) {
-    size_t packed = end - a->next_pack;
-    if (!batches_fill(a, &a->train, &a->now, a->next_pack, end, a->references.train)) {
+    size_t packed = end - a->progress.next_pack;
+    if (!batches_fill(a, &a->data.train, &a->progress.now, a->progress.next_pack, end,
+                      a->references.train)) {
         return false;
     }
     *out = a->batches.data;
@@ -64,10 +65,10 @@ static bool step_batches(app* a, size_t end, const qlora_batch** out, int64_t* c
     if (!method_of(a->o.method)->mismatched) {
         return true;
     }
-    size_t first = a->now.starts[a->next_pack];
-    size_t texts = a->now.starts[end] - first;
+    size_t first = a->progress.now.starts[a->progress.next_pack];
+    size_t texts = a->progress.now.starts[end] - first;
     size_t before = 0;
-    if (!mismatched_fill(a, &a->train, a->now.order + first, texts, &before)) {
+    if (!mismatched_fill(a, &a->data.train, a->progress.now.order + first, texts, &before)) {
         return false;
     }
     qlora_batch* all = (qlora_batch*)realloc(a->step_batches, (before + packed) * sizeof *all);
@@ -93,7 +94,7 @@ static bool step_slices(app* a, size_t end, bool* cut) {
         return false;
     }
     while (!done) {
-        if (stop_asked != 0 && a->world <= 1) { // several processes end with a whole step
+        if (stop_asked != 0 && a->ranks.world <= 1) { // several processes end with a whole step
             *cut = true;
             return lib(a, qlora_train_cancel(a->trainer), "stopping");
         }
@@ -101,13 +102,13 @@ static bool step_slices(app* a, size_t end, bool* cut) {
             return false;
         }
     }
-    a->next_pack = end;
+    a->progress.next_pack = end;
     return true;
 }
 
 // The loss of a sequence depends on the whole step, or several processes divide it.
 static bool step_is_one(const app* a) {
-    return method_of(a->o.method)->preferences || a->world > 1;
+    return method_of(a->o.method)->preferences || a->ranks.world > 1;
 }
 
 // Runs a step without waiting for the device between its micro-batches, where Ctrl-C can cut it
@@ -118,20 +119,20 @@ static bool step_whole(app* a, size_t end, int64_t labels, bool* cut) {
         int64_t count = 0;
         bool ok = step_batches(a, end, &all, &count) &&
                   lib(a, qlora_train_step(a->trainer, all, count, NULL), "training");
-        a->next_pack = end;
+        a->progress.next_pack = end;
         return ok;
     }
-    for (size_t pack = a->next_pack; pack < end; pack++) {
+    for (size_t pack = a->progress.next_pack; pack < end; pack++) {
         if (stop_asked != 0) {
             *cut = true;
             return lib(a, qlora_train_cancel(a->trainer), "stopping");
         }
-        if (!batches_fill(a, &a->train, &a->now, pack, pack + 1, NULL) ||
+        if (!batches_fill(a, &a->data.train, &a->progress.now, pack, pack + 1, NULL) ||
             !lib(a, qlora_train_micro(a->trainer, a->batches.data, (double)labels), "training")) {
             return false;
         }
     }
-    a->next_pack = end;
+    a->progress.next_pack = end;
     return lib(a, qlora_train_update(a->trainer), "training");
 }
 
@@ -147,31 +148,32 @@ static bool step_sliced(const app* a, double longest) {
     if (qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU) {
         return true;
     }
-    bool known = a->last_flop > 0.0 && a->last_seconds > 0.0;
-    double work = step_is_one(a) ? a->step_flop : longest;
+    bool known = a->progress.last_flop > 0.0 && a->progress.last_seconds > 0.0;
+    double work = step_is_one(a) ? a->progress.step_flop : longest;
     double limit = step_is_one(a) ? LONG_STEP : LONG_MICRO;
-    return a->world <= 1 && (!known || a->last_seconds * (work / a->last_flop) > limit);
+    return a->ranks.world <= 1 &&
+           (!known || a->progress.last_seconds * (work / a->progress.last_flop) > limit);
 }
 
 // The next step, unless Ctrl-C cuts it short.
 static bool step_train(app* a, qlora_train_info* info, bool* cut) {
     double start = seconds_now();
     *cut = false;
-    if (a->next_pack >= a->now.count) {
-        a->epoch++;
-        a->next_pack = 0;
-        if (!epoch_make(a, a->epoch, &a->now)) {
+    if (a->progress.next_pack >= a->progress.now.count) {
+        a->progress.epoch++;
+        a->progress.next_pack = 0;
+        if (!epoch_make(a, a->progress.epoch, &a->progress.now)) {
             return false;
         }
     }
-    size_t end = step_end(a, &a->now, a->next_pack);
+    size_t end = step_end(a, &a->progress.now, a->progress.next_pack);
     int64_t labels = 0;
     double longest = 0.0;
-    a->step_flop = 0.0;
-    for (size_t p = a->next_pack; p < end; p++) {
-        double flop = pack_flop(a, &a->train, &a->now, p);
-        labels += pack_labels(&a->train, &a->now, p);
-        a->step_flop += flop;
+    a->progress.step_flop = 0.0;
+    for (size_t p = a->progress.next_pack; p < end; p++) {
+        double flop = pack_flop(a, &a->data.train, &a->progress.now, p);
+        labels += pack_labels(&a->data.train, &a->progress.now, p);
+        a->progress.step_flop += flop;
         longest = fmax(longest, flop);
     }
     if (!(step_sliced(a, longest) ? step_slices(a, end, cut) : step_whole(a, end, labels, cut))) {
@@ -185,11 +187,11 @@ static bool step_train(app* a, qlora_train_info* info, bool* cut) {
         return false;
     }
     // The first step also loads kernels, so its time says nothing about the next one.
-    a->last_seconds = a->last_flop > 0.0 ? seconds_now() - start : 0.0;
-    a->last_flop = a->step_flop;
-    a->skipped_in_row = info->last_skipped ? a->skipped_in_row + 1 : 0;
-    if (a->skipped_in_row == 10) {
-        a->agreed = true; // every process has the same gradients
+    a->progress.last_seconds = a->progress.last_flop > 0.0 ? seconds_now() - start : 0.0;
+    a->progress.last_flop = a->progress.step_flop;
+    a->progress.skipped_in_row = info->last_skipped ? a->progress.skipped_in_row + 1 : 0;
+    if (a->progress.skipped_in_row == 10) {
+        a->ranks.agreed = true; // every process has the same gradients
         return error_set(
             a->error,
             "step %lld: ten consecutive non-finite gradients; try a lower --lr or --mode "
@@ -201,8 +203,8 @@ static bool step_train(app* a, qlora_train_info* info, bool* cut) {
 
 // accuracy NAN = there is none.
 static void eval_record(app* a, double accuracy) {
-    point p = point_none(a->step);
-    p.values[TRACE_EVAL_LOSS] = a->last_eval;
+    point p = point_none(a->progress.step);
+    p.values[TRACE_EVAL_LOSS] = a->progress.last_eval;
     p.values[TRACE_EVAL_ACCURACY] = accuracy;
     log_eval(a, &p);
     events_point(a, &p);
@@ -211,18 +213,19 @@ static void eval_record(app* a, double accuracy) {
 
 static bool evaluate_preferences(app* a) {
     double accuracy = 0.0;
-    bool ok = preference_evaluate(a, &a->last_eval, &accuracy);
+    bool ok = preference_evaluate(a, &a->progress.last_eval, &accuracy);
     a->eval_cut = !ok && a->stopped; // in all processes
     if (!ok && !a->eval_cut) {
         return false;
     }
     if (a->eval_cut) {
-        a->agreed = false; // it is no failure
+        a->ranks.agreed = false; // it is no failure
         stop_agree(a);
         return true;
     }
-    a->first_eval = a->step == 0 ? a->last_eval : a->first_eval;
-    say(a, "step %lld: held out %.4f, accuracy %.3f\n", (long long)a->step, a->last_eval, accuracy);
+    a->progress.first_eval = a->progress.step == 0 ? a->progress.last_eval : a->progress.first_eval;
+    say(a, "step %lld: held out %.4f, accuracy %.3f\n", (long long)a->progress.step,
+        a->progress.last_eval, accuracy);
     eval_record(a, accuracy);
     return true;
 }
@@ -230,14 +233,14 @@ static bool evaluate_preferences(app* a) {
 // Computes the packs of this process, and takes those of the others; `all` has room for the packs
 // of every process.
 static bool evaluate_share(app* a, qlora_eval_info* all) {
-    size_t count = a->eval_packs.count;
-    qlora_eval_info* mine = all + (size_t)a->rank * (count + 1);
-    for (size_t p = (size_t)a->rank; p < count; p += (size_t)a->world) {
+    size_t count = a->progress.eval_packs.count;
+    qlora_eval_info* mine = all + (size_t)a->ranks.rank * (count + 1);
+    for (size_t p = (size_t)a->ranks.rank; p < count; p += (size_t)a->ranks.world) {
         if (stop_asked != 0) {
             mine[count].labels = 1.0; // cut short
             break;
         }
-        if (!batches_fill(a, &a->eval, &a->eval_packs, p, p + 1, NULL) ||
+        if (!batches_fill(a, &a->data.eval, &a->progress.eval_packs, p, p + 1, NULL) ||
             !lib(a, qlora_eval(a->model, a->batches.data, &mine[p]), "evaluating")) {
             return false;
         }
@@ -249,7 +252,7 @@ static bool evaluate_share(app* a, qlora_eval_info* all) {
         return false;
     }
     memcpy(copy, mine, bytes);
-    bool ok = a->world <= 1 || gather(a, copy, bytes, all);
+    bool ok = a->ranks.world <= 1 || gather(a, copy, bytes, all);
     free(copy);
     return ok;
 }
@@ -258,14 +261,15 @@ static bool evaluate_share(app* a, qlora_eval_info* all) {
 // packs. Ctrl-C cuts an evaluation short between two packs. It then has no result and is repeated
 // when the run is resumed.
 static bool evaluate_packs(app* a, double* loss, double* labels) {
-    size_t count = a->eval_packs.count;
-    qlora_eval_info* all = (qlora_eval_info*)take(a, (size_t)a->world * (count + 1), sizeof *all);
+    size_t count = a->progress.eval_packs.count;
+    qlora_eval_info* all =
+        (qlora_eval_info*)take(a, (size_t)a->ranks.world * (count + 1), sizeof *all);
     bool ok = all != NULL && evaluate_share(a, all);
-    for (int32_t i = 0; i < a->world && ok; i++) {
+    for (int32_t i = 0; i < a->ranks.world && ok; i++) {
         a->eval_cut = a->eval_cut || all[(size_t)i * (count + 1) + count].labels > 0.0;
     }
     for (size_t p = 0; p < count && ok; p++) {
-        const qlora_eval_info* info = &all[p % (size_t)a->world * (count + 1) + p];
+        const qlora_eval_info* info = &all[p % (size_t)a->ranks.world * (count + 1) + p];
         *loss += info->loss;
         *labels += info->labels;
     }
@@ -274,7 +278,7 @@ static bool evaluate_packs(app* a, double* loss, double* labels) {
 }
 
 static bool evaluate(app* a) {
-    if (a->eval.count == 0) {
+    if (a->data.eval.count == 0) {
         return true;
     }
     if (method_of(a->o.method)->preferences) {
@@ -289,13 +293,14 @@ static bool evaluate(app* a) {
         stop_agree(a);
         return true;
     }
-    a->last_eval = labels > 0.0 ? loss / labels : (double)NAN;
-    if (a->step == 0) {
-        a->first_eval = a->last_eval;
+    a->progress.last_eval = labels > 0.0 ? loss / labels : (double)NAN;
+    if (a->progress.step == 0) {
+        a->progress.first_eval = a->progress.last_eval;
     }
-    if (a->screen.live || a->step == 0 || a->step == a->total_steps || a->total_steps <= 1000) {
-        say(a, "step %lld: held out %.4f, ppl %.4g\n", (long long)a->step, a->last_eval,
-            exp(a->last_eval));
+    if (a->screen.live || a->progress.step == 0 || a->progress.step == a->progress.total_steps ||
+        a->progress.total_steps <= 1000) {
+        say(a, "step %lld: held out %.4f, ppl %.4g\n", (long long)a->progress.step,
+            a->progress.last_eval, exp(a->progress.last_eval));
     }
     eval_record(a, (double)NAN);
     return true;
@@ -303,7 +308,7 @@ static bool evaluate(app* a) {
 
 static bool checkpoint_save(app* a) {
     char path[PATH_SIZE];
-    if (a->rank > 0) {
+    if (a->ranks.rank > 0) {
         return true;
     }
     position* p = (position*)take(a, 1, sizeof *p);
@@ -312,12 +317,12 @@ static bool checkpoint_save(app* a) {
     }
     memcpy(p->magic, POSITION_MAGIC, 8);
     p->settings_hash = a->settings_hash;
-    p->data_hash = a->data_hash;
-    p->total_steps = a->total_steps;
-    p->seconds = a->seconds;
-    p->first_eval = a->first_eval;
-    p->first_loss = a->first_loss;
-    p->tokens = a->tokens_seen;
+    p->data_hash = a->data.data_hash;
+    p->total_steps = a->progress.total_steps;
+    p->seconds = a->progress.seconds;
+    p->first_eval = a->progress.first_eval;
+    p->first_loss = a->progress.first_loss;
+    p->tokens = a->progress.tokens_seen;
     out_path(a, "checkpoint", path);
     bool ok = lib(a, qlora_checkpoint_save(a->trainer, path, p, sizeof *p), "saving a checkpoint");
     free(p);
@@ -338,7 +343,7 @@ static bool position_check(app* a, const position* p) {
             "--resume never to start over",
             a->o.out);
     }
-    if (p->data_hash != a->data_hash) {
+    if (p->data_hash != a->data.data_hash) {
         return error_set(
             a->error,
             "the data has changed since %s/checkpoint was saved: its samples, the template, the "
@@ -351,21 +356,21 @@ static bool position_check(app* a, const position* p) {
 
 // A run can be made longer. Making it shorter may be a mistake and needs --extend.
 static bool steps_judge(app* a, int64_t done, int64_t before) {
-    if (a->total_steps < done) {
+    if (a->progress.total_steps < done) {
         return error_set(a->error,
                          "the run in %s has finished step %lld; %lld step%s too few to resume it",
-                         a->o.out, (long long)done, (long long)a->total_steps,
-                         a->total_steps == 1 ? " is" : "s are");
+                         a->o.out, (long long)done, (long long)a->progress.total_steps,
+                         a->progress.total_steps == 1 ? " is" : "s are");
     }
-    if (a->total_steps < before && !a->o.extend) {
+    if (a->progress.total_steps < before && !a->o.extend) {
         return error_set(a->error,
                          "the run in %s was to take %lld steps, this command %lld; use the same "
                          "number, a higher one, or --extend",
-                         a->o.out, (long long)before, (long long)a->total_steps);
+                         a->o.out, (long long)before, (long long)a->progress.total_steps);
     }
-    if (a->total_steps != before) {
-        say(a, "changed: %lld step%s instead of %lld\n", (long long)a->total_steps,
-            a->total_steps == 1 ? "" : "s", (long long)before);
+    if (a->progress.total_steps != before) {
+        say(a, "changed: %lld step%s instead of %lld\n", (long long)a->progress.total_steps,
+            a->progress.total_steps == 1 ? "" : "s", (long long)before);
     }
     return true;
 }
@@ -388,12 +393,12 @@ static bool checkpoint_load(app* a) {
     ok = ok && lib(a, qlora_train_query(a->trainer, &info), "resuming") &&
          steps_judge(a, info.step, p->total_steps);
     if (ok) {
-        a->step = info.step;
+        a->progress.step = info.step;
         a->complete = p->total_steps == info.step;
-        a->seconds = p->seconds;
-        a->first_eval = p->first_eval;
-        a->first_loss = p->first_loss;
-        a->tokens_seen = p->tokens;
+        a->progress.seconds = p->seconds;
+        a->progress.first_eval = p->first_eval;
+        a->progress.first_loss = p->first_loss;
+        a->progress.tokens_seen = p->tokens;
     }
     free(p);
     return ok;
@@ -404,7 +409,7 @@ static bool checkpoint_load(app* a) {
 static bool adapter_write(app* a, const char* path) {
     qlora_adapter_desc desc;
     char room[PATH_SIZE];
-    if (a->rank > 0) {
+    if (a->ranks.rank > 0) {
         return true;
     }
     memset(&desc, 0, sizeof desc);
@@ -429,7 +434,7 @@ static bool adapter_put(app* a, const char* path) {
 
 static bool adapter_save(app* a) {
     char path[PATH_SIZE];
-    if (a->rank > 0) {
+    if (a->ranks.rank > 0) {
         return true;
     }
     out_path(a, "adapter", path);
@@ -454,7 +459,7 @@ static bool adapter_save(app* a) {
 // Saves the adapter as it is now beside the run, where nothing removes it.
 static bool snapshot_save(app* a) {
     char path[PATH_SIZE + 64];
-    if (a->rank > 0) {
+    if (a->ranks.rank > 0) {
         return true;
     }
     out_path(a, "snapshots", path);
@@ -463,7 +468,7 @@ static bool snapshot_save(app* a) {
         return error_set(a->error, "cannot create %s: %s", path, strerror(code));
     }
     size_t used = strlen(path);
-    snprintf(path + used, sizeof path - used, "/step-%lld", (long long)a->step);
+    snprintf(path + used, sizeof path - used, "/step-%lld", (long long)a->progress.step);
     bool ok = adapter_put(a, path);
     path[used] = '\0';
     (void)folder_remove(path); // only if it is empty
@@ -471,7 +476,7 @@ static bool snapshot_save(app* a) {
 }
 
 static int64_t interval(const app* a, int64_t wished) {
-    int64_t tenth = (a->total_steps + 9) / 10;
+    int64_t tenth = (a->progress.total_steps + 9) / 10;
     return wished > 0 ? wished : tenth > 1 ? tenth : 1;
 }
 
@@ -481,9 +486,10 @@ static void step_record(app* a, const qlora_train_info* info, double seconds) {
     p.values[TRACE_GRAD_NORM] = (double)info->grad_norm;
     p.values[TRACE_LR] = info->lr;
     p.values[TRACE_SPEED] = seconds > 0.0 ? (double)info->tokens / seconds : 0.0;
-    if (a->now.count > 0) {
-        a->epochs_done = (double)a->epoch + (double)a->next_pack / (double)a->now.count;
-        p.values[TRACE_EPOCH] = a->epochs_done;
+    if (a->progress.now.count > 0) {
+        a->progress.epochs_done = (double)a->progress.epoch +
+                                  (double)a->progress.next_pack / (double)a->progress.now.count;
+        p.values[TRACE_EPOCH] = a->progress.epochs_done;
     }
     p.values[TRACE_MEMORY] = (double)memory_used(a);
     if (method_of(a->o.method)->preferences) {
@@ -492,16 +498,17 @@ static void step_record(app* a, const qlora_train_info* info, double seconds) {
         p.values[TRACE_MARGINS] = info->margins;
         p.values[TRACE_ACCURACY] = info->accuracy;
     }
-    a->pace = a->pace > 0.0 ? a->pace + 0.1 * (seconds - a->pace) : seconds;
-    a->step = info->step;
-    a->seconds += seconds;
-    a->last_loss = info->loss;
-    a->first_loss = info->step == 1 ? info->loss : a->first_loss;
-    a->tokens_seen += (uint64_t)info->tokens;
+    a->progress.pace =
+        a->progress.pace > 0.0 ? a->progress.pace + 0.1 * (seconds - a->progress.pace) : seconds;
+    a->progress.step = info->step;
+    a->progress.seconds += seconds;
+    a->progress.last_loss = info->loss;
+    a->progress.first_loss = info->step == 1 ? info->loss : a->progress.first_loss;
+    a->progress.tokens_seen += (uint64_t)info->tokens;
     if (info->last_skipped) {
         say(a, "step %lld: skipped because of a non-finite gradient\n", (long long)info->step);
     }
-    a->screen.done = a->step == a->total_steps;
+    a->screen.done = a->progress.step == a->progress.total_steps;
     progress_draw(a, &p);
     log_step(a, &p, info);
     events_point(a, &p);
@@ -521,8 +528,8 @@ static bool results_try(app* a) {
 
 // Saves the results where it can: they exist only in memory.
 static bool results_save(app* a) {
-    a->files_made = false; // from here on there may be results to keep
-    a->out_made = false;
+    a->folder.files_made = false; // from here on there may be results to keep
+    a->folder.out_made = false;
     bool failed = a->failed;
     bool ok = results_try(a);
     if (!ok && a->screen.live && rescue_wait(a, results_try)) {
@@ -532,11 +539,11 @@ static bool results_save(app* a) {
     if (!ok) {
         rescue_save(a, results_try);
     }
-    if (a->log.rest.count > 0 && !a->log.torn) {
-        bear(a, TOLD_LOG, growing_flush(a, &a->log));
+    if (a->folder.log.rest.count > 0 && !a->folder.log.torn) {
+        bear(a, TOLD_LOG, growing_flush(a, &a->folder.log));
     }
-    if (a->events.rest.count > 0 && !a->events.torn) {
-        bear(a, TOLD_EVENTS, growing_flush(a, &a->events));
+    if (a->folder.events.rest.count > 0 && !a->folder.events.torn) {
+        bear(a, TOLD_EVENTS, growing_flush(a, &a->folder.events));
     }
     picture_write(a, true);
     if (a->o.csv && !csv_write(a)) {
@@ -547,7 +554,8 @@ static bool results_save(app* a) {
 }
 
 static bool evaluation_due(const app* a) {
-    return a->step == 0 || a->step == a->total_steps || a->step % interval(a, a->o.eval_every) == 0;
+    return a->progress.step == 0 || a->progress.step == a->progress.total_steps ||
+           a->progress.step % interval(a, a->o.eval_every) == 0;
 }
 
 // Evaluates the model and answers the prompts, if this step is one for that. What was interrupted,
@@ -556,12 +564,12 @@ static bool evaluate_due(app* a) {
     if (!evaluation_due(a)) {
         return true;
     }
-    bool ok = a->history.eval_step == a->step || evaluate(a);
-    bool ask = a->rank == 0 && a->prompts.count > 0 && a->prompts.step != a->step;
+    bool ok = a->history.eval_step == a->progress.step || evaluate(a);
+    bool ask = a->ranks.rank == 0 && a->prompts.count > 0 && a->prompts.step != a->progress.step;
     if (ok && !a->eval_cut && ask) {
         prompts_answer(a);
-        if (a->prompts.step == a->step) {
-            events_samples(a, a->step);
+        if (a->prompts.step == a->progress.step) {
+            events_samples(a, a->progress.step);
         }
     }
     // Only rank 0 makes samples. If Ctrl-C cut them short, nobody goes on to the next step, after
@@ -574,37 +582,37 @@ static bool evaluate_due(app* a) {
 static bool best_note(app* a) {
     char loss[32];
     char text[96];
-    real_text(a->last_eval, loss);
-    snprintf(text, sizeof text, "step %lld\nheld-out loss %s\n", (long long)a->step, loss);
+    real_text(a->progress.last_eval, loss);
+    snprintf(text, sizeof text, "step %lld\nheld-out loss %s\n", (long long)a->progress.step, loss);
     return file_replace(a, "best/" BEST_NAME, text, strlen(text));
 }
 
 // Saves the adapter if the evaluation of this step is better than the one in best/.
 static void best_save(app* a) {
     history* h = &a->history;
-    bool lower = h->kept_step == 0 || a->last_eval < h->kept_loss;
-    if (a->o.keep_best && a->step > 0 && h->eval_step == a->step && lower &&
-        h->kept_step != a->step) {
+    bool lower = h->kept_step == 0 || a->progress.last_eval < h->kept_loss;
+    if (a->o.keep_best && a->progress.step > 0 && h->eval_step == a->progress.step && lower &&
+        h->kept_step != a->progress.step) {
         char path[PATH_SIZE];
         out_path(a, "best", path);
         bool ok = adapter_put(a, path) && best_note(a);
         bear(a, TOLD_SNAPSHOT, ok);
-        h->kept_step = ok ? a->step : h->kept_step;
-        h->kept_loss = ok ? a->last_eval : h->kept_loss;
-        a->best_lost = !ok;
+        h->kept_step = ok ? a->progress.step : h->kept_step;
+        h->kept_loss = ok ? a->progress.last_eval : h->kept_loss;
+        a->folder.best_lost = !ok;
     }
 }
 
 static bool train_loop(app* a) {
     int64_t save_every = interval(a, a->o.save_every);
     stop_training = 1;
-    a->screen.done = a->step == a->total_steps;
+    a->screen.done = a->progress.step == a->progress.total_steps;
     bool ok = first_rank_wait(a) && evaluate_due(a); // it has shown the prompt
     bool cut = false;
     best_save(a); // of an evaluation that was cut short, or made before --keep-best was given
     ok = ok && first_rank_wait(a) && ranks_vote(a, 0.0, 0.0);
-    while (ok && !cut && a->step < a->total_steps && !stop_now(a) && !patience_over(a) &&
-           !part_over(a)) {
+    while (ok && !cut && a->progress.step < a->progress.total_steps && !stop_now(a) &&
+           !patience_over(a) && !part_over(a)) {
         qlora_train_info info;
         double start = seconds_now();
         ok = step_train(a, &info, &cut);
@@ -613,8 +621,9 @@ static bool train_loop(app* a) {
             ok = evaluate_due(a);
             best_save(a);
         }
-        bool saves = a->step < a->total_steps && a->step % save_every == 0;
-        bool keeps = a->o.snapshot_every > 0 && a->step % a->o.snapshot_every == 0;
+        bool saves =
+            a->progress.step < a->progress.total_steps && a->progress.step % save_every == 0;
+        bool keeps = a->o.snapshot_every > 0 && a->progress.step % a->o.snapshot_every == 0;
         if (ok && !cut && saves) {
             bear(a, TOLD_CHECKPOINT, checkpoint_save(a));
         }
@@ -624,12 +633,12 @@ static bool train_loop(app* a) {
         ok = ok && (cut || !(saves || keeps || evaluation_due(a)) || first_rank_wait(a));
     }
     stop_training = 0;
-    if (a->step == 0) {
-        a->agreed = a->agreed || ok; // all end here
+    if (a->progress.step == 0) {
+        a->ranks.agreed = a->ranks.agreed || ok; // all end here
         return ok;
     }
     // After a lost rank, the parameters may not be those of a whole step.
-    if (!ok && a->gpus.exchange != NULL && !a->agreed) {
+    if (!ok && a->ranks.gpus.exchange != NULL && !a->ranks.agreed) {
         complain(a);
         picture_write(a, true);
         return false;
@@ -639,12 +648,12 @@ static bool train_loop(app* a) {
         (void)qlora_train_cancel(a->trainer);
     }
     bool saved = results_save(a);
-    bool agreed = a->agreed;
+    bool agreed = a->ranks.agreed;
     first_rank_busy(a, true);
     saved = (ok || agreed) && together(a, saved); // nobody leaves before rank 0 has saved
     first_rank_busy(a, false);
     // All have come to the end, also if a failure that did not stop the training was reported.
-    a->agreed = a->agreed || agreed || (ok && saved);
+    a->ranks.agreed = a->ranks.agreed || agreed || (ok && saved);
     return ok && saved;
 }
 
