@@ -191,7 +191,7 @@ defect words "a method by name, not by its row" \
         src/train/checkpoint.h'
 defect words "a method by name in finetune" \
     'sed -i "s/if (method->preferences)/if (a->o.method != QLORA_METHOD_SFT)/" \
-        programs/finetune/log.h'
+        programs/finetune/reports/log.h'
 defect words "a sentence that nobody can follow" \
     '{ echo; yes and so on | head -14 | tr "\n" " "; echo; } >>docs/questions.md'
 defect words "a paragraph of figures" \
