@@ -84,6 +84,7 @@
        text/data/csv                 .csv and .tsv to records
        text/data/text                .txt to samples
        text/data/parquet             .parquet to records
+       text/data/no_parquet          the error in its place, if Parquet is left out
        text/data/files               training files to samples
 
    This file is assembled from the parts in src/ of the repository; changes are made there.
@@ -106,6 +107,10 @@
        C99 or C++11, 64-bit, little endian; Linux, macOS, BSD, Windows. Nothing to link. Include
        the implementation before any system header, or build with -D_POSIX_C_SOURCE=200809L.
        QLORA_STATIC and QLORA_DLL have the same meaning as for qlora.h.
+
+       Macros for the implementation:
+       QLORA_TEXT_NO_PARQUET    leave out data files in Parquet: opening one is an error that names
+                                this macro
 
    TOKENIZERS
        BPE models of tokenizer.json, byte-level (GPT-2, Llama 3, Qwen, SmolLM, ...) and
@@ -5412,6 +5417,10 @@ static qlora_result qlora__gzip_read(qlora__env* env, qlora__gzip* g, uint8_t* o
     }
 }
 
+//@@ src/qlora_text.h
+
+#ifndef QLORA_TEXT_NO_PARQUET
+
 //@@ src/formats/snappy.h
 
 // ---- Snappy, the raw format ---------------------------------------------------------------------
@@ -8352,6 +8361,11 @@ static qlora_result qlora__parquet_next(qlora__env* env, qlora__parquet* p, qlor
     *found = true;
     return QLORA_OK;
 }
+
+//@@ src/qlora_text.h
+
+#endif // QLORA_TEXT_NO_PARQUET
+
 
 //@@ src/text/base.h
 
@@ -33191,6 +33205,10 @@ static qlora_result qlora__text_document_again(qlora__env* env, qlora__text_sour
     return QLORA_OK;
 }
 
+//@@ src/qlora_text.h
+
+#ifndef QLORA_TEXT_NO_PARQUET
+
 //@@ src/text/data/parquet.h
 
 // .parquet: every row is a record. Pages are read one after another, never a whole row group.
@@ -33314,6 +33332,26 @@ static qlora_result qlora__text_parquet_open(qlora__env* env, qlora__text_source
     source->headed = true;
     return qlora__text_parquet_columns(env, source);
 }
+
+//@@ src/qlora_text.h
+
+#else // QLORA_TEXT_NO_PARQUET
+
+//@@ src/text/data/no_parquet.h
+
+// .parquet in a build without it.
+
+static qlora_result qlora__text_parquet_open(qlora__env* env, qlora__text_source* source) {
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "%s: Parquet files are not in this build: they were left out by "
+                           "QLORA_TEXT_NO_PARQUET",
+                           source->input.name);
+}
+
+//@@ src/qlora_text.h
+
+#endif // QLORA_TEXT_NO_PARQUET
+
 
 //@@ src/text/data/files.h
 
@@ -34038,4 +34076,4 @@ QLORA__ONCE_END
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 8df41a9a9718487c
+//@@ end 53df391717a09ccb

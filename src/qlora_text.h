@@ -52,6 +52,7 @@ QLORA__ONCE_PER_FILE
 QLORA__ONCE_END
 #include "formats/inflate.h"
 #include "formats/gzip.h"
+#ifndef QLORA_TEXT_NO_PARQUET
 #include "formats/snappy.h"
 #include "formats/zstd.h"
 QLORA__ONCE_PER_FILE
@@ -62,6 +63,8 @@ QLORA__ONCE_END
 #include "formats/parquet_pages.h"
 #include "formats/parquet_open.h"
 #include "formats/parquet_rows.h"
+#endif // QLORA_TEXT_NO_PARQUET
+
 #include "text/base.h"
 #include "text/folder.h"
 #include "text/unicode/classes.h"
@@ -132,7 +135,12 @@ QLORA__ONCE_PER_CALL
 #include "text/data/json.h"
 #include "text/data/csv.h"
 #include "text/data/text.h"
+#ifndef QLORA_TEXT_NO_PARQUET
 #include "text/data/parquet.h"
+#else // QLORA_TEXT_NO_PARQUET
+#include "text/data/no_parquet.h"
+#endif // QLORA_TEXT_NO_PARQUET
+
 #include "text/data/files.h"
 QLORA__ONCE_END
 

@@ -84,6 +84,7 @@
        text/data/csv                 .csv and .tsv to records
        text/data/text                .txt to samples
        text/data/parquet             .parquet to records
+       text/data/no_parquet          the error in its place, if Parquet is left out
        text/data/files               training files to samples
 
    This file is assembled from the parts in src/ of the repository; changes are made there.
@@ -106,6 +107,10 @@
        C99 or C++11, 64-bit, little endian; Linux, macOS, BSD, Windows. Nothing to link. Include
        the implementation before any system header, or build with -D_POSIX_C_SOURCE=200809L.
        QLORA_STATIC and QLORA_DLL have the same meaning as for qlora.h.
+
+       Macros for the implementation:
+       QLORA_TEXT_NO_PARQUET    leave out data files in Parquet: opening one is an error that names
+                                this macro
 
    TOKENIZERS
        BPE models of tokenizer.json, byte-level (GPT-2, Llama 3, Qwen, SmolLM, ...) and
