@@ -17,7 +17,9 @@
        formats                       JSON, regular expressions, stop ids, GGUF metadata; shared with
                                      qlora.h. gzip, Snappy, Zstandard, Parquet
        text/base                     the text object, growing arrays, whole files
-       text/folder                   files of a model folder, also made from a GGUF file
+       text/gguf_folder              files of a model folder, made from a GGUF file
+       text/no_gguf                  the error in its place, if GGUF files are left out
+       text/folder                   files of a model folder, or of a GGUF file
        text/unicode/classes          classes of characters
        text/unicode/tables           generated tables
        text/unicode/characters       UTF-8, normalisation
@@ -109,6 +111,8 @@
        QLORA_STATIC and QLORA_DLL have the same meaning as for qlora.h.
 
        Macros for the implementation:
+       QLORA_TEXT_NO_GGUF       leave out GGUF files: tokenizers and chat templates in them are
+                                refused with an error that names this macro
        QLORA_TEXT_NO_PARQUET    leave out data files in Parquet: opening one is an error that names
                                 this macro
 
@@ -3914,6 +3918,57 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
 
 #endif // QLORA__PART_STOP_IDS
 
+//@@ src/formats/splits.h
+
+#ifndef QLORA__PART_SPLITS
+#define QLORA__PART_SPLITS
+
+// Patterns of the tokenizers that there are, in pieces.
+#define QLORA__SPLITS_ANY "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define QLORA__SPLITS_ANY2 "'(?i:[sdmt]|ll|ve|re)"
+#define QLORA__SPLITS_ASCII "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+#define QLORA__SPLITS_WORD "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
+#define QLORA__SPLITS_WORD2 "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|"
+#define QLORA__SPLITS_LINES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define QLORA__SPLITS_LINES2 "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
+#define QLORA__SPLITS_REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" QLORA__SPLITS_LINES
+#define QLORA__SPLITS_REST2 "| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*" QLORA__SPLITS_LINES2
+#define QLORA__SPLITS_GPT2 "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define QLORA__SPLITS_UP "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define QLORA__SPLITS_LOW "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define QLORA__SPLITS_PRE "[^\\r\\n\\p{L}\\p{N}]?"
+#define QLORA__SPLITS_CASED(tail)                                                                  \
+    QLORA__SPLITS_PRE QLORA__SPLITS_UP "*" QLORA__SPLITS_LOW "+" tail                              \
+                                       "|" QLORA__SPLITS_PRE QLORA__SPLITS_UP                      \
+                                       "+" QLORA__SPLITS_LOW "*" tail "|"
+#define QLORA__SPLITS_REST3 "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" QLORA__SPLITS_LINES
+#define QLORA__SPLITS_DEEPSEEK3                                                                    \
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"           \
+    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*" QLORA__SPLITS_LINES
+#define QLORA__SPLITS_MARKS                                                                        \
+    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                              \
+    "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" QLORA__SPLITS_LINES
+
+#endif // QLORA__PART_SPLITS
+
+//@@ src/formats/gguf_path.h
+
+#ifndef QLORA__PART_GGUF_PATH
+#define QLORA__PART_GGUF_PATH
+
+// Whether a path names a GGUF file, by its ending.
+static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
+    size_t n = strlen(path);
+    return n >= 5 &&
+           (memcmp(path + n - 5, ".gguf", 5) == 0 || memcmp(path + n - 5, ".GGUF", 5) == 0);
+}
+
+#endif // QLORA__PART_GGUF_PATH
+
+//@@ src/qlora_text.h
+
+#ifndef QLORA_TEXT_NO_GGUF
+
 //@@ src/formats/gguf_read.h
 
 #ifndef QLORA__PART_GGUF_READ
@@ -4455,13 +4510,6 @@ static QLORA__UNUSED bool qlora__gguf_is(const char* text, size_t size, const ch
     return text != NULL && strlen(word) == size && memcmp(text, word, size) == 0;
 }
 
-// Whether a path names a GGUF file, by its ending.
-static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
-    size_t n = strlen(path);
-    return n >= 5 &&
-           (memcmp(path + n - 5, ".gguf", 5) == 0 || memcmp(path + n - 5, ".GGUF", 5) == 0);
-}
-
 #endif // QLORA__PART_GGUF_READ
 
 //@@ src/formats/gguf_vocab.h
@@ -4473,32 +4521,6 @@ static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
 
 // What a tokenizer and the export of one have to know alike: which tokens are found in a text
 // before the model splits it, and the patterns behind the names of pre-tokenizers.
-
-// Patterns of the tokenizers that there are, in pieces.
-#define QLORA__SPLITS_ANY "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-#define QLORA__SPLITS_ANY2 "'(?i:[sdmt]|ll|ve|re)"
-#define QLORA__SPLITS_ASCII "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-#define QLORA__SPLITS_WORD "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
-#define QLORA__SPLITS_WORD2 "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|"
-#define QLORA__SPLITS_LINES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define QLORA__SPLITS_LINES2 "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
-#define QLORA__SPLITS_REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" QLORA__SPLITS_LINES
-#define QLORA__SPLITS_REST2 "| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*" QLORA__SPLITS_LINES2
-#define QLORA__SPLITS_GPT2 "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-#define QLORA__SPLITS_UP "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
-#define QLORA__SPLITS_LOW "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
-#define QLORA__SPLITS_PRE "[^\\r\\n\\p{L}\\p{N}]?"
-#define QLORA__SPLITS_CASED(tail)                                                                  \
-    QLORA__SPLITS_PRE QLORA__SPLITS_UP "*" QLORA__SPLITS_LOW "+" tail                              \
-                                       "|" QLORA__SPLITS_PRE QLORA__SPLITS_UP                      \
-                                       "+" QLORA__SPLITS_LOW "*" tail "|"
-#define QLORA__SPLITS_REST3 "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" QLORA__SPLITS_LINES
-#define QLORA__SPLITS_DEEPSEEK3                                                                    \
-    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"           \
-    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*" QLORA__SPLITS_LINES
-#define QLORA__SPLITS_MARKS                                                                        \
-    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                              \
-    "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" QLORA__SPLITS_LINES
 
 // The patterns behind the names of tokenizer.ggml.pre. Several patterns of one name are applied in
 // turn, each to the pieces that the one before left.
@@ -4853,6 +4875,8 @@ static QLORA__UNUSED void qlora__gguf_named_tokens(const qlora__gguf* g, qlora__
 #endif // QLORA__PART_GGUF_VOCAB
 
 //@@ src/qlora_text.h
+
+#endif // QLORA_TEXT_NO_GGUF
 
 QLORA__ONCE_END
 
@@ -8635,9 +8659,13 @@ static qlora_result qlora__text_file_read(qlora__env* env, const char* path, qlo
     return r;
 }
 
-//@@ src/text/folder.h
+//@@ src/qlora_text.h
 
-// ---- the files of a model folder, and of a GGUF file in their place -----------------------------
+#ifndef QLORA_TEXT_NO_GGUF
+
+//@@ src/text/gguf_folder.h
+
+// ---- the files of a model folder, made from a GGUF file -----------------------------------------
 
 // config.json: the ids at which generation ends.
 static void qlora__text_gguf_stops(const qlora__gguf* g, qlora__json_writer* w) {
@@ -8702,6 +8730,46 @@ static qlora_result qlora__text_gguf_read(qlora__env* env, const char* path, con
     qlora__map_close(env, &map);
     return r;
 }
+
+//@@ src/qlora_text.h
+
+#else // QLORA_TEXT_NO_GGUF
+
+//@@ src/text/no_gguf.h
+
+// ---- GGUF files in a build without them ---------------------------------------------------------
+
+static qlora_result qlora__text_gguf_fail(qlora__env* env, const char* path) {
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "%s: GGUF files are not in this build: they were left out by "
+                           "QLORA_TEXT_NO_GGUF",
+                           path);
+}
+
+static qlora_result qlora__text_gguf_read(qlora__env* env, const char* path, const char* name,
+                                          qlora_text_bytes* out, bool* found) {
+    (void)name;
+    (void)out;
+    (void)found;
+    return qlora__text_gguf_fail(env, path);
+}
+
+static qlora_result qlora__text_load_gguf(qlora__env* env, qlora_text_tok* tok, const char* label,
+                                          const void* data, uint64_t size) {
+    (void)tok;
+    (void)data;
+    (void)size;
+    return qlora__text_gguf_fail(env, label);
+}
+
+//@@ src/qlora_text.h
+
+#endif // QLORA_TEXT_NO_GGUF
+
+
+//@@ src/text/folder.h
+
+// ---- the files of a model folder, or of a GGUF file in their place ------------------------------
 
 // Reads folder/name, if there is such a file. `folder` may also be a GGUF file.
 static qlora_result qlora__text_folder_read(qlora__env* env, const char* folder, const char* name,
@@ -15346,6 +15414,10 @@ static qlora_result qlora__text_tok_add(qlora__env* env, qlora_text_tok* tok, in
                                 added->name.size, (uint32_t)tok->added_count - 1);
 }
 
+//@@ src/qlora_text.h
+
+#ifndef QLORA_TEXT_NO_GGUF
+
 //@@ src/text/tokens/load_gguf.h
 
 // ---- the tokenizer in a GGUF file ---------------------------------------------------------------
@@ -15569,6 +15641,11 @@ static qlora_result qlora__text_load_gguf(qlora__env* env, qlora_text_tok* tok, 
     qlora__gguf_free(env, &g);
     return r;
 }
+
+//@@ src/qlora_text.h
+
+#endif // QLORA_TEXT_NO_GGUF
+
 
 //@@ src/text/tokens/load_bin.h
 
@@ -34076,4 +34153,4 @@ QLORA__ONCE_END
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 53df391717a09ccb
+//@@ end 95997d22fb46cfc2

@@ -47,8 +47,13 @@ QLORA__ONCE_END
 QLORA__ONCE_PER_FILE
 #include "formats/regex.h"
 #include "formats/stop_ids.h"
+#include "formats/splits.h"
+#include "formats/gguf_path.h"
+#ifndef QLORA_TEXT_NO_GGUF
 #include "formats/gguf_read.h"
 #include "formats/gguf_vocab.h"
+#endif // QLORA_TEXT_NO_GGUF
+
 QLORA__ONCE_END
 #include "formats/inflate.h"
 #include "formats/gzip.h"
@@ -66,6 +71,12 @@ QLORA__ONCE_END
 #endif // QLORA_TEXT_NO_PARQUET
 
 #include "text/base.h"
+#ifndef QLORA_TEXT_NO_GGUF
+#include "text/gguf_folder.h"
+#else // QLORA_TEXT_NO_GGUF
+#include "text/no_gguf.h"
+#endif // QLORA_TEXT_NO_GGUF
+
 #include "text/folder.h"
 #include "text/unicode/classes.h"
 #include "text/unicode/tables.h"
@@ -90,7 +101,10 @@ QLORA__ONCE_PER_FILE
 #include "text/tokens/load.h"
 #include "text/pattern/api.h"
 #include "text/tokens/load_scored.h"
+#ifndef QLORA_TEXT_NO_GGUF
 #include "text/tokens/load_gguf.h"
+#endif // QLORA_TEXT_NO_GGUF
+
 #include "text/tokens/load_bin.h"
 #include "text/tokens/new_tokens.h"
 QLORA__ONCE_END

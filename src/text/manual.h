@@ -17,7 +17,9 @@
        formats                       JSON, regular expressions, stop ids, GGUF metadata; shared with
                                      qlora.h. gzip, Snappy, Zstandard, Parquet
        text/base                     the text object, growing arrays, whole files
-       text/folder                   files of a model folder, also made from a GGUF file
+       text/gguf_folder              files of a model folder, made from a GGUF file
+       text/no_gguf                  the error in its place, if GGUF files are left out
+       text/folder                   files of a model folder, or of a GGUF file
        text/unicode/classes          classes of characters
        text/unicode/tables           generated tables
        text/unicode/characters       UTF-8, normalisation
@@ -109,6 +111,8 @@
        QLORA_STATIC and QLORA_DLL have the same meaning as for qlora.h.
 
        Macros for the implementation:
+       QLORA_TEXT_NO_GGUF       leave out GGUF files: tokenizers and chat templates in them are
+                                refused with an error that names this macro
        QLORA_TEXT_NO_PARQUET    leave out data files in Parquet: opening one is an error that names
                                 this macro
 

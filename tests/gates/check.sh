@@ -565,7 +565,8 @@ gate_text_header() {
 
 # Macros that leave out parts of qlora_text.h, one per line: at least this many bytes of the object,
 # private names, what is then refused by name.
-TEXT_LEFT_OUT="QLORA_TEXT_NO_PARQUET 40000 qlora__(parquet|thrift|snappy|zstd)_ parquet"
+TEXT_LEFT_OUT="QLORA_TEXT_NO_PARQUET 40000 qlora__(parquet|thrift|snappy|zstd)_ parquet
+QLORA_TEXT_NO_GGUF 15000 qlora__gguf_(parse|find|get|next|vocab|pre) gguf folder"
 
 # They compile without warnings, alone and together; their code is not in the object; what is left
 # runs; and the rest is refused with the name of the macro.
@@ -581,6 +582,7 @@ text_left_out() {
             echo "$cc -I. -x c++ -std=c++11 $WARN -D$macro -fsyntax-only $t"
         done <<<"$TEXT_LEFT_OUT"
         echo "gcc -I. -std=c99 $WARN_C -DQLORA_STATIC$all -c -o /dev/null $t"
+        echo "$cc -I. -std=c99 $WARN_C$all -DTEXT_FIRST -fsyntax-only ${t%/*}/text_both.c"
     } >$d/left_out.commands
     run_all $d/left_out.commands
     whole=$(size $d/left_nothing.o | awk 'END { print $1 + $2 }')
