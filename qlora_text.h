@@ -11,7 +11,9 @@
    CONTENTS  (grep -n '^//@@' qlora_text.h lists every part)
 
        api                           linkage, results and hooks; shared with qlora.h
-       text/api                      declarations: text, arrays, tokenizers, templates, chats, data
+       text/api                      declarations: text, arrays, tokenizers
+       text/api_chat                 declarations: templates and chats
+       text/api_data                 declarations: data
        platform                      files and memory of the operating system; shared with qlora.h
        core                          errors, log, memory, files; shared with qlora.h
        formats                       JSON, regular expressions, stop ids, GGUF metadata; shared with
@@ -110,7 +112,13 @@
        the implementation before any system header, or build with -D_POSIX_C_SOURCE=200809L.
        QLORA_STATIC and QLORA_DLL have the same meaning as for qlora.h.
 
-       Macros for the implementation:
+       Macros that leave parts out, for the file with the implementation; none of them changes a
+       declaration. A program that calls what is left out does not link, or gets an error:
+       QLORA_TEXT_NO_DATA       leave out training data, also in Parquet: the functions
+                                qlora_text_data_* and qlora_text_sample_read do not link
+       QLORA_TEXT_NO_TEMPLATES  leave out chat templates, and so chats and training data, which need
+                                them: the functions qlora_text_template_*, qlora_text_spans_free,
+                                qlora_text_chat_* and those of QLORA_TEXT_NO_DATA do not link
        QLORA_TEXT_NO_GGUF       leave out GGUF files: tokenizers and chat templates in them are
                                 refused with an error that names this macro
        QLORA_TEXT_NO_PARQUET    leave out data files in Parquet: opening one is an error that names
@@ -599,7 +607,25 @@ QLORA_API qlora_result qlora_text_stream_push(qlora_text_tok* tok, qlora_text_st
 QLORA_API qlora_result qlora_text_stream_end(qlora_text_tok* tok, qlora_text_stream* stream,
                                              qlora_text_bytes* out);
 
+//@@ src/qlora_text.h
+
+// Data needs chats, and chats are templates.
+#if defined(QLORA_TEXT_NO_TEMPLATES) && !defined(QLORA_TEXT_NO_DATA)
+#define QLORA_TEXT_NO_DATA
+#endif
+// What is left out is declared and never defined, which only extern functions may be.
+#if defined(QLORA_STATIC) && defined(QLORA_TEXT_NO_TEMPLATES)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
+
+
+//@@ src/text/api_chat.h
+
 // ---- chat templates -----------------------------------------------------------------------------
+
+// With QLORA_TEXT_NO_TEMPLATES beside the implementation, these functions and those of data are
+// declared but left out: a program that calls one does not link.
 
 // A Jinja template as models bring it, executed as transformers does (jinja2 in its immutable
 // sandbox, trim_blocks, lstrip_blocks, break, continue, generation blocks). A template cannot read
@@ -640,6 +666,8 @@ QLORA_API qlora_result qlora_text_template_render(qlora_text_template* source,
                                                   qlora_text_bytes* out, qlora_text_spans* spans);
 
 // ---- chat formats -------------------------------------------------------------------------------
+
+// Left out by QLORA_TEXT_NO_TEMPLATES as well.
 
 // How messages become one text, and which parts of it are trained.
 typedef struct qlora_text_chat qlora_text_chat;
@@ -716,7 +744,20 @@ QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const 
                                                    size_t size, bool prompt, qlora_text_bytes* text,
                                                    qlora_text_ids* ids, qlora_text_ids* labels);
 
+//@@ src/qlora_text.h
+
+#if defined(QLORA_STATIC) && defined(QLORA_TEXT_NO_DATA)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
+
+
+//@@ src/text/api_data.h
+
 // ---- training data ------------------------------------------------------------------------------
+
+// With QLORA_TEXT_NO_DATA beside the implementation, these functions are declared but left out: a
+// program that calls one does not link.
 
 // A file of samples, tokenized. It keeps nothing of the tokenizer and the chat, unless it is a
 // stream.
@@ -821,6 +862,15 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
                                               qlora_text_sample* out);
 
 //@@ src/qlora_text.h
+
+#if defined(QLORA_STATIC) && defined(QLORA_TEXT_NO_DATA)
+#undef QLORA_API
+#if defined(__GNUC__)
+#define QLORA_API static __attribute__((unused))
+#else
+#define QLORA_API static
+#endif
+#endif
 
 #ifdef __cplusplus
 }
@@ -4879,6 +4929,7 @@ static QLORA__UNUSED void qlora__gguf_named_tokens(const qlora__gguf* g, qlora__
 #endif // QLORA_TEXT_NO_GGUF
 
 QLORA__ONCE_END
+#ifndef QLORA_TEXT_NO_DATA
 
 //@@ src/formats/inflate.h
 
@@ -5443,7 +5494,9 @@ static qlora_result qlora__gzip_read(qlora__env* env, qlora__gzip* g, uint8_t* o
 
 //@@ src/qlora_text.h
 
-#ifndef QLORA_TEXT_NO_PARQUET
+#endif // QLORA_TEXT_NO_DATA
+
+#if !defined(QLORA_TEXT_NO_PARQUET) && !defined(QLORA_TEXT_NO_DATA)
 
 //@@ src/formats/snappy.h
 
@@ -8388,7 +8441,7 @@ static qlora_result qlora__parquet_next(qlora__env* env, qlora__parquet* p, qlor
 
 //@@ src/qlora_text.h
 
-#endif // QLORA_TEXT_NO_PARQUET
+#endif // QLORA_TEXT_NO_PARQUET or QLORA_TEXT_NO_DATA
 
 
 //@@ src/text/base.h
@@ -10710,7 +10763,7 @@ static const qlora__text_code_run qlora__text_ignorable_runs[] = {
 //@@ src/text/unicode/case.h
 
 // The class of a character without the expanded table.
-static uint32_t qlora__jin_class(uint32_t code) {
+static QLORA__UNUSED uint32_t qlora__jin_class(uint32_t code) {
     size_t low = 0;
     size_t high = QLORA__TEXT_COUNT(qlora__text_class_runs);
     while (high - low > 1) {
@@ -10724,7 +10777,8 @@ static uint32_t qlora__jin_class(uint32_t code) {
     return qlora__text_class_runs[low] & 0x7F;
 }
 
-static bool qlora__text_in_runs(const qlora__text_code_run* runs, size_t count, uint32_t code) {
+static QLORA__UNUSED bool qlora__text_in_runs(const qlora__text_code_run* runs, size_t count,
+                                              uint32_t code) {
     for (size_t i = 0; i < count && runs[i].first <= code; i++) {
         if (code <= runs[i].last) {
             return true;
@@ -16680,6 +16734,10 @@ qlora_result qlora_text_encode(qlora_text_tok* tok, const char* text, size_t len
     return r;
 }
 
+//@@ src/qlora_text.h
+
+#ifndef QLORA_TEXT_NO_DATA
+
 //@@ src/text/tokens/lines.h
 
 // Where a long text can be split so that the ids of its parts are the ids of the whole.
@@ -16826,6 +16884,11 @@ static size_t qlora__text_lines_cut(const qlora_text_tok* tok, qlora__text_lines
     }
     return size;
 }
+
+//@@ src/qlora_text.h
+
+#endif // QLORA_TEXT_NO_DATA
+
 
 //@@ src/text/tokens/decode.h
 
@@ -17113,6 +17176,7 @@ qlora_result qlora_text_stream_end(qlora_text_tok* tok, qlora_text_stream* strea
 //@@ src/qlora_text.h
 
 QLORA__ONCE_PER_CALL
+#ifndef QLORA_TEXT_NO_TEMPLATES
 
 //@@ src/text/template/base.h
 
@@ -28406,7 +28470,7 @@ static const qlora__text_format qlora__text_formats[] = {
 
 enum { QLORA__TEXT_ALPACA = 6 };
 
-static const char* qlora__text_find(const char* text, size_t size, const char* what) {
+static QLORA__UNUSED const char* qlora__text_find(const char* text, size_t size, const char* what) {
     size_t length = strlen(what);
     while (size >= length) {
         const char* hit = (const char*)memchr(text, what[0], size - length + 1);
@@ -29801,8 +29865,8 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
 }
 
 // The sample of turn k alone, for templates that change earlier turns.
-static qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* talk, size_t k,
-                                          const qlora__text_output* o) {
+static QLORA__UNUSED qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* talk,
+                                                        size_t k, const qlora__text_output* o) {
     size_t begin = 0;
     size_t end = 0;
     QLORA__TRY(qlora__text_turn_span(env, talk, k, true, &begin, &end));
@@ -30242,6 +30306,12 @@ qlora_result qlora_text_chat_save(qlora_text_chat* chat, const char* folder,
     qlora__text_carry c = qlora__text_carry_of(folder, tokens, count, to);
     return qlora__text_chat_save(env, chat, &c);
 }
+
+//@@ src/qlora_text.h
+
+#endif // QLORA_TEXT_NO_TEMPLATES
+
+#ifndef QLORA_TEXT_NO_DATA
 
 //@@ src/text/data/samples.h
 
@@ -34140,6 +34210,8 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
 
 //@@ src/qlora_text.h
 
+#endif // QLORA_TEXT_NO_DATA
+
 QLORA__ONCE_END
 
 #if defined(__clang__)
@@ -34153,4 +34225,4 @@ QLORA__ONCE_END
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 95997d22fb46cfc2
+//@@ end 8293a016fc606730

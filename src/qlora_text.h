@@ -11,6 +11,31 @@ extern "C" {
 
 #include "api/base.h"
 #include "text/api.h"
+// Data needs chats, and chats are templates.
+#if defined(QLORA_TEXT_NO_TEMPLATES) && !defined(QLORA_TEXT_NO_DATA)
+#define QLORA_TEXT_NO_DATA
+#endif
+// What is left out is declared and never defined, which only extern functions may be.
+#if defined(QLORA_STATIC) && defined(QLORA_TEXT_NO_TEMPLATES)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
+
+#include "text/api_chat.h"
+#if defined(QLORA_STATIC) && defined(QLORA_TEXT_NO_DATA)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
+
+#include "text/api_data.h"
+#if defined(QLORA_STATIC) && defined(QLORA_TEXT_NO_DATA)
+#undef QLORA_API
+#if defined(__GNUC__)
+#define QLORA_API static __attribute__((unused))
+#else
+#define QLORA_API static
+#endif
+#endif
 
 #ifdef __cplusplus
 }
@@ -55,9 +80,12 @@ QLORA__ONCE_PER_FILE
 #endif // QLORA_TEXT_NO_GGUF
 
 QLORA__ONCE_END
+#ifndef QLORA_TEXT_NO_DATA
 #include "formats/inflate.h"
 #include "formats/gzip.h"
-#ifndef QLORA_TEXT_NO_PARQUET
+#endif // QLORA_TEXT_NO_DATA
+
+#if !defined(QLORA_TEXT_NO_PARQUET) && !defined(QLORA_TEXT_NO_DATA)
 #include "formats/snappy.h"
 #include "formats/zstd.h"
 QLORA__ONCE_PER_FILE
@@ -68,7 +96,7 @@ QLORA__ONCE_END
 #include "formats/parquet_pages.h"
 #include "formats/parquet_open.h"
 #include "formats/parquet_rows.h"
-#endif // QLORA_TEXT_NO_PARQUET
+#endif // QLORA_TEXT_NO_PARQUET or QLORA_TEXT_NO_DATA
 
 #include "text/base.h"
 #ifndef QLORA_TEXT_NO_GGUF
@@ -109,9 +137,13 @@ QLORA__ONCE_PER_FILE
 #include "text/tokens/new_tokens.h"
 QLORA__ONCE_END
 #include "text/tokens/encode.h"
+#ifndef QLORA_TEXT_NO_DATA
 #include "text/tokens/lines.h"
+#endif // QLORA_TEXT_NO_DATA
+
 #include "text/tokens/decode.h"
 QLORA__ONCE_PER_CALL
+#ifndef QLORA_TEXT_NO_TEMPLATES
 #include "text/template/base.h"
 #include "text/template/lex.h"
 #include "text/template/parse.h"
@@ -140,6 +172,9 @@ QLORA__ONCE_PER_CALL
 #include "text/chat/trained.h"
 #include "text/chat/encode.h"
 #include "text/chat/save.h"
+#endif // QLORA_TEXT_NO_TEMPLATES
+
+#ifndef QLORA_TEXT_NO_DATA
 #include "text/data/samples.h"
 #include "text/data/input.h"
 #include "text/data/input_gzip.h"
@@ -156,6 +191,8 @@ QLORA__ONCE_PER_CALL
 #endif // QLORA_TEXT_NO_PARQUET
 
 #include "text/data/files.h"
+#endif // QLORA_TEXT_NO_DATA
+
 QLORA__ONCE_END
 
 #if defined(__clang__)

@@ -564,9 +564,11 @@ gate_text_header() {
 }
 
 # Macros that leave out parts of qlora_text.h, one per line: at least this many bytes of the object,
-# private names, what is then refused by name.
+# names, what is then refused by name.
 TEXT_LEFT_OUT="QLORA_TEXT_NO_PARQUET 40000 qlora__(parquet|thrift|snappy|zstd)_ parquet
-QLORA_TEXT_NO_GGUF 15000 qlora__gguf_(parse|find|get|next|vocab|pre) gguf folder"
+QLORA_TEXT_NO_GGUF 15000 qlora__gguf_(parse|find|get|next|vocab|pre) gguf folder
+QLORA_TEXT_NO_DATA 90000 qlora_(text_data|text_sample|_parquet|_gzip|_inflate|_text_data|_text_csv)
+QLORA_TEXT_NO_TEMPLATES 300000 qlora_(text_(template|chat|spans|data|sample)|_jin_(eval|parse))"
 
 # They compile without warnings, alone and together; their code is not in the object; what is left
 # runs; and the rest is refused with the name of the macro.
@@ -591,6 +593,9 @@ text_left_out() {
         [[ $((whole - left)) -ge $bytes ]] ||
             fault "$macro: $whole bytes become $left, which is not $bytes less"
         faults "$macro: not left out: " < <(nm $d/$macro.o | grep -E " $names")
+        nm -g --defined-only $d/$macro.o | awk '{ print $NF }' | sort -u >$d/defined
+        faults "$macro: left out as well: " < <(comm -23 $OUT/declared $d/defined |
+            grep -vE "^$names")
         gcc -o $d/left_out $d/$macro.o && $d/left_out tests/golden/text_spm.json >$d/$macro.out ||
             fault "$macro: what is left does not work: $(cat $d/$macro.out)"
         for call in $calls; do

@@ -50,7 +50,7 @@ static void gguf(qlora_text* text) {
     refused("gguf", text, r);
 }
 
-#ifndef QLORA_TEXT_NO_DATA
+#if !defined(QLORA_TEXT_NO_DATA) && !defined(QLORA_TEXT_NO_TEMPLATES)
 static void data(qlora_text* text, qlora_text_chat* chat) {
     static const char lines[] = "{\"text\": \"one\"}\n{\"text\": \"two\"}\n";
     qlora_text_data* file = NULL;
@@ -66,7 +66,7 @@ static void data(qlora_text* text, qlora_text_chat* chat) {
     qlora_result r = qlora_text_data_load(text, &desc, "PAR1", 4, &file);
     refused("parquet", text, r);
 }
-#endif // QLORA_TEXT_NO_DATA
+#endif // no data, or nothing to make it with
 
 #ifndef QLORA_TEXT_NO_TEMPLATES
 static void chats(qlora_text* text, qlora_text_tok* tok) {
