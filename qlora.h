@@ -13511,6 +13511,53 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
 
 #endif // QLORA__PART_STOP_IDS
 
+//@@ src/formats/splits.h
+
+#ifndef QLORA__PART_SPLITS
+#define QLORA__PART_SPLITS
+
+// Patterns of the tokenizers that there are, in pieces.
+#define QLORA__SPLITS_ANY "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define QLORA__SPLITS_ANY2 "'(?i:[sdmt]|ll|ve|re)"
+#define QLORA__SPLITS_ASCII "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+#define QLORA__SPLITS_WORD "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
+#define QLORA__SPLITS_WORD2 "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|"
+#define QLORA__SPLITS_LINES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define QLORA__SPLITS_LINES2 "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
+#define QLORA__SPLITS_REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" QLORA__SPLITS_LINES
+#define QLORA__SPLITS_REST2 "| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*" QLORA__SPLITS_LINES2
+#define QLORA__SPLITS_GPT2 "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define QLORA__SPLITS_UP "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define QLORA__SPLITS_LOW "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define QLORA__SPLITS_PRE "[^\\r\\n\\p{L}\\p{N}]?"
+#define QLORA__SPLITS_CASED(tail)                                                                  \
+    QLORA__SPLITS_PRE QLORA__SPLITS_UP "*" QLORA__SPLITS_LOW "+" tail                              \
+                                       "|" QLORA__SPLITS_PRE QLORA__SPLITS_UP                      \
+                                       "+" QLORA__SPLITS_LOW "*" tail "|"
+#define QLORA__SPLITS_REST3 "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" QLORA__SPLITS_LINES
+#define QLORA__SPLITS_DEEPSEEK3                                                                    \
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"           \
+    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*" QLORA__SPLITS_LINES
+#define QLORA__SPLITS_MARKS                                                                        \
+    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                              \
+    "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" QLORA__SPLITS_LINES
+
+#endif // QLORA__PART_SPLITS
+
+//@@ src/formats/gguf_path.h
+
+#ifndef QLORA__PART_GGUF_PATH
+#define QLORA__PART_GGUF_PATH
+
+// Whether a path names a GGUF file, by its ending.
+static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
+    size_t n = strlen(path);
+    return n >= 5 &&
+           (memcmp(path + n - 5, ".gguf", 5) == 0 || memcmp(path + n - 5, ".GGUF", 5) == 0);
+}
+
+#endif // QLORA__PART_GGUF_PATH
+
 //@@ src/formats/gguf_read.h
 
 #ifndef QLORA__PART_GGUF_READ
@@ -14052,13 +14099,6 @@ static QLORA__UNUSED bool qlora__gguf_is(const char* text, size_t size, const ch
     return text != NULL && strlen(word) == size && memcmp(text, word, size) == 0;
 }
 
-// Whether a path names a GGUF file, by its ending.
-static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
-    size_t n = strlen(path);
-    return n >= 5 &&
-           (memcmp(path + n - 5, ".gguf", 5) == 0 || memcmp(path + n - 5, ".GGUF", 5) == 0);
-}
-
 #endif // QLORA__PART_GGUF_READ
 
 //@@ src/formats/gguf_vocab.h
@@ -14070,32 +14110,6 @@ static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
 
 // What a tokenizer and the export of one have to know alike: which tokens are found in a text
 // before the model splits it, and the patterns behind the names of pre-tokenizers.
-
-// Patterns of the tokenizers that there are, in pieces.
-#define QLORA__SPLITS_ANY "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-#define QLORA__SPLITS_ANY2 "'(?i:[sdmt]|ll|ve|re)"
-#define QLORA__SPLITS_ASCII "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-#define QLORA__SPLITS_WORD "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
-#define QLORA__SPLITS_WORD2 "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|"
-#define QLORA__SPLITS_LINES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define QLORA__SPLITS_LINES2 "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
-#define QLORA__SPLITS_REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" QLORA__SPLITS_LINES
-#define QLORA__SPLITS_REST2 "| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*" QLORA__SPLITS_LINES2
-#define QLORA__SPLITS_GPT2 "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-#define QLORA__SPLITS_UP "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
-#define QLORA__SPLITS_LOW "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
-#define QLORA__SPLITS_PRE "[^\\r\\n\\p{L}\\p{N}]?"
-#define QLORA__SPLITS_CASED(tail)                                                                  \
-    QLORA__SPLITS_PRE QLORA__SPLITS_UP "*" QLORA__SPLITS_LOW "+" tail                              \
-                                       "|" QLORA__SPLITS_PRE QLORA__SPLITS_UP                      \
-                                       "+" QLORA__SPLITS_LOW "*" tail "|"
-#define QLORA__SPLITS_REST3 "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" QLORA__SPLITS_LINES
-#define QLORA__SPLITS_DEEPSEEK3                                                                    \
-    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"           \
-    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*" QLORA__SPLITS_LINES
-#define QLORA__SPLITS_MARKS                                                                        \
-    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                              \
-    "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" QLORA__SPLITS_LINES
 
 // The patterns behind the names of tokenizer.ggml.pre. Several patterns of one name are applied in
 // turn, each to the pieces that the one before left.
@@ -56070,4 +56084,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 23dd6e3602b5276b
+//@@ end 5ee81718ab5673cd

@@ -11,13 +11,17 @@
    CONTENTS  (grep -n '^//@@' qlora_text.h lists every part)
 
        api                           linkage, results and hooks; shared with qlora.h
-       text/api                      declarations: text, arrays, tokenizers, templates, chats, data
+       text/api                      declarations: text, arrays, tokenizers
+       text/api_chat                 declarations: templates and chats
+       text/api_data                 declarations: data
        platform                      files and memory of the operating system; shared with qlora.h
        core                          errors, log, memory, files; shared with qlora.h
        formats                       JSON, regular expressions, stop ids, GGUF metadata; shared with
                                      qlora.h. gzip, Snappy, Zstandard, Parquet
        text/base                     the text object, growing arrays, whole files
-       text/folder                   files of a model folder, also made from a GGUF file
+       text/gguf_folder              files of a model folder, made from a GGUF file
+       text/no_gguf                  the error in its place, if GGUF files are left out
+       text/folder                   files of a model folder, or of a GGUF file
        text/unicode/classes          classes of characters
        text/unicode/tables           generated tables
        text/unicode/characters       UTF-8, normalisation
@@ -84,6 +88,7 @@
        text/data/csv                 .csv and .tsv to records
        text/data/text                .txt to samples
        text/data/parquet             .parquet to records
+       text/data/no_parquet          the error in its place, if Parquet is left out
        text/data/files               training files to samples
 
    This file is assembled from the parts in src/ of the repository; changes are made there.
@@ -106,6 +111,18 @@
        C99 or C++11, 64-bit, little endian; Linux, macOS, BSD, Windows. Nothing to link. Include
        the implementation before any system header, or build with -D_POSIX_C_SOURCE=200809L.
        QLORA_STATIC and QLORA_DLL have the same meaning as for qlora.h.
+
+       Macros that leave parts out, for the file with the implementation; none of them changes a
+       declaration. A program that calls what is left out does not link, or gets an error:
+       QLORA_TEXT_NO_DATA       leave out training data, also in Parquet: the functions
+                                qlora_text_data_* and qlora_text_sample_read do not link
+       QLORA_TEXT_NO_TEMPLATES  leave out chat templates, and so chats and training data, which need
+                                them: the functions qlora_text_template_*, qlora_text_spans_free,
+                                qlora_text_chat_* and those of QLORA_TEXT_NO_DATA do not link
+       QLORA_TEXT_NO_GGUF       leave out GGUF files: tokenizers and chat templates in them are
+                                refused with an error that names this macro
+       QLORA_TEXT_NO_PARQUET    leave out data files in Parquet: opening one is an error that names
+                                this macro
 
    TOKENIZERS
        BPE models of tokenizer.json, byte-level (GPT-2, Llama 3, Qwen, SmolLM, ...) and
@@ -590,7 +607,25 @@ QLORA_API qlora_result qlora_text_stream_push(qlora_text_tok* tok, qlora_text_st
 QLORA_API qlora_result qlora_text_stream_end(qlora_text_tok* tok, qlora_text_stream* stream,
                                              qlora_text_bytes* out);
 
+//@@ src/qlora_text.h
+
+// Data needs chats, and chats are templates.
+#if defined(QLORA_TEXT_NO_TEMPLATES) && !defined(QLORA_TEXT_NO_DATA)
+#define QLORA_TEXT_NO_DATA
+#endif
+// What is left out is declared and never defined, which only extern functions may be.
+#if defined(QLORA_STATIC) && defined(QLORA_TEXT_NO_TEMPLATES)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
+
+
+//@@ src/text/api_chat.h
+
 // ---- chat templates -----------------------------------------------------------------------------
+
+// With QLORA_TEXT_NO_TEMPLATES beside the implementation, these functions and those of data are
+// declared but left out: a program that calls one does not link.
 
 // A Jinja template as models bring it, executed as transformers does (jinja2 in its immutable
 // sandbox, trim_blocks, lstrip_blocks, break, continue, generation blocks). A template cannot read
@@ -631,6 +666,8 @@ QLORA_API qlora_result qlora_text_template_render(qlora_text_template* source,
                                                   qlora_text_bytes* out, qlora_text_spans* spans);
 
 // ---- chat formats -------------------------------------------------------------------------------
+
+// Left out by QLORA_TEXT_NO_TEMPLATES as well.
 
 // How messages become one text, and which parts of it are trained.
 typedef struct qlora_text_chat qlora_text_chat;
@@ -707,7 +744,20 @@ QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const 
                                                    size_t size, bool prompt, qlora_text_bytes* text,
                                                    qlora_text_ids* ids, qlora_text_ids* labels);
 
+//@@ src/qlora_text.h
+
+#if defined(QLORA_STATIC) && defined(QLORA_TEXT_NO_DATA)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
+
+
+//@@ src/text/api_data.h
+
 // ---- training data ------------------------------------------------------------------------------
+
+// With QLORA_TEXT_NO_DATA beside the implementation, these functions are declared but left out: a
+// program that calls one does not link.
 
 // A file of samples, tokenized. It keeps nothing of the tokenizer and the chat, unless it is a
 // stream.
@@ -812,6 +862,15 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
                                               qlora_text_sample* out);
 
 //@@ src/qlora_text.h
+
+#if defined(QLORA_STATIC) && defined(QLORA_TEXT_NO_DATA)
+#undef QLORA_API
+#if defined(__GNUC__)
+#define QLORA_API static __attribute__((unused))
+#else
+#define QLORA_API static
+#endif
+#endif
 
 #ifdef __cplusplus
 }
@@ -3909,6 +3968,57 @@ static QLORA__UNUSED qlora_result qlora__stop_ids_read(qlora__env* env, const ql
 
 #endif // QLORA__PART_STOP_IDS
 
+//@@ src/formats/splits.h
+
+#ifndef QLORA__PART_SPLITS
+#define QLORA__PART_SPLITS
+
+// Patterns of the tokenizers that there are, in pieces.
+#define QLORA__SPLITS_ANY "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define QLORA__SPLITS_ANY2 "'(?i:[sdmt]|ll|ve|re)"
+#define QLORA__SPLITS_ASCII "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+#define QLORA__SPLITS_WORD "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
+#define QLORA__SPLITS_WORD2 "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|"
+#define QLORA__SPLITS_LINES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define QLORA__SPLITS_LINES2 "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
+#define QLORA__SPLITS_REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" QLORA__SPLITS_LINES
+#define QLORA__SPLITS_REST2 "| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*" QLORA__SPLITS_LINES2
+#define QLORA__SPLITS_GPT2 "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define QLORA__SPLITS_UP "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define QLORA__SPLITS_LOW "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define QLORA__SPLITS_PRE "[^\\r\\n\\p{L}\\p{N}]?"
+#define QLORA__SPLITS_CASED(tail)                                                                  \
+    QLORA__SPLITS_PRE QLORA__SPLITS_UP "*" QLORA__SPLITS_LOW "+" tail                              \
+                                       "|" QLORA__SPLITS_PRE QLORA__SPLITS_UP                      \
+                                       "+" QLORA__SPLITS_LOW "*" tail "|"
+#define QLORA__SPLITS_REST3 "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" QLORA__SPLITS_LINES
+#define QLORA__SPLITS_DEEPSEEK3                                                                    \
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"           \
+    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*" QLORA__SPLITS_LINES
+#define QLORA__SPLITS_MARKS                                                                        \
+    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                              \
+    "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" QLORA__SPLITS_LINES
+
+#endif // QLORA__PART_SPLITS
+
+//@@ src/formats/gguf_path.h
+
+#ifndef QLORA__PART_GGUF_PATH
+#define QLORA__PART_GGUF_PATH
+
+// Whether a path names a GGUF file, by its ending.
+static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
+    size_t n = strlen(path);
+    return n >= 5 &&
+           (memcmp(path + n - 5, ".gguf", 5) == 0 || memcmp(path + n - 5, ".GGUF", 5) == 0);
+}
+
+#endif // QLORA__PART_GGUF_PATH
+
+//@@ src/qlora_text.h
+
+#ifndef QLORA_TEXT_NO_GGUF
+
 //@@ src/formats/gguf_read.h
 
 #ifndef QLORA__PART_GGUF_READ
@@ -4450,13 +4560,6 @@ static QLORA__UNUSED bool qlora__gguf_is(const char* text, size_t size, const ch
     return text != NULL && strlen(word) == size && memcmp(text, word, size) == 0;
 }
 
-// Whether a path names a GGUF file, by its ending.
-static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
-    size_t n = strlen(path);
-    return n >= 5 &&
-           (memcmp(path + n - 5, ".gguf", 5) == 0 || memcmp(path + n - 5, ".GGUF", 5) == 0);
-}
-
 #endif // QLORA__PART_GGUF_READ
 
 //@@ src/formats/gguf_vocab.h
@@ -4468,32 +4571,6 @@ static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
 
 // What a tokenizer and the export of one have to know alike: which tokens are found in a text
 // before the model splits it, and the patterns behind the names of pre-tokenizers.
-
-// Patterns of the tokenizers that there are, in pieces.
-#define QLORA__SPLITS_ANY "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-#define QLORA__SPLITS_ANY2 "'(?i:[sdmt]|ll|ve|re)"
-#define QLORA__SPLITS_ASCII "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-#define QLORA__SPLITS_WORD "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
-#define QLORA__SPLITS_WORD2 "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|"
-#define QLORA__SPLITS_LINES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define QLORA__SPLITS_LINES2 "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
-#define QLORA__SPLITS_REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" QLORA__SPLITS_LINES
-#define QLORA__SPLITS_REST2 "| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*" QLORA__SPLITS_LINES2
-#define QLORA__SPLITS_GPT2 "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-#define QLORA__SPLITS_UP "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
-#define QLORA__SPLITS_LOW "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
-#define QLORA__SPLITS_PRE "[^\\r\\n\\p{L}\\p{N}]?"
-#define QLORA__SPLITS_CASED(tail)                                                                  \
-    QLORA__SPLITS_PRE QLORA__SPLITS_UP "*" QLORA__SPLITS_LOW "+" tail                              \
-                                       "|" QLORA__SPLITS_PRE QLORA__SPLITS_UP                      \
-                                       "+" QLORA__SPLITS_LOW "*" tail "|"
-#define QLORA__SPLITS_REST3 "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" QLORA__SPLITS_LINES
-#define QLORA__SPLITS_DEEPSEEK3                                                                    \
-    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"           \
-    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*" QLORA__SPLITS_LINES
-#define QLORA__SPLITS_MARKS                                                                        \
-    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                              \
-    "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" QLORA__SPLITS_LINES
 
 // The patterns behind the names of tokenizer.ggml.pre. Several patterns of one name are applied in
 // turn, each to the pieces that the one before left.
@@ -4849,7 +4926,10 @@ static QLORA__UNUSED void qlora__gguf_named_tokens(const qlora__gguf* g, qlora__
 
 //@@ src/qlora_text.h
 
+#endif // QLORA_TEXT_NO_GGUF
+
 QLORA__ONCE_END
+#ifndef QLORA_TEXT_NO_DATA
 
 //@@ src/formats/inflate.h
 
@@ -5411,6 +5491,12 @@ static qlora_result qlora__gzip_read(qlora__env* env, qlora__gzip* g, uint8_t* o
         QLORA__TRY(qlora__gzip_trailer(env, g));
     }
 }
+
+//@@ src/qlora_text.h
+
+#endif // QLORA_TEXT_NO_DATA
+
+#if !defined(QLORA_TEXT_NO_PARQUET) && !defined(QLORA_TEXT_NO_DATA)
 
 //@@ src/formats/snappy.h
 
@@ -8353,6 +8439,11 @@ static qlora_result qlora__parquet_next(qlora__env* env, qlora__parquet* p, qlor
     return QLORA_OK;
 }
 
+//@@ src/qlora_text.h
+
+#endif // QLORA_TEXT_NO_PARQUET or QLORA_TEXT_NO_DATA
+
+
 //@@ src/text/base.h
 
 struct qlora_text {
@@ -8621,9 +8712,13 @@ static qlora_result qlora__text_file_read(qlora__env* env, const char* path, qlo
     return r;
 }
 
-//@@ src/text/folder.h
+//@@ src/qlora_text.h
 
-// ---- the files of a model folder, and of a GGUF file in their place -----------------------------
+#ifndef QLORA_TEXT_NO_GGUF
+
+//@@ src/text/gguf_folder.h
+
+// ---- the files of a model folder, made from a GGUF file -----------------------------------------
 
 // config.json: the ids at which generation ends.
 static void qlora__text_gguf_stops(const qlora__gguf* g, qlora__json_writer* w) {
@@ -8688,6 +8783,46 @@ static qlora_result qlora__text_gguf_read(qlora__env* env, const char* path, con
     qlora__map_close(env, &map);
     return r;
 }
+
+//@@ src/qlora_text.h
+
+#else // QLORA_TEXT_NO_GGUF
+
+//@@ src/text/no_gguf.h
+
+// ---- GGUF files in a build without them ---------------------------------------------------------
+
+static qlora_result qlora__text_gguf_fail(qlora__env* env, const char* path) {
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "%s: GGUF files are not in this build: they were left out by "
+                           "QLORA_TEXT_NO_GGUF",
+                           path);
+}
+
+static qlora_result qlora__text_gguf_read(qlora__env* env, const char* path, const char* name,
+                                          qlora_text_bytes* out, bool* found) {
+    (void)name;
+    (void)out;
+    (void)found;
+    return qlora__text_gguf_fail(env, path);
+}
+
+static qlora_result qlora__text_load_gguf(qlora__env* env, qlora_text_tok* tok, const char* label,
+                                          const void* data, uint64_t size) {
+    (void)tok;
+    (void)data;
+    (void)size;
+    return qlora__text_gguf_fail(env, label);
+}
+
+//@@ src/qlora_text.h
+
+#endif // QLORA_TEXT_NO_GGUF
+
+
+//@@ src/text/folder.h
+
+// ---- the files of a model folder, or of a GGUF file in their place ------------------------------
 
 // Reads folder/name, if there is such a file. `folder` may also be a GGUF file.
 static qlora_result qlora__text_folder_read(qlora__env* env, const char* folder, const char* name,
@@ -10628,7 +10763,7 @@ static const qlora__text_code_run qlora__text_ignorable_runs[] = {
 //@@ src/text/unicode/case.h
 
 // The class of a character without the expanded table.
-static uint32_t qlora__jin_class(uint32_t code) {
+static QLORA__UNUSED uint32_t qlora__jin_class(uint32_t code) {
     size_t low = 0;
     size_t high = QLORA__TEXT_COUNT(qlora__text_class_runs);
     while (high - low > 1) {
@@ -10642,7 +10777,8 @@ static uint32_t qlora__jin_class(uint32_t code) {
     return qlora__text_class_runs[low] & 0x7F;
 }
 
-static bool qlora__text_in_runs(const qlora__text_code_run* runs, size_t count, uint32_t code) {
+static QLORA__UNUSED bool qlora__text_in_runs(const qlora__text_code_run* runs, size_t count,
+                                              uint32_t code) {
     for (size_t i = 0; i < count && runs[i].first <= code; i++) {
         if (code <= runs[i].last) {
             return true;
@@ -15332,6 +15468,10 @@ static qlora_result qlora__text_tok_add(qlora__env* env, qlora_text_tok* tok, in
                                 added->name.size, (uint32_t)tok->added_count - 1);
 }
 
+//@@ src/qlora_text.h
+
+#ifndef QLORA_TEXT_NO_GGUF
+
 //@@ src/text/tokens/load_gguf.h
 
 // ---- the tokenizer in a GGUF file ---------------------------------------------------------------
@@ -15555,6 +15695,11 @@ static qlora_result qlora__text_load_gguf(qlora__env* env, qlora_text_tok* tok, 
     qlora__gguf_free(env, &g);
     return r;
 }
+
+//@@ src/qlora_text.h
+
+#endif // QLORA_TEXT_NO_GGUF
+
 
 //@@ src/text/tokens/load_bin.h
 
@@ -16589,6 +16734,10 @@ qlora_result qlora_text_encode(qlora_text_tok* tok, const char* text, size_t len
     return r;
 }
 
+//@@ src/qlora_text.h
+
+#ifndef QLORA_TEXT_NO_DATA
+
 //@@ src/text/tokens/lines.h
 
 // Where a long text can be split so that the ids of its parts are the ids of the whole.
@@ -16735,6 +16884,11 @@ static size_t qlora__text_lines_cut(const qlora_text_tok* tok, qlora__text_lines
     }
     return size;
 }
+
+//@@ src/qlora_text.h
+
+#endif // QLORA_TEXT_NO_DATA
+
 
 //@@ src/text/tokens/decode.h
 
@@ -17022,6 +17176,7 @@ qlora_result qlora_text_stream_end(qlora_text_tok* tok, qlora_text_stream* strea
 //@@ src/qlora_text.h
 
 QLORA__ONCE_PER_CALL
+#ifndef QLORA_TEXT_NO_TEMPLATES
 
 //@@ src/text/template/base.h
 
@@ -28315,7 +28470,7 @@ static const qlora__text_format qlora__text_formats[] = {
 
 enum { QLORA__TEXT_ALPACA = 6 };
 
-static const char* qlora__text_find(const char* text, size_t size, const char* what) {
+static QLORA__UNUSED const char* qlora__text_find(const char* text, size_t size, const char* what) {
     size_t length = strlen(what);
     while (size >= length) {
         const char* hit = (const char*)memchr(text, what[0], size - length + 1);
@@ -29710,8 +29865,8 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
 }
 
 // The sample of turn k alone, for templates that change earlier turns.
-static qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* talk, size_t k,
-                                          const qlora__text_output* o) {
+static QLORA__UNUSED qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* talk,
+                                                        size_t k, const qlora__text_output* o) {
     size_t begin = 0;
     size_t end = 0;
     QLORA__TRY(qlora__text_turn_span(env, talk, k, true, &begin, &end));
@@ -30151,6 +30306,12 @@ qlora_result qlora_text_chat_save(qlora_text_chat* chat, const char* folder,
     qlora__text_carry c = qlora__text_carry_of(folder, tokens, count, to);
     return qlora__text_chat_save(env, chat, &c);
 }
+
+//@@ src/qlora_text.h
+
+#endif // QLORA_TEXT_NO_TEMPLATES
+
+#ifndef QLORA_TEXT_NO_DATA
 
 //@@ src/text/data/samples.h
 
@@ -33191,6 +33352,10 @@ static qlora_result qlora__text_document_again(qlora__env* env, qlora__text_sour
     return QLORA_OK;
 }
 
+//@@ src/qlora_text.h
+
+#ifndef QLORA_TEXT_NO_PARQUET
+
 //@@ src/text/data/parquet.h
 
 // .parquet: every row is a record. Pages are read one after another, never a whole row group.
@@ -33314,6 +33479,26 @@ static qlora_result qlora__text_parquet_open(qlora__env* env, qlora__text_source
     source->headed = true;
     return qlora__text_parquet_columns(env, source);
 }
+
+//@@ src/qlora_text.h
+
+#else // QLORA_TEXT_NO_PARQUET
+
+//@@ src/text/data/no_parquet.h
+
+// .parquet in a build without it.
+
+static qlora_result qlora__text_parquet_open(qlora__env* env, qlora__text_source* source) {
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "%s: Parquet files are not in this build: they were left out by "
+                           "QLORA_TEXT_NO_PARQUET",
+                           source->input.name);
+}
+
+//@@ src/qlora_text.h
+
+#endif // QLORA_TEXT_NO_PARQUET
+
 
 //@@ src/text/data/files.h
 
@@ -34025,6 +34210,8 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
 
 //@@ src/qlora_text.h
 
+#endif // QLORA_TEXT_NO_DATA
+
 QLORA__ONCE_END
 
 #if defined(__clang__)
@@ -34038,4 +34225,4 @@ QLORA__ONCE_END
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 8df41a9a9718487c
+//@@ end 8293a016fc606730

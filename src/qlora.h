@@ -113,6 +113,8 @@ QLORA__ONCE_PER_CALL
 #include "formats/json_read.h"
 #include "formats/json_write.h"
 #include "formats/stop_ids.h"
+#include "formats/splits.h"
+#include "formats/gguf_path.h"
 #include "formats/gguf_read.h"
 #include "formats/gguf_vocab.h"
 #include "formats/gguf_blocks.h"

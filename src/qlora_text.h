@@ -11,6 +11,31 @@ extern "C" {
 
 #include "api/base.h"
 #include "text/api.h"
+// Data needs chats, and chats are templates.
+#if defined(QLORA_TEXT_NO_TEMPLATES) && !defined(QLORA_TEXT_NO_DATA)
+#define QLORA_TEXT_NO_DATA
+#endif
+// What is left out is declared and never defined, which only extern functions may be.
+#if defined(QLORA_STATIC) && defined(QLORA_TEXT_NO_TEMPLATES)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
+
+#include "text/api_chat.h"
+#if defined(QLORA_STATIC) && defined(QLORA_TEXT_NO_DATA)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
+
+#include "text/api_data.h"
+#if defined(QLORA_STATIC) && defined(QLORA_TEXT_NO_DATA)
+#undef QLORA_API
+#if defined(__GNUC__)
+#define QLORA_API static __attribute__((unused))
+#else
+#define QLORA_API static
+#endif
+#endif
 
 #ifdef __cplusplus
 }
@@ -47,11 +72,20 @@ QLORA__ONCE_END
 QLORA__ONCE_PER_FILE
 #include "formats/regex.h"
 #include "formats/stop_ids.h"
+#include "formats/splits.h"
+#include "formats/gguf_path.h"
+#ifndef QLORA_TEXT_NO_GGUF
 #include "formats/gguf_read.h"
 #include "formats/gguf_vocab.h"
+#endif // QLORA_TEXT_NO_GGUF
+
 QLORA__ONCE_END
+#ifndef QLORA_TEXT_NO_DATA
 #include "formats/inflate.h"
 #include "formats/gzip.h"
+#endif // QLORA_TEXT_NO_DATA
+
+#if !defined(QLORA_TEXT_NO_PARQUET) && !defined(QLORA_TEXT_NO_DATA)
 #include "formats/snappy.h"
 #include "formats/zstd.h"
 QLORA__ONCE_PER_FILE
@@ -62,7 +96,15 @@ QLORA__ONCE_END
 #include "formats/parquet_pages.h"
 #include "formats/parquet_open.h"
 #include "formats/parquet_rows.h"
+#endif // QLORA_TEXT_NO_PARQUET or QLORA_TEXT_NO_DATA
+
 #include "text/base.h"
+#ifndef QLORA_TEXT_NO_GGUF
+#include "text/gguf_folder.h"
+#else // QLORA_TEXT_NO_GGUF
+#include "text/no_gguf.h"
+#endif // QLORA_TEXT_NO_GGUF
+
 #include "text/folder.h"
 #include "text/unicode/classes.h"
 #include "text/unicode/tables.h"
@@ -87,14 +129,21 @@ QLORA__ONCE_PER_FILE
 #include "text/tokens/load.h"
 #include "text/pattern/api.h"
 #include "text/tokens/load_scored.h"
+#ifndef QLORA_TEXT_NO_GGUF
 #include "text/tokens/load_gguf.h"
+#endif // QLORA_TEXT_NO_GGUF
+
 #include "text/tokens/load_bin.h"
 #include "text/tokens/new_tokens.h"
 QLORA__ONCE_END
 #include "text/tokens/encode.h"
+#ifndef QLORA_TEXT_NO_DATA
 #include "text/tokens/lines.h"
+#endif // QLORA_TEXT_NO_DATA
+
 #include "text/tokens/decode.h"
 QLORA__ONCE_PER_CALL
+#ifndef QLORA_TEXT_NO_TEMPLATES
 #include "text/template/base.h"
 #include "text/template/lex.h"
 #include "text/template/parse.h"
@@ -123,6 +172,9 @@ QLORA__ONCE_PER_CALL
 #include "text/chat/trained.h"
 #include "text/chat/encode.h"
 #include "text/chat/save.h"
+#endif // QLORA_TEXT_NO_TEMPLATES
+
+#ifndef QLORA_TEXT_NO_DATA
 #include "text/data/samples.h"
 #include "text/data/input.h"
 #include "text/data/input_gzip.h"
@@ -132,8 +184,15 @@ QLORA__ONCE_PER_CALL
 #include "text/data/json.h"
 #include "text/data/csv.h"
 #include "text/data/text.h"
+#ifndef QLORA_TEXT_NO_PARQUET
 #include "text/data/parquet.h"
+#else // QLORA_TEXT_NO_PARQUET
+#include "text/data/no_parquet.h"
+#endif // QLORA_TEXT_NO_PARQUET
+
 #include "text/data/files.h"
+#endif // QLORA_TEXT_NO_DATA
+
 QLORA__ONCE_END
 
 #if defined(__clang__)

@@ -11,13 +11,17 @@
    CONTENTS  (grep -n '^//@@' qlora_text.h lists every part)
 
        api                           linkage, results and hooks; shared with qlora.h
-       text/api                      declarations: text, arrays, tokenizers, templates, chats, data
+       text/api                      declarations: text, arrays, tokenizers
+       text/api_chat                 declarations: templates and chats
+       text/api_data                 declarations: data
        platform                      files and memory of the operating system; shared with qlora.h
        core                          errors, log, memory, files; shared with qlora.h
        formats                       JSON, regular expressions, stop ids, GGUF metadata; shared with
                                      qlora.h. gzip, Snappy, Zstandard, Parquet
        text/base                     the text object, growing arrays, whole files
-       text/folder                   files of a model folder, also made from a GGUF file
+       text/gguf_folder              files of a model folder, made from a GGUF file
+       text/no_gguf                  the error in its place, if GGUF files are left out
+       text/folder                   files of a model folder, or of a GGUF file
        text/unicode/classes          classes of characters
        text/unicode/tables           generated tables
        text/unicode/characters       UTF-8, normalisation
@@ -84,6 +88,7 @@
        text/data/csv                 .csv and .tsv to records
        text/data/text                .txt to samples
        text/data/parquet             .parquet to records
+       text/data/no_parquet          the error in its place, if Parquet is left out
        text/data/files               training files to samples
 
    This file is assembled from the parts in src/ of the repository; changes are made there.
@@ -106,6 +111,18 @@
        C99 or C++11, 64-bit, little endian; Linux, macOS, BSD, Windows. Nothing to link. Include
        the implementation before any system header, or build with -D_POSIX_C_SOURCE=200809L.
        QLORA_STATIC and QLORA_DLL have the same meaning as for qlora.h.
+
+       Macros that leave parts out, for the file with the implementation; none of them changes a
+       declaration. A program that calls what is left out does not link, or gets an error:
+       QLORA_TEXT_NO_DATA       leave out training data, also in Parquet: the functions
+                                qlora_text_data_* and qlora_text_sample_read do not link
+       QLORA_TEXT_NO_TEMPLATES  leave out chat templates, and so chats and training data, which need
+                                them: the functions qlora_text_template_*, qlora_text_spans_free,
+                                qlora_text_chat_* and those of QLORA_TEXT_NO_DATA do not link
+       QLORA_TEXT_NO_GGUF       leave out GGUF files: tokenizers and chat templates in them are
+                                refused with an error that names this macro
+       QLORA_TEXT_NO_PARQUET    leave out data files in Parquet: opening one is an error that names
+                                this macro
 
    TOKENIZERS
        BPE models of tokenizer.json, byte-level (GPT-2, Llama 3, Qwen, SmolLM, ...) and

@@ -560,6 +560,49 @@ gate_text_header() {
     [[ -e $d/b.o ]] || return
     symbols_of qlora_text_ $d/b.o DEFAULT
     all_defined text_declarations.c
+    text_left_out $d
+}
+
+# Macros that leave out parts of qlora_text.h, one per line: at least this many bytes of the object,
+# names, what is then refused by name.
+TEXT_LEFT_OUT="QLORA_TEXT_NO_PARQUET 40000 qlora__(parquet|thrift|snappy|zstd)_ parquet
+QLORA_TEXT_NO_GGUF 15000 qlora__gguf_(parse|find|get|next|vocab|pre) gguf folder
+QLORA_TEXT_NO_DATA 90000 qlora_(text_data|text_sample|_parquet|_gzip|_inflate|_text_data|_text_csv)
+QLORA_TEXT_NO_TEMPLATES 300000 qlora_(text_(template|chat|spans|data|sample)|_jin_(eval|parse))"
+
+# They compile without warnings, alone and together; their code is not in the object; what is left
+# runs; and the rest is refused with the name of the macro.
+text_left_out() {
+    local d=$1 t=tests/gates/compile/text_left_out.c macro bytes names calls call whole left cc all=
+    cc=$(thorough)
+    {
+        echo "gcc -I. -std=c99 $WARN_C -c -o $d/left_nothing.o $t"
+        while read -r macro bytes names calls; do
+            all="$all -D$macro"
+            echo "gcc -I. -std=c99 $WARN_C -D$macro -c -o $d/$macro.o $t"
+            echo "$cc -I. -std=c99 $WARN_C -D$macro -fsyntax-only $t"
+            echo "$cc -I. -x c++ -std=c++11 $WARN -D$macro -fsyntax-only $t"
+        done <<<"$TEXT_LEFT_OUT"
+        echo "gcc -I. -std=c99 $WARN_C -DQLORA_STATIC$all -c -o /dev/null $t"
+        echo "$cc -I. -std=c99 $WARN_C$all -DTEXT_FIRST -fsyntax-only ${t%/*}/text_both.c"
+    } >$d/left_out.commands
+    run_all $d/left_out.commands
+    whole=$(size $d/left_nothing.o | awk 'END { print $1 + $2 }')
+    while read -r macro bytes names calls; do
+        left=$(size $d/$macro.o | awk 'END { print $1 + $2 }')
+        [[ $((whole - left)) -ge $bytes ]] ||
+            fault "$macro: $whole bytes become $left, which is not $bytes less"
+        faults "$macro: not left out: " < <(nm $d/$macro.o | grep -E " $names")
+        nm -g --defined-only $d/$macro.o | awk '{ print $NF }' | sort -u >$d/defined
+        faults "$macro: left out as well: " < <(comm -23 $OUT/declared $d/defined |
+            grep -vE "^$names")
+        gcc -o $d/left_out $d/$macro.o && $d/left_out tests/golden/text_spm.json >$d/$macro.out ||
+            fault "$macro: what is left does not work: $(cat $d/$macro.out)"
+        for call in $calls; do
+            grep -q "^$call: unsupported: .* left out by $macro\$" $d/$macro.out ||
+                fault "$macro: no clear error for $call: $(cat $d/$macro.out)"
+        done
+    done <<<"$TEXT_LEFT_OUT"
 }
 
 # What a C++ project sees: no warning from the declarations and public macros in its own code, with

@@ -41,7 +41,7 @@ FNR == 1 {
     file[part] = FILENAME
     comment = depth = type_depth = list_depth = 0
     head = ""
-    declares = FILENAME ~ /(^|\/)(api\/[a-z_]*|text\/api|manual)\.h$/
+    declares = FILENAME ~ /(^|\/)(api\/[a-z_]*|text\/api[a-z_]*|manual)\.h$/
 }
 
 {

@@ -288,6 +288,15 @@ defect text_header "no comparison of versions" \
     'sed -i "s/different versions/one version/" src/api/linkage.h'
 defect text_header "no guard around the implementation" \
     'sed -i "s/.*define QLORA_TEXT_IMPLEMENTATION_DONE.*//" src/qlora_text.h'
+defect text_header "Parquet that is not left out" \
+    'sed -i "s/QLORA_TEXT_NO_PARQUET/NEVER/" src/qlora_text.h'
+defect text_header "an error that does not name the macro" \
+    'sed -i "s/QLORA_TEXT_NO_GGUF\"/a macro\"/" src/text/no_gguf.h'
+defect text_header "data that is not left out" \
+    'sed -i "s/QLORA_TEXT_NO_DATA/NEVER/" src/qlora_text.h'
+defect text_header "more left out than the macro says" \
+    'sed -i "s/^.include .text.pattern.api.h./#ifndef QLORA_TEXT_NO_TEMPLATES\n&\n#endif/" \
+        src/qlora_text.h'
 defect macros "a macro without our prefix" 'core "#define MIN(a, b) ((a) < (b) ? (a) : (b))"'
 defect macros "a helper macro that stays defined" \
     'sed -i "s/^#define QLORA_VERSION_STRING.*/&\n#define QLORA_X_A 1/" src/api/linkage.h'

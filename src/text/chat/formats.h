@@ -94,7 +94,7 @@ static const qlora__text_format qlora__text_formats[] = {
 
 enum { QLORA__TEXT_ALPACA = 6 };
 
-static const char* qlora__text_find(const char* text, size_t size, const char* what) {
+static QLORA__UNUSED const char* qlora__text_find(const char* text, size_t size, const char* what) {
     size_t length = strlen(what);
     while (size >= length) {
         const char* hit = (const char*)memchr(text, what[0], size - length + 1);

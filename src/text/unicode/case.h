@@ -1,5 +1,5 @@
 // The class of a character without the expanded table.
-static uint32_t qlora__jin_class(uint32_t code) {
+static QLORA__UNUSED uint32_t qlora__jin_class(uint32_t code) {
     size_t low = 0;
     size_t high = QLORA__TEXT_COUNT(qlora__text_class_runs);
     while (high - low > 1) {
@@ -13,7 +13,8 @@ static uint32_t qlora__jin_class(uint32_t code) {
     return qlora__text_class_runs[low] & 0x7F;
 }
 
-static bool qlora__text_in_runs(const qlora__text_code_run* runs, size_t count, uint32_t code) {
+static QLORA__UNUSED bool qlora__text_in_runs(const qlora__text_code_run* runs, size_t count,
+                                              uint32_t code) {
     for (size_t i = 0; i < count && runs[i].first <= code; i++) {
         if (code <= runs[i].last) {
             return true;
