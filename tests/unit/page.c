@@ -125,14 +125,14 @@ static app* app_new(void) {
     if (a != NULL) {
         history_clear(&a->history);
         a->o.demo = true;
-        a->first_eval = a->last_eval = a->last_loss = (double)NAN;
+        a->progress.first_eval = a->progress.last_eval = a->progress.last_loss = (double)NAN;
         a->prompts.step = -1;
     }
     return a;
 }
 
 static void app_steps(app* a, int64_t steps, int64_t eval_every) {
-    a->total_steps = steps;
+    a->progress.total_steps = steps;
     for (int64_t step = 0; step <= steps; step++) {
         point p = point_none(step);
         if (step > 0) {
@@ -148,7 +148,7 @@ static void app_steps(app* a, int64_t steps, int64_t eval_every) {
             history_add(&a->history, &p);
         }
     }
-    a->step = steps;
+    a->progress.step = steps;
 }
 
 // The number of points of the first polyline of a kind; 0 if there is none.
@@ -239,7 +239,7 @@ TEST parts_of_steps_taken_again_are_cut(void) {
     static const char past[] = "until 3\nlr 1\nuntil 8\nlr 2\ncsv\n";
     app* a = app_new();
     ASSERT(a != NULL);
-    ASSERT(blob_add(&a->past, past, sizeof past) && blob_add(&a->before, "lr 3\n", 5));
+    ASSERT(blob_add(&a->parts.past, past, sizeof past) && blob_add(&a->parts.before, "lr 3\n", 5));
     static const struct {
         int64_t step;
         const char* text;
@@ -252,13 +252,13 @@ TEST parts_of_steps_taken_again_are_cut(void) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         blob out;
         memset(&out, 0, sizeof out);
-        a->step = rows[i].step;
+        a->progress.step = rows[i].step;
         ASSERT(parts_write(a, &out) && blob_add(&out, "", 1));
         ASSERT_STR_EQ(rows[i].text, out.data);
         blob_free(&out);
     }
-    blob_free(&a->past);
-    blob_free(&a->before);
+    blob_free(&a->parts.past);
+    blob_free(&a->parts.before);
     free(a);
     PASS();
 }
@@ -341,7 +341,7 @@ TEST axes_of_odd_ranges_end(void) {
         blob out;
         memset(&out, 0, sizeof out);
         ASSERT(a != NULL);
-        a->total_steps = 2;
+        a->progress.total_steps = 2;
         for (int k = 0; k < 2; k++) {
             point p = point_none(k + 1);
             p.values[TRACE_LOSS] = values[i][k];
@@ -404,7 +404,7 @@ TEST samples_are_restored(void) {
     app* a = app_new();
     bool keep = false;
     ASSERT(a != NULL && prompt_set(a, "a \"b\"\n") && prompt_set(a, "c"));
-    a->step = 50;
+    a->progress.step = 50;
     ASSERT(line_read(a, "{\"step\":5,\"loss\":1.5}", &keep) && keep);
     ASSERT(line_read(a,
                      "{\"step\":5,\"samples\":[{\"prompt\":\"a "
@@ -417,7 +417,7 @@ TEST samples_are_restored(void) {
     ASSERT_MEM_EQ("\"loss\":9", a->prompts.data[0].answers[0].text.data, 8);
     ASSERT_EQ_FMT(1, a->prompts.data[1].answer_count, "%d");
     ASSERT_WHOLE(5, a->prompts.step);
-    ASSERT(fabs(a->last_loss - 1.5) < 1e-12); // not what a sample says
+    ASSERT(fabs(a->progress.last_loss - 1.5) < 1e-12); // not what a sample says
     ASSERT_WHOLE(1, a->history.entries);
     static const char* const damaged[] = {
         "{\"step\":6,\"samples\":[{\"prompt\":\"c\",\"text\":}]}",
@@ -446,7 +446,7 @@ TEST equal_prompts_keep_their_answers(void) {
     app* a = app_new();
     bool keep = false;
     ASSERT(a != NULL && prompt_set(a, "a") && prompt_set(a, "a"));
-    a->step = 50;
+    a->progress.step = 50;
     ASSERT(line_read(a,
                      "{\"step\":5,\"samples\":[{\"prompt\":\"a\",\"text\":\"x\"},"
                      "{\"prompt\":\"a\",\"text\":\"y\"}]}",
