@@ -11890,7 +11890,7 @@ typedef enum qlora__width {
 typedef enum qlora__bias { QLORA__BIAS_QKV, QLORA__BIAS_O, QLORA__BIAS_MLP } qlora__bias;
 
 // A projection: the number of its bit in qlora_target, which is also its number for dropout; its
-// stack; its columns and rows; its bias; whether its rows are rotated by position; its module
+// stack; its columns and rows; its bias; whether all its rows are rotated by position; its module
 // within a layer; its tensor in GGUF files. A second GGUF name means that those files split the
 // matrix into two halves of its rows.
 typedef struct qlora__projection_row {
@@ -11996,11 +11996,10 @@ enum {
     QLORA__HAS_WIDE_QK_NORM = 2,  // over the whole width instead
     QLORA__HAS_NORM_OFFSET = 4,   // safetensors files store norm weights minus 1
     QLORA__HAS_GELU = 8,          // GELU (tanh form) instead of SiLU
-    QLORA__HAS_ROOT_SCALE = 16,   // embeddings are multiplied by the root of the hidden size
+    QLORA__HAS_ROOT_SCALE = 16,   // the embedding scales its rows by the root of hidden
     QLORA__HAS_PAIRED_ROPE = 32,  // pairs of neighbours are rotated, not the two halves
     QLORA__HAS_PERMUTED_GGUF = 64, // GGUF files order the rows of q and k for pairs of neighbours
-    QLORA__HAS_SCALED_LOOKUP = 128, // the embedding itself scales its rows, before NEFTune's noise
-    QLORA__HAS_SECTIONS = 256       // the rotation has sections for images
+    QLORA__HAS_SECTIONS = 128      // the rotation has sections for images
 };
 
 // What GGUF files of an architecture leave to llama.cpp.
@@ -12116,15 +12115,13 @@ static const qlora__arch qlora__archs[] = {
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GEMMA, "gemma", "GemmaForCausalLM", "gemma",
      &qlora__layout_seven, &qlora__norms_before,
-     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE |
-         QLORA__HAS_SCALED_LOOKUP,
+     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
      {256000, 3072, 24576, 28, 16, 16, 256, 8192, 0, 0, 1e4, 0, 1e-6, 1, true},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GEMMA2, "gemma2", "Gemma2ForCausalLM", "gemma2",
      &qlora__layout_seven, &qlora__norms_around,
-     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE |
-         QLORA__HAS_SCALED_LOOKUP,
+     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_CAPS |
          QLORA__READS_ACTIVATION,
      QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
@@ -12132,8 +12129,7 @@ static const qlora__arch qlora__archs[] = {
      {QLORA__GGUF_OWN_WINDOW, 0, 46}},
     {QLORA_FAMILY_GEMMA3, "gemma3_text", "Gemma3ForCausalLM", "gemma3",
      &qlora__layout_seven, &qlora__norms_around,
-     QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE |
-         QLORA__HAS_SCALED_LOOKUP,
+     QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_FINAL_CAP |
          QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND | QLORA__READS_LOCAL_THETA |
          QLORA__READS_PATTERN,
@@ -35945,11 +35941,11 @@ static void qlora__arena_window(const qlora_tensor* flat, int64_t at, int64_t ro
 }
 
 static int64_t qlora__q_width(const qlora_model_config* c) {
-    return c->heads * c->head_dim;
+    return qlora__arch_width(c, QLORA__WIDTH_Q);
 }
 
 static int64_t qlora__kv_width(const qlora_model_config* c) {
-    return c->kv_heads * c->head_dim;
+    return qlora__arch_width(c, QLORA__WIDTH_KV);
 }
 
 // Whether q is multiplied by a factor that depends on the position, within the planned lengths.
@@ -42836,7 +42832,7 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
 // their rows themselves, and others are scaled afterwards.
 static qlora_result qlora__forward_noise(const qlora__pass* pass, const qlora_tensor* h) {
     const qlora_model* m = pass->m;
-    bool scaled = (m->arch->has & QLORA__HAS_SCALED_LOOKUP) != 0;
+    bool scaled = (m->arch->has & QLORA__HAS_ROOT_SCALE) != 0;
     double factor = scaled ? 1.0 : m->plan.config.embedding_scale;
     const qlora__batch_rows rows = {&m->batch.positions, &m->batch.sequences, &m->batch.seqs,
                                     &m->batch.dropout};
@@ -46624,8 +46620,8 @@ qlora_result qlora_adapter_use(qlora_model* model, bool on) {
 // Checks what names and shapes of the trained tensors do not say.
 static qlora_result qlora__adapter_compare_saved(qlora_ctx* ctx, const qlora_model* from,
                                                  const qlora_model* to) {
-    for (int64_t i = 0; i < from->tables.token_count;
-         i++) { // as many as in `to`: the shapes are equal
+    // There are as many in `to`: the shapes are equal.
+    for (int64_t i = 0; i < from->tables.token_count; i++) {
         if (from->tables.token_ids[i] != to->tables.token_ids[i]) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                                "token row %lld is %d in `from` but %d in `to`", (long long)i,
@@ -53276,9 +53272,9 @@ qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches
 // ---- steps in slices ----------------------------------------------------------------------------
 //
 // Runs the pieces of qlora__piece_at one by one, without graphs, and then the update: the same work
-// in the same order as a whole step. On the CPU, an errand does so, and a slice is one of
-// its. On a GPU, and for several processes, a slice waits for each piece, so that the device is
-// idle when it returns, and to measure how long pieces of that kind take.
+// in the same order as a whole step. On the CPU, an errand does so, slice by slice. On a GPU, and
+// for several processes, a slice waits for each piece, so that the device is idle when it returns,
+// and to measure how long pieces of that kind take.
 
 // Passes over the batches of other processes.
 static void qlora__slice_pass(qlora_trainer* t) {
@@ -56084,4 +56080,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 5ee81718ab5673cd
+//@@ end 4f6de46b228ccbf0

@@ -61,7 +61,7 @@ typedef enum qlora__width {
 typedef enum qlora__bias { QLORA__BIAS_QKV, QLORA__BIAS_O, QLORA__BIAS_MLP } qlora__bias;
 
 // A projection: the number of its bit in qlora_target, which is also its number for dropout; its
-// stack; its columns and rows; its bias; whether its rows are rotated by position; its module
+// stack; its columns and rows; its bias; whether all its rows are rotated by position; its module
 // within a layer; its tensor in GGUF files. A second GGUF name means that those files split the
 // matrix into two halves of its rows.
 typedef struct qlora__projection_row {
@@ -167,11 +167,10 @@ enum {
     QLORA__HAS_WIDE_QK_NORM = 2,  // over the whole width instead
     QLORA__HAS_NORM_OFFSET = 4,   // safetensors files store norm weights minus 1
     QLORA__HAS_GELU = 8,          // GELU (tanh form) instead of SiLU
-    QLORA__HAS_ROOT_SCALE = 16,   // embeddings are multiplied by the root of the hidden size
+    QLORA__HAS_ROOT_SCALE = 16,   // the embedding scales its rows by the root of hidden
     QLORA__HAS_PAIRED_ROPE = 32,  // pairs of neighbours are rotated, not the two halves
     QLORA__HAS_PERMUTED_GGUF = 64, // GGUF files order the rows of q and k for pairs of neighbours
-    QLORA__HAS_SCALED_LOOKUP = 128, // the embedding itself scales its rows, before NEFTune's noise
-    QLORA__HAS_SECTIONS = 256       // the rotation has sections for images
+    QLORA__HAS_SECTIONS = 128      // the rotation has sections for images
 };
 
 // What GGUF files of an architecture leave to llama.cpp.
@@ -287,15 +286,13 @@ static const qlora__arch qlora__archs[] = {
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GEMMA, "gemma", "GemmaForCausalLM", "gemma",
      &qlora__layout_seven, &qlora__norms_before,
-     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE |
-         QLORA__HAS_SCALED_LOOKUP,
+     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
      {256000, 3072, 24576, 28, 16, 16, 256, 8192, 0, 0, 1e4, 0, 1e-6, 1, true},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GEMMA2, "gemma2", "Gemma2ForCausalLM", "gemma2",
      &qlora__layout_seven, &qlora__norms_around,
-     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE |
-         QLORA__HAS_SCALED_LOOKUP,
+     QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_CAPS |
          QLORA__READS_ACTIVATION,
      QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
@@ -303,8 +300,7 @@ static const qlora__arch qlora__archs[] = {
      {QLORA__GGUF_OWN_WINDOW, 0, 46}},
     {QLORA_FAMILY_GEMMA3, "gemma3_text", "Gemma3ForCausalLM", "gemma3",
      &qlora__layout_seven, &qlora__norms_around,
-     QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE |
-         QLORA__HAS_SCALED_LOOKUP,
+     QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_FINAL_CAP |
          QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND | QLORA__READS_LOCAL_THETA |
          QLORA__READS_PATTERN,

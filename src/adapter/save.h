@@ -634,8 +634,8 @@ qlora_result qlora_adapter_use(qlora_model* model, bool on) {
 // Checks what names and shapes of the trained tensors do not say.
 static qlora_result qlora__adapter_compare_saved(qlora_ctx* ctx, const qlora_model* from,
                                                  const qlora_model* to) {
-    for (int64_t i = 0; i < from->tables.token_count;
-         i++) { // as many as in `to`: the shapes are equal
+    // There are as many in `to`: the shapes are equal.
+    for (int64_t i = 0; i < from->tables.token_count; i++) {
         if (from->tables.token_ids[i] != to->tables.token_ids[i]) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                                "token row %lld is %d in `from` but %d in `to`", (long long)i,

@@ -48,11 +48,11 @@ static void qlora__arena_window(const qlora_tensor* flat, int64_t at, int64_t ro
 }
 
 static int64_t qlora__q_width(const qlora_model_config* c) {
-    return c->heads * c->head_dim;
+    return qlora__arch_width(c, QLORA__WIDTH_Q);
 }
 
 static int64_t qlora__kv_width(const qlora_model_config* c) {
-    return c->kv_heads * c->head_dim;
+    return qlora__arch_width(c, QLORA__WIDTH_KV);
 }
 
 // Whether q is multiplied by a factor that depends on the position, within the planned lengths.

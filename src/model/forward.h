@@ -7,7 +7,7 @@
 // their rows themselves, and others are scaled afterwards.
 static qlora_result qlora__forward_noise(const qlora__pass* pass, const qlora_tensor* h) {
     const qlora_model* m = pass->m;
-    bool scaled = (m->arch->has & QLORA__HAS_SCALED_LOOKUP) != 0;
+    bool scaled = (m->arch->has & QLORA__HAS_ROOT_SCALE) != 0;
     double factor = scaled ? 1.0 : m->plan.config.embedding_scale;
     const qlora__batch_rows rows = {&m->batch.positions, &m->batch.sequences, &m->batch.seqs,
                                     &m->batch.dropout};

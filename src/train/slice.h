@@ -1,9 +1,9 @@
 // ---- steps in slices ----------------------------------------------------------------------------
 //
 // Runs the pieces of qlora__piece_at one by one, without graphs, and then the update: the same work
-// in the same order as a whole step. On the CPU, an errand does so, and a slice is one of
-// its. On a GPU, and for several processes, a slice waits for each piece, so that the device is
-// idle when it returns, and to measure how long pieces of that kind take.
+// in the same order as a whole step. On the CPU, an errand does so, slice by slice. On a GPU, and
+// for several processes, a slice waits for each piece, so that the device is idle when it returns,
+// and to measure how long pieces of that kind take.
 
 // Passes over the batches of other processes.
 static void qlora__slice_pass(qlora_trainer* t) {
