@@ -747,7 +747,9 @@ typedef enum qlora_family {
     QLORA_FAMILY_EXAONE4,
     QLORA_FAMILY_SEED_OSS,
     QLORA_FAMILY_QWEN2_5_VL, // the text part of vision-language models
-    QLORA_FAMILY_QWEN3_VL
+    QLORA_FAMILY_QWEN3_VL,
+    QLORA_FAMILY_ARCEE,
+    QLORA_FAMILY_COHERE2
 } qlora_family;
 
 // The architecture of a model, as in its config.json.
@@ -11840,8 +11842,9 @@ QLORA__ONCE_PER_CALL
 //     q, k = their norm, per head or over the whole width; then rotated
 //     o = Wo softmax(cap(attention_scale q k^T)) v        within the window of the layer
 //     x = x + residual_scale (norm 2 of o, or o)
-//     b = norm 3 of x, or x
-//     f = Wdown (act(Wgate b) Wup b)                      gate and up separate or fused
+//     b = norm 3 of x, or x; of some families a
+//     f = Wdown (act(Wgate b) Wup b)                      gate and up separate or fused, or
+//     f = Wdown relu(Wup b)^2
 //     x = x + residual_scale (norm 4 of f, or f)
 //   logits = cap(head (final norm of x) / logits_divisor),  cap(y) = c tanh(y / c)
 
@@ -11862,7 +11865,8 @@ enum {
 
 // A branch of a layer: the residual stream, through the norm `before`, enters the stack `in`; what
 // leaves the stack `out`, through the norm `after`, is added to the stream. The branches of a layer
-// follow each other.
+// follow each other; if they stand side by side (QLORA__HAS_SIDE_BY_SIDE), all of them read the
+// stream before the first one, through its norm.
 typedef struct qlora__branch {
     int before;
     int after;
@@ -11907,8 +11911,15 @@ typedef struct qlora__projection_row {
 
 #define QLORA__PROJECTIONS 7 // at most, per layer
 
+// The kinds of feed-forward parts.
+typedef enum qlora__ffn {
+    QLORA__FFN_GATED, // down(act(gate) up)
+    QLORA__FFN_PLAIN  // down(relu(up)^2); up is the stack QLORA__GATE_UP
+} qlora__ffn;
+
 // The projections of a layer, stack by stack.
 typedef struct qlora__layout {
+    qlora__ffn ffn;
     int count;
     qlora__projection_row rows[QLORA__PROJECTIONS];
     struct {
@@ -11938,7 +11949,7 @@ typedef struct qlora__layout {
 #define QLORA__ROW_NONE \
     {0, 0, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_HIDDEN, QLORA__BIAS_MLP, false, NULL, NULL, NULL}
 
-static const qlora__layout qlora__layout_seven = {7,
+static const qlora__layout qlora__layout_seven = {QLORA__FFN_GATED, 7,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_MLP(4, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
                     "mlp.gate_proj", "ffn_gate", NULL),
@@ -11947,22 +11958,29 @@ static const qlora__layout qlora__layout_seven = {7,
      QLORA__ROW_DOWN("mlp.down_proj")},
     {{0, 3}, {3, 1}, {4, 2}, {6, 1}}};
 // Phi 3: q, k and v in one matrix, gate and up in another.
-static const qlora__layout qlora__layout_fused = {4,
+static const qlora__layout qlora__layout_fused = {QLORA__FFN_GATED, 4,
     {{7, QLORA__QKV, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_QKV, QLORA__BIAS_QKV, false,
       "self_attn.qkv_proj", "attn_qkv", NULL},
      QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
      QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE, QLORA__ROW_NONE, QLORA__ROW_NONE},
     {{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
 // GLM: only gate and up in one matrix.
-static const qlora__layout qlora__layout_gate_up = {6,
+static const qlora__layout qlora__layout_gate_up = {QLORA__FFN_GATED, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
      QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // Granite 4: the same under the names of its shared MLP; GGUF files split the matrix.
-static const qlora__layout qlora__layout_shared_mlp = {6,
+static const qlora__layout qlora__layout_shared_mlp = {QLORA__FFN_GATED, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_GATE_UP("shared_mlp.input_linear", "ffn_gate", "ffn_up"),
      QLORA__ROW_DOWN("shared_mlp.output_linear"), QLORA__ROW_NONE},
+    {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
+// Arcee: no gate.
+static const qlora__layout qlora__layout_plain = {QLORA__FFN_PLAIN, 6,
+    {QLORA__ROWS_QKV, QLORA__ROW_O,
+     QLORA__ROW_MLP(5, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
+                    "mlp.up_proj", "ffn_up", NULL),
+     QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // clang-format on
 
@@ -11986,20 +12004,24 @@ static const qlora__norm_names qlora__norms_glm4 = {
     {"input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm",
      "post_mlp_layernorm"},
     {"attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"}};
+static const qlora__norm_names qlora__norms_first = {{"input_layernorm", NULL, NULL, NULL},
+                                                     {"attn_norm", NULL, NULL, NULL}};
 static const qlora__norm_names qlora__norms_seed = {
     {"input_layernorm", NULL, "post_attention_layernorm", NULL},
     {"attn_norm", NULL, "post_attention_norm", NULL}};
 
 // What a block has beyond Llama's.
 enum {
-    QLORA__HAS_QK_NORM = 1,       // q and k are normalised, per head
-    QLORA__HAS_WIDE_QK_NORM = 2,  // over the whole width instead
-    QLORA__HAS_NORM_OFFSET = 4,   // safetensors files store norm weights minus 1
-    QLORA__HAS_GELU = 8,          // GELU (tanh form) instead of SiLU
-    QLORA__HAS_ROOT_SCALE = 16,   // the embedding scales its rows by the root of hidden
-    QLORA__HAS_PAIRED_ROPE = 32,  // pairs of neighbours are rotated, not the two halves
+    QLORA__HAS_QK_NORM = 1,        // q and k are normalised, per head
+    QLORA__HAS_WIDE_QK_NORM = 2,   // over the whole width instead
+    QLORA__HAS_NORM_OFFSET = 4,    // safetensors files store norm weights minus 1
+    QLORA__HAS_GELU = 8,           // GELU (tanh form) instead of SiLU
+    QLORA__HAS_ROOT_SCALE = 16,    // the embedding scales its rows by the root of hidden
+    QLORA__HAS_PAIRED_ROPE = 32,   // pairs of neighbours are rotated, not the two halves
     QLORA__HAS_PERMUTED_GGUF = 64, // GGUF files order the rows of q and k for pairs of neighbours
-    QLORA__HAS_SECTIONS = 128      // the rotation has sections for images
+    QLORA__HAS_SECTIONS = 128,     // the rotation has sections for images
+    QLORA__HAS_MEAN_NORM = 256,    // LayerNorm without biases instead of RMSNorm
+    QLORA__HAS_SIDE_BY_SIDE = 512  // attention and MLP read the same norm
 };
 
 // What GGUF files of an architecture leave to llama.cpp.
@@ -12034,7 +12056,9 @@ enum {
     QLORA__READS_HYBRID = 8192,        // layer types and experts of granitemoehybrid
     QLORA__READS_ACTIVATION = 16384,   // hidden_activation, not hidden_act
     QLORA__READS_LOCAL_THETA = 32768,  // rope_local_base_freq, for layers with a window
-    QLORA__READS_PATTERN = 65536       // sliding_window_pattern
+    QLORA__READS_PATTERN = 65536,      // sliding_window_pattern
+    QLORA__READS_LOGIT_SCALE = 131072, // logit_scale, a factor
+    QLORA__READS_NO_HEAD_DIM = 262144  // heads always have hidden / heads columns
 };
 
 // Which layers have a window.
@@ -12050,9 +12074,10 @@ typedef enum qlora__window_rule {
 // Which layers are not rotated.
 typedef enum qlora__nope_rule {
     QLORA__NOPE_NONE,
-    QLORA__NOPE_LISTED, // no_rope_layers, or every fourth
-    QLORA__NOPE_FULL,   // those without a window, if others have one
-    QLORA__NOPE_UNNAMED // all, unless position_embedding_type is "rope"
+    QLORA__NOPE_LISTED,   // no_rope_layers, or every fourth
+    QLORA__NOPE_FULL,     // those without a window, if others have one
+    QLORA__NOPE_ALL_FULL, // those without a window
+    QLORA__NOPE_UNNAMED   // all, unless position_embedding_type is "rope"
 } qlora__nope_rule;
 
 // The values of keys that a config.json leaves out; a size of 0 must be given.
@@ -12206,6 +12231,19 @@ static const qlora__arch qlora__archs[] = {
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
      {151936, 4096, 22016, 32, 32, 32, 128, 128000, 0, 0, 5e5, 0, 1e-6, 1, false},
      QLORA__GGUF_PLAIN},
+    {QLORA_FAMILY_ARCEE, "arcee", "ArceeForCausalLM", "arcee",
+     &qlora__layout_plain, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {32000, 2560, 18432, 32, 32, 0, 0, 4096, 0, 0, 1e4, 0, 1e-5, 1, false},
+     QLORA__GGUF_PLAIN},
+    {QLORA_FAMILY_COHERE2, "cohere2", "Cohere2ForCausalLM", "cohere2",
+     &qlora__layout_seven, &qlora__norms_first,
+     QLORA__HAS_PAIRED_ROPE | QLORA__HAS_MEAN_NORM | QLORA__HAS_SIDE_BY_SIDE,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_PATTERN | QLORA__READS_LOGIT_SCALE |
+         QLORA__READS_NO_HEAD_DIM,
+     QLORA__WINDOW_PATTERN, QLORA__NOPE_ALL_FULL,
+     {256000, 8192, 22528, 40, 64, 0, 0, 8192, 4096, 4, 1e4, 0, 1e-5, 1, true},
+     QLORA__GGUF_PLAIN},
 };
 // clang-format on
 #define QLORA__ARCH_COUNT ((int)(sizeof qlora__archs / sizeof qlora__archs[0]))
@@ -12245,10 +12283,10 @@ static const struct {
     {"it has per-layer embeddings, shared keys and values, and AltUp streams", " gemma3n "},
     {"it has per-layer embeddings, shared keys and values, and proportional rope",
      " gemma4 gemma4_text "},
-    {"it has LayerNorm and parallel attention and MLP", " cohere cohere2 "},
+    {"it has LayerNorm and parallel attention and MLP", " cohere "},
     {"it has LayerNorm instead of RMSNorm",
      " starcoder2 stablelm gpt_neox gpt2 phi falcon bloom mpt nemotron olmo "},
-    {"its MLP has no gate", " arcee apertus "},
+    {"its MLP has no gate", " apertus "},
     {"it has cross attention to images", " mllama "},
     {"it has prefix attention", " paligemma "},
     {"it has adapters inside the base model", " phi4mm phi4_multimodal "},
@@ -16515,7 +16553,9 @@ static qlora_result qlora__config_sizes(const qlora__config_reader* r, const qlo
     QLORA__TRY(qlora__config_int(r, "num_key_value_heads", kv_heads, 1, 1 << 14, &c->kv_heads));
     QLORA__TRY(qlora__config_int(r, "max_position_embeddings", d->max_positions, 1, INT32_MAX,
                                  &c->max_positions));
-    QLORA__TRY(qlora__config_positive(r, "rms_norm_eps", d->eps, &c->rms_eps));
+    bool mean = (arch->has & QLORA__HAS_MEAN_NORM) != 0;
+    const char* eps = mean ? "layer_norm_eps" : "rms_norm_eps";
+    QLORA__TRY(qlora__config_positive(r, eps, d->eps, &c->rms_eps));
     if (c->heads % c->kv_heads != 0) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
@@ -16532,6 +16572,13 @@ static qlora_result qlora__config_sizes(const qlora__config_reader* r, const qlo
     }
     int64_t fallback = given ? c->hidden / c->heads : d->head_dim;
     QLORA__TRY(qlora__config_int(r, "head_dim", fallback, 1, 1 << 14, &c->head_dim));
+    if ((arch->reads & QLORA__READS_NO_HEAD_DIM) != 0 && c->head_dim * c->heads != c->hidden) {
+        return qlora__env_fail(
+            r->env, QLORA_ERR_UNSUPPORTED,
+            "%s: head_dim is %lld; transformers ignores it in this family, whose "
+            "heads have hidden_size / num_attention_heads columns",
+            r->json->label, (long long)c->head_dim);
+    }
     if (c->head_dim % 2 != 0) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: head_dim is %lld; it must be even",
                                r->json->label, (long long)c->head_dim);
@@ -16660,8 +16707,9 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, const ql
         }
         c->sliding[i] = slides[i] && c->window > 0 ? 1 : 0;
         any = any || c->sliding[i] != 0;
-        if (arch->nope == QLORA__NOPE_FULL) {
-            c->no_rope[i] = c->window > 0 && c->sliding[i] == 0 ? 1 : 0;
+        if (arch->nope == QLORA__NOPE_FULL || arch->nope == QLORA__NOPE_ALL_FULL) {
+            bool some = c->window > 0 || arch->nope == QLORA__NOPE_ALL_FULL;
+            c->no_rope[i] = some && c->sliding[i] == 0 ? 1 : 0;
         }
     }
     c->window = any ? c->window : 0;
@@ -16828,6 +16876,11 @@ static qlora_result qlora__config_scalars(const qlora__config_reader* r, const q
     if ((arch->reads & QLORA__READS_FINAL_CAP) != 0 && !c->wrapped) {
         QLORA__TRY(qlora__config_cap(r, "final_logit_softcapping", 0.0, &c->logits_cap));
     }
+    if ((arch->reads & QLORA__READS_LOGIT_SCALE) != 0) {
+        double scale = 0.0625;
+        QLORA__TRY(qlora__config_positive(r, "logit_scale", scale, &scale));
+        c->logits_divisor = 1.0 / scale;
+    }
     c->norm_offset = (arch->has & QLORA__HAS_NORM_OFFSET) != 0 ? 1.0 : 0.0;
     return QLORA_OK;
 }
@@ -16857,20 +16910,24 @@ static qlora_result qlora__config_biases(const qlora__config_reader* r, const ql
 // Older Gemma files say "gelu" and mean the tanh form.
 static qlora_result qlora__config_activation(const qlora__config_reader* r,
                                              const qlora__arch* arch) {
-    bool gelu = (arch->has & QLORA__HAS_GELU) != 0;
+    int kind = arch->layout->ffn == QLORA__FFN_PLAIN ? 2 : (arch->has & QLORA__HAS_GELU) != 0;
     bool newer = (arch->reads & QLORA__READS_ACTIVATION) != 0;
     uint32_t act = newer ? 0 : qlora__config_find(r, "hidden_act");
     act = act != 0 ? act : qlora__config_find(r, "hidden_activation");
-    static const char* const names[2][4] = {{"silu", "swish", NULL, NULL},
-                                            {"gelu_pytorch_tanh", "gelu_new", "gelu", NULL}};
+    static const struct {
+        const char* names[4];
+        const char* advice;
+    } kinds[3] = {
+        {{"silu", "swish", NULL, NULL}, "only silu is supported"},
+        {{"gelu_pytorch_tanh", "gelu_new", "gelu", NULL}, "only gelu_pytorch_tanh is supported"},
+        {{"relu2", NULL, NULL, NULL}, "only relu2 is supported"}};
     bool known = act == 0;
-    for (int i = 0; act != 0 && names[gelu][i] != NULL; i++) {
-        known = known || (qlora__json_is(r->json, act, names[gelu][i]) && !(newer && i == 2));
+    for (int i = 0; act != 0 && kinds[kind].names[i] != NULL; i++) {
+        known = known || (qlora__json_is(r->json, act, kinds[kind].names[i]) && !(newer && i == 2));
     }
     return known ? QLORA_OK
                  : qlora__config_refuse(r, newer ? "hidden_activation" : "hidden_act", act,
-                                        gelu ? "only gelu_pytorch_tanh is supported"
-                                             : "only silu is supported");
+                                        kinds[kind].advice);
 }
 
 // What a model may not have: keys that change the block in ways its description does not cover.
@@ -18332,7 +18389,10 @@ static qlora_result qlora__gguf_config_sizes(const qlora__gguf_reader* r, qlora_
                                "%s: key_length is %lld; the maximum is 256", r->g->label,
                                (long long)c->head_dim);
     }
-    return qlora__gguf_config_positive(r, "attention.layer_norm_rms_epsilon", -1.0, &c->rms_eps);
+    bool mean = (r->facts.arch->has & QLORA__HAS_MEAN_NORM) != 0;
+    return qlora__gguf_config_positive(
+        r, mean ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", -1.0,
+        &c->rms_eps);
 }
 
 // The vocabulary has as many tokens as the embedding has rows, whatever vocab_size says: converters
@@ -18544,9 +18604,10 @@ static qlora_result qlora__gguf_config_window(const qlora__gguf_reader* r, qlora
         return QLORA_OK;
     }
     bool has_default = (arch->gguf_rule.flags & QLORA__GGUF_OWN_WINDOW) != 0;
-    QLORA__TRY(qlora__gguf_config_int(r, "attention.sliding_window",
-                                      has_default ? arch->defaults.window : 0, 0, INT32_MAX,
-                                      &c->window));
+    int64_t fallback = has_default ? arch->defaults.window : 0;
+    bool required = arch->nope == QLORA__NOPE_ALL_FULL; // it decides what is rotated
+    QLORA__TRY(qlora__gguf_config_int(r, "attention.sliding_window", required ? -1 : fallback,
+                                      required, INT32_MAX, &c->window));
     if (listed) {
         QLORA__TRY(qlora__gguf_config_listed(r, c, key.text, list));
     } else {
@@ -18554,7 +18615,7 @@ static qlora_result qlora__gguf_config_window(const qlora__gguf_reader* r, qlora
     }
     for (int64_t i = 0; i < c->layers && c->window > 0; i++) {
         c->sliding[i] = (i + 1) % period != 0 ? 1 : 0;
-        if (arch->nope == QLORA__NOPE_FULL) {
+        if (arch->nope == QLORA__NOPE_FULL || arch->nope == QLORA__NOPE_ALL_FULL) {
             c->no_rope[i] = c->sliding[i] == 0 ? 1 : 0;
         }
     }
@@ -18600,6 +18661,11 @@ static qlora_result qlora__gguf_config_scalars(const qlora__gguf_reader* r, qlor
             QLORA__TRY(qlora__gguf_config_positive(r, scalars[i].name, scalars[i].fallback,
                                                    scalars[i].out));
         }
+    }
+    if ((arch->reads & QLORA__READS_LOGIT_SCALE) != 0) { // elsewhere the key is a divisor
+        double scale = 1.0;
+        QLORA__TRY(qlora__gguf_config_positive(r, "logit_scale", -1.0, &scale));
+        c->logits_divisor = 1.0 / scale;
     }
     if (c->query_beta > 0.0) {
         int64_t original = 0;
@@ -22797,6 +22863,12 @@ typedef uint64_t qlora__needs;
 #define QLORA__NEED_CAP_BF16 (QLORA__NEED_CAP | QLORA__NEED_BF16)
 #define QLORA__NEED_HEAD_NF4 QLORA__NEED(29) // has a 4-bit head
 #define QLORA__NEED_HEAD_NF4_BF16 (QLORA__NEED_HEAD_NF4 | QLORA__NEED_NF4_BF16)
+#define QLORA__NEED_MEAN_NORM QLORA__NEED(30) // its norms subtract the mean
+#define QLORA__NEED_MEAN_NORM_F32 (QLORA__NEED_MEAN_NORM | QLORA__NEED_F32)
+#define QLORA__NEED_MEAN_NORM_BF16 (QLORA__NEED_MEAN_NORM | QLORA__NEED_BF16)
+#define QLORA__NEED_RELU2 QLORA__NEED(31) // its MLP has squared ReLU and no gate
+#define QLORA__NEED_RELU2_F32 (QLORA__NEED_RELU2 | QLORA__NEED_F32)
+#define QLORA__NEED_RELU2_BF16 (QLORA__NEED_RELU2 | QLORA__NEED_BF16)
 // What programs may have besides.
 #define QLORA__NEED_ANY (QLORA__NEED_CALL | QLORA__NEED_CAP | QLORA__NEED_HEAD_NF4)
 #define QLORA__NEED_ANY_TRAINER (QLORA__NEED_NOISE | QLORA__NEED_PAIRS)
@@ -22943,6 +23015,16 @@ typedef uint64_t qlora__needs;
     X(norm_rms_dw_f32, norm, 0, CALL_F32)                                                          \
     X(norm_rms_dw_bf16, norm_bf16, 0, CALL_BF16)                                                   \
     X(norm_rms_dw_sum, shared, 0, CALL)                                                            \
+    X(mean_norm_fwd_f32, mean_norm, 0, MEAN_NORM_F32)                                              \
+    X(mean_norm_fwd_bf16, mean_norm_bf16, 0, MEAN_NORM_BF16)                                       \
+    X(mean_norm_bwd_f32, mean_norm, 0, MEAN_NORM_F32)                                              \
+    X(mean_norm_bwd_bf16, mean_norm_bf16, 0, MEAN_NORM_BF16)                                       \
+    X(mean_norm_dw_f32, mean_norm, 0, MEAN_NORM_F32)                                               \
+    X(mean_norm_dw_bf16, mean_norm_bf16, 0, MEAN_NORM_BF16)                                        \
+    X(plain_relu2_f32, plain, 0, RELU2_F32)                                                        \
+    X(plain_relu2_bf16, plain_bf16, 0, RELU2_BF16)                                                 \
+    X(plain_relu2_bwd_f32, plain, 0, RELU2_F32)                                                    \
+    X(plain_relu2_bwd_bf16, plain_bf16, 0, RELU2_BF16)                                             \
     X(rope_f32, rope, 0, F32)                                                                      \
     X(rope_bf16, rope_bf16, 0, BF16)                                                               \
     X(softmax_copy_b16, softmax_bf16, 0, CALL_BF16)                                                \
@@ -28270,6 +28352,390 @@ qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy, cons
     job.dw = dw;
     job.eps = eps;
     return qlora__leave(ctx, qlora__norm_backward(ctx, &job));
+}
+
+//@@ src/ops/mean_norm.h
+
+// ---- LayerNorm ----------------------------------------------------------------------------------
+//
+// The norm of rows from which their mean m is subtracted, with a weight and without a bias. With
+// d = x - m, r = 1 / sqrt(mean(d^2) + eps), g = w dy:
+//   forward   y = d r w
+//   backward  dx = dres + r (g - mean(g) - d r^2 mean(g d));  dw += sum over rows of dy d r
+
+typedef struct qlora__mean_norm {
+    const qlora_tensor* x;
+    const qlora_tensor* w;
+    const qlora_tensor* y;    // forward; may be x
+    const qlora_tensor* dy;   // backward, like everything that follows
+    const qlora_tensor* dres; // or NULL
+    const qlora_tensor* dx;   // may be dres and, unless there is dw, dy
+    const qlora_tensor* dw;   // or NULL
+    float eps;
+    QLORA__REAL* stats; // [rows][2]: m and r, scratch for dw
+} qlora__mean_norm;
+
+typedef struct qlora__mean_stats {
+    QLORA__REAL mean;
+    QLORA__REAL rstd;
+} qlora__mean_stats;
+
+static qlora__mean_stats qlora__mean_stats_of(const qlora__mean_norm* job,
+                                              const qlora__cpu_rows* rows, int64_t row) {
+    QLORA__REAL room[QLORA__ROW_CHUNK];
+    int64_t cols = job->x->cols;
+    double sum = 0;
+    double squares = 0;
+    for (int64_t c = 0; c < cols; c += QLORA__ROW_CHUNK) {
+        int64_t n = qlora__min(QLORA__ROW_CHUNK, cols - c);
+        const QLORA__REAL* x = qlora__row_in(rows, job->x, row, c, n, room);
+        for (int64_t i = 0; i < n; i++) {
+            sum += (double)x[i];
+        }
+    }
+    double mean = sum / (double)cols;
+    for (int64_t c = 0; c < cols; c += QLORA__ROW_CHUNK) {
+        int64_t n = qlora__min(QLORA__ROW_CHUNK, cols - c);
+        const QLORA__REAL* x = qlora__row_in(rows, job->x, row, c, n, room);
+        for (int64_t i = 0; i < n; i++) {
+            double d = (double)x[i] - mean;
+            squares += d * d;
+        }
+    }
+    qlora__mean_stats stats;
+    stats.mean = (QLORA__REAL)mean;
+    stats.rstd = (QLORA__REAL)(1 / sqrt(squares / (double)cols + (double)job->eps));
+    return stats;
+}
+
+static void qlora__mean_norm_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__mean_norm* job = (const qlora__mean_norm*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->x->owner);
+    QLORA__REAL room[2][QLORA__ROW_CHUNK];
+    int64_t cols = job->x->cols;
+    for (int64_t row = begin; row < end; row++) {
+        qlora__mean_stats s = qlora__mean_stats_of(job, rows, row);
+        for (int64_t c = 0; c < cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, cols - c);
+            const QLORA__REAL* x = qlora__row_in(rows, job->x, row, c, n, room[0]);
+            const QLORA__REAL* w = qlora__row_in(rows, job->w, 0, c, n, room[1]);
+            QLORA__REAL* y = qlora__row_target(job->y, row, c, room[0]);
+            for (int64_t i = 0; i < n; i++) {
+                y[i] = (x[i] - s.mean) * s.rstd * w[i];
+            }
+            qlora__row_done(rows, job->y, row, c, n, y);
+        }
+    }
+}
+
+// A chunk of a row of the backward pass: dy, w, x.
+typedef struct qlora__mean_chunk {
+    QLORA__REAL rooms[4][QLORA__ROW_CHUNK];
+    const QLORA__REAL* dy;
+    const QLORA__REAL* w;
+    const QLORA__REAL* x;
+    int64_t n;
+} qlora__mean_chunk;
+
+static void qlora__mean_chunk_at(const qlora__mean_norm* job, const qlora__cpu_rows* rows,
+                                 int64_t row, int64_t c, qlora__mean_chunk* at) {
+    at->n = qlora__min(QLORA__ROW_CHUNK, job->x->cols - c);
+    at->dy = qlora__row_in(rows, job->dy, row, c, at->n, at->rooms[0]);
+    at->w = qlora__row_in(rows, job->w, 0, c, at->n, at->rooms[1]);
+    at->x = qlora__row_in(rows, job->x, row, c, at->n, at->rooms[2]);
+}
+
+static void qlora__mean_norm_backward_row(const qlora__mean_norm* job, const qlora__cpu_rows* rows,
+                                          int64_t row, qlora__mean_stats s) {
+    qlora__mean_chunk at;
+    int64_t cols = job->x->cols;
+    double all = 0;
+    double dot = 0;
+    for (int64_t c = 0; c < cols; c += QLORA__ROW_CHUNK) {
+        qlora__mean_chunk_at(job, rows, row, c, &at);
+        for (int64_t i = 0; i < at.n; i++) {
+            double g = (double)at.dy[i] * (double)at.w[i];
+            all += g;
+            dot += g * ((double)at.x[i] - (double)s.mean);
+        }
+    }
+    QLORA__REAL lift = (QLORA__REAL)(all / (double)cols);
+    QLORA__REAL pull = (QLORA__REAL)(dot / (double)cols) * s.rstd * s.rstd;
+    for (int64_t c = 0; c < cols; c += QLORA__ROW_CHUNK) {
+        qlora__mean_chunk_at(job, rows, row, c, &at);
+        const QLORA__REAL* dres =
+            job->dres != NULL ? qlora__row_in(rows, job->dres, row, c, at.n, at.rooms[3]) : NULL;
+        QLORA__REAL* dx = qlora__row_target(job->dx, row, c, at.rooms[0]);
+        for (int64_t i = 0; i < at.n; i++) {
+            QLORA__REAL d = s.rstd * (at.dy[i] * at.w[i] - lift - (at.x[i] - s.mean) * pull);
+            dx[i] = dres != NULL ? dres[i] + d : d;
+        }
+        qlora__row_done(rows, job->dx, row, c, at.n, dx);
+    }
+}
+
+static void qlora__mean_norm_backward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__mean_norm* job = (const qlora__mean_norm*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->x->owner);
+    for (int64_t row = begin; row < end; row++) {
+        qlora__mean_stats s = qlora__mean_stats_of(job, rows, row);
+        qlora__mean_norm_backward_row(job, rows, row, s);
+        if (job->stats != NULL) {
+            job->stats[2 * row] = s.mean;
+            job->stats[2 * row + 1] = s.rstd;
+        }
+    }
+}
+
+// Computes columns [begin, end) of dw.
+static void qlora__mean_norm_weight_columns(void* user, int64_t begin, int64_t end) {
+    const qlora__mean_norm* job = (const qlora__mean_norm*)user;
+    for (int64_t c = begin; c < end; c++) {
+        double sum = 0;
+        for (int64_t row = 0; row < job->x->rows; row++) {
+            const QLORA__REAL* s = job->stats + 2 * row;
+            sum += (double)qlora__at(job->dy, row, c) *
+                   ((double)qlora__at(job->x, row, c) - (double)s[0]) * (double)s[1];
+        }
+        qlora__put(job->dw, 0, c, qlora__at(job->dw, 0, c) + (QLORA__REAL)sum);
+    }
+}
+
+static QLORA__UNUSED qlora_result qlora__mean_norm_forward(qlora_ctx* ctx,
+                                                           const qlora__mean_norm* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need_vector(ctx, job->w, "w", QLORA__IS_F32_BF16, x->cols));
+    QLORA__TRY(qlora__need(ctx, job->y, "y", qlora__is(x->dtype), x->rows, x->cols));
+    QLORA__TRY(qlora__need_same_or_apart(ctx, "y", job->y, "x", x));
+    if (qlora__on_cpu(ctx)) {
+        qlora__mean_norm own = *job;
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__mean_norm_rows, &own);
+        return QLORA_OK;
+    }
+    int32_t w_bf16 = job->w->dtype == QLORA_BF16;
+    int32_t cols = (int32_t)x->cols;
+    float eps = job->eps;
+    qlora__row_shape shape = qlora__norm_shape(job->w, x->dtype);
+    void* args[] = {(void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&job->w->data,
+                    &w_bf16,
+                    (void*)&job->y->data,
+                    (void*)&job->y->ld,
+                    (void*)&x->rows,
+                    &cols,
+                    &eps,
+                    &shape.width};
+    return qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_mean_norm_fwd_f32 : QLORA__K_mean_norm_fwd_bf16,
+        (uint32_t)qlora__ceil_div(x->rows, shape.rows), 1, 1, shape.threads, 0, args);
+}
+
+// Runs the two stages of dw on the device, with the statistics from the first launch.
+static qlora_result qlora__mean_norm_weight_launch(qlora_ctx* ctx, const qlora__mean_norm* job,
+                                                   void* stats) {
+    const qlora_tensor* x = job->x;
+    int64_t chunk_rows = x->rows <= 64 * 128 ? 64 : qlora__ceil_div(x->rows, 128);
+    int32_t chunks = (int32_t)qlora__ceil_div(x->rows, chunk_rows);
+    int32_t cols = (int32_t)x->cols;
+    int32_t accumulate = 1;
+    void* partial = NULL;
+    QLORA__TRY(qlora__scratch(ctx, (size_t)chunks * (size_t)cols * sizeof(float), &partial));
+    void* first[] = {(void*)&job->dy->data,
+                     (void*)&job->dy->ld,
+                     (void*)&x->data,
+                     (void*)&x->ld,
+                     &stats,
+                     &partial,
+                     (void*)&x->rows,
+                     &cols,
+                     &chunk_rows};
+    QLORA__TRY(qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_mean_norm_dw_f32 : QLORA__K_mean_norm_dw_bf16,
+        (uint32_t)qlora__ceil_div(cols, 32), (uint32_t)chunks, 1, 256, 0, first));
+    void* second[] = {&partial, (void*)&job->dw->data, &cols, &chunks, &accumulate};
+    return qlora__launch(ctx, QLORA__K_norm_rms_dw_sum, (uint32_t)qlora__ceil_div(cols, 128), 1, 1,
+                         128, 0, second);
+}
+
+static qlora_result qlora__mean_norm_need_backward(qlora_ctx* ctx, const qlora__mean_norm* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    unsigned type = qlora__is(x->dtype);
+    QLORA__TRY(qlora__need_vector(ctx, job->w, "w", QLORA__IS_F32_BF16, x->cols));
+    QLORA__TRY(qlora__need(ctx, job->dy, "dy", type, x->rows, x->cols));
+    QLORA__TRY(qlora__need(ctx, job->dx, "dx", type, x->rows, x->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "dx", job->dx, "x", x));
+    if (job->dres != NULL) {
+        QLORA__TRY(qlora__need(ctx, job->dres, "dres", type, x->rows, x->cols));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "dx", job->dx, "dres", job->dres));
+    }
+    if (job->dw == NULL) {
+        return qlora__need_same_or_apart(ctx, "dx", job->dx, "dy", job->dy);
+    }
+    QLORA__TRY(qlora__need_vector(ctx, job->dw, "dw", QLORA__IS_F32, x->cols));
+    return qlora__need_apart(ctx, "dx", job->dx, "dy", job->dy);
+}
+
+// Takes scratch if there is dw.
+static QLORA__UNUSED qlora_result qlora__mean_norm_backward(qlora_ctx* ctx,
+                                                            const qlora__mean_norm* job) {
+    QLORA__TRY(qlora__mean_norm_need_backward(ctx, job));
+    const qlora_tensor* x = job->x;
+    void* stats = NULL;
+    if (x->rows == 0 || x->cols == 0) {
+        return QLORA_OK;
+    }
+    if (job->dw != NULL) {
+        QLORA__TRY(qlora__scratch(ctx, 2 * (size_t)x->rows * sizeof(QLORA__REAL), &stats));
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__mean_norm own = *job;
+        own.stats = (QLORA__REAL*)stats;
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__mean_norm_backward_rows,
+                        &own);
+        if (job->dw != NULL) {
+            qlora__parallel(ctx, x->cols, 1 + 4096 / (1 + x->rows), qlora__mean_norm_weight_columns,
+                            &own);
+        }
+        return QLORA_OK;
+    }
+    void* dres = job->dres != NULL ? job->dres->data : NULL;
+    int64_t ld_dres = job->dres != NULL ? job->dres->ld : 0;
+    int32_t w_bf16 = job->w->dtype == QLORA_BF16;
+    int32_t cols = (int32_t)x->cols;
+    float eps = job->eps;
+    qlora__row_shape shape = qlora__norm_shape(job->w, x->dtype);
+    void* args[] = {(void*)&job->dy->data,
+                    (void*)&job->dy->ld,
+                    (void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&job->w->data,
+                    &w_bf16,
+                    &dres,
+                    &ld_dres,
+                    (void*)&job->dx->data,
+                    (void*)&job->dx->ld,
+                    &stats,
+                    (void*)&x->rows,
+                    &cols,
+                    &eps,
+                    &shape.width};
+    QLORA__TRY(qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_mean_norm_bwd_f32 : QLORA__K_mean_norm_bwd_bf16,
+        (uint32_t)qlora__ceil_div(x->rows, shape.rows), 1, 1, shape.threads, 0, args));
+    return job->dw != NULL ? qlora__mean_norm_weight_launch(ctx, job, stats) : QLORA_OK;
+}
+
+//@@ src/ops/plain.h
+
+// ---- squared ReLU -------------------------------------------------------------------------------
+//
+// The activation of an MLP without a gate:
+//   s = r^2,  du = ds 2 r,  r = max(u, 0)
+
+typedef struct qlora__relu2 {
+    const qlora_tensor* ds; // backward only
+    const qlora_tensor* u;
+    const qlora_tensor* du; // backward only; may be u
+    const qlora_tensor* s;  // backward: the activation once more, may be ds, or NULL
+} qlora__relu2;
+
+static void qlora__relu2_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__relu2* job = (const qlora__relu2*)user;
+    const qlora_tensor* u = job->u;
+    const qlora__cpu_rows* rows = qlora__rows_of(u->owner);
+    QLORA__REAL room[3][QLORA__ROW_CHUNK];
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t c = 0; c < u->cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, u->cols - c);
+            QLORA__REAL d[QLORA__ROW_CHUNK];
+            QLORA__REAL act[QLORA__ROW_CHUNK];
+            const QLORA__REAL* in = qlora__row_in(rows, u, r, c, n, room[0]);
+            const QLORA__REAL* ds =
+                job->ds != NULL ? qlora__row_in(rows, job->ds, r, c, n, room[1]) : in;
+            for (int64_t i = 0; i < n; i++) { // NaN stays NaN
+                QLORA__REAL positive = in[i] < 0 ? 0 : in[i];
+                act[i] = positive * positive;
+                d[i] = ds[i] * (2 * positive);
+            }
+            const qlora_tensor* outs[2];
+            outs[0] = job->s;
+            outs[1] = job->du;
+            for (int o = 0; o < 2; o++) {
+                if (outs[o] != NULL) {
+                    QLORA__REAL* to = qlora__row_target(outs[o], r, c, room[2]);
+                    memcpy(to, o == 0 ? act : d, (size_t)n * sizeof *to);
+                    qlora__row_done(rows, outs[o], r, c, n, to);
+                }
+            }
+        }
+    }
+}
+
+static qlora_result qlora__relu2_need(qlora_ctx* ctx, const qlora__relu2* job) {
+    const qlora_tensor* u = job->u;
+    QLORA__TRY(qlora__need(ctx, u, "u", QLORA__IS_F32_BF16, -1, -1));
+    const struct {
+        const char* name;
+        const qlora_tensor* t;
+    } others[] = {{"ds", job->ds}, {"du", job->du}, {"s", job->s}};
+    for (int i = 0; i < 3; i++) {
+        if (others[i].t != NULL) {
+            QLORA__TRY(qlora__need(ctx, others[i].t, others[i].name, qlora__is(u->dtype), u->rows,
+                                   u->cols));
+        }
+    }
+    return QLORA_OK;
+}
+
+// s = relu(u)^2; s may be u.
+static QLORA__UNUSED qlora_result qlora__relu2_forward(qlora_ctx* ctx, const qlora_tensor* u,
+                                                       const qlora_tensor* s) {
+    qlora__relu2 job;
+    memset(&job, 0, sizeof job);
+    job.u = u;
+    job.s = s;
+    QLORA__TRY(qlora__relu2_need(ctx, &job));
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, u->rows, 1 + 4096 / (1 + u->cols), qlora__relu2_rows, &job);
+        return QLORA_OK;
+    }
+    const qlora_tensor* all[2] = {u, s};
+    qlora__extent e = qlora__extent_of(all, 2);
+    qlora__point_shape shape = qlora__point_shape_of(e.cols, qlora__piece(u->dtype));
+    void* args[] = {(void*)&u->data, &e.ld[0], (void*)&s->data, &e.ld[1], &e.rows, &e.cols};
+    return qlora__launch(
+        ctx, u->dtype == QLORA_F32 ? QLORA__K_plain_relu2_f32 : QLORA__K_plain_relu2_bf16,
+        shape.blocks, qlora__grid_cap(e.rows), 1, shape.threads, 0, args);
+}
+
+static QLORA__UNUSED qlora_result qlora__relu2_backward(qlora_ctx* ctx, const qlora__relu2* job) {
+    const qlora_tensor* u = job->u;
+    QLORA__TRY(qlora__relu2_need(ctx, job));
+    if (qlora__on_cpu(ctx)) {
+        qlora__relu2 own = *job;
+        qlora__parallel(ctx, u->rows, 1 + 4096 / (1 + u->cols), qlora__relu2_rows, &own);
+        return QLORA_OK;
+    }
+    const qlora_tensor* all[4] = {job->ds, u, job->du, job->s};
+    qlora__extent e = qlora__extent_of(all, 4);
+    qlora__point_shape shape = qlora__point_shape_of(e.cols, qlora__piece(u->dtype));
+    void* s = job->s != NULL ? job->s->data : NULL;
+    void* args[] = {(void*)&job->ds->data,
+                    &e.ld[0],
+                    (void*)&u->data,
+                    &e.ld[1],
+                    (void*)&job->du->data,
+                    &e.ld[2],
+                    &s,
+                    &e.ld[3],
+                    &e.rows,
+                    &e.cols};
+    return qlora__launch(
+        ctx, u->dtype == QLORA_F32 ? QLORA__K_plain_relu2_bwd_f32 : QLORA__K_plain_relu2_bwd_bf16,
+        shape.blocks, qlora__grid_cap(e.rows), 1, shape.threads, 0, args);
 }
 
 //@@ src/ops/rope.h
@@ -35340,6 +35806,7 @@ typedef struct qlora__model_work {
     qlora_tensor streams[2]; // [T, H] inputs of layers in turn, if they are offloaded
     qlora_tensor x;       // [T, H + pad] normalised input of qkv and gate/up
     qlora_tensor delta;   // [T, H] output of o and down; gradient of x in the backward pass
+    qlora_tensor d_beside; // [T, H] of branches side by side: gradient of x from those before
     qlora_tensor s;       // [T, I + pad] output of SwiGLU
     qlora_tensor ds;      // its gradient; the same memory unless there is dropout
     qlora_tensor operand; // shared by the layers without a copy of their own
@@ -35478,6 +35945,21 @@ static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* o
 // Whether norm number `norm` exists in every layer.
 static bool qlora__has_norm(const qlora_model* m, int norm) {
     return qlora__arch_norm(m->arch, &m->plan.config, norm) != NULL;
+}
+
+// Whether the branches of a layer stand side by side: all read the stream before the first one.
+static bool qlora__stands_beside(const qlora_model* m) {
+    return (m->arch->has & QLORA__HAS_SIDE_BY_SIDE) != 0;
+}
+
+// The norm before a branch, which those that stand side by side share.
+static int qlora__norm_of_branch(const qlora_model* m, int branch) {
+    return qlora__branches[qlora__stands_beside(m) ? 0 : branch].before;
+}
+
+// Whether norms of the residual stream subtract its mean.
+static bool qlora__norms_mean(const qlora_model* m) {
+    return (m->arch->has & QLORA__HAS_MEAN_NORM) != 0;
 }
 
 // Whether the model has weights to compute with.
@@ -35948,6 +36430,21 @@ static int64_t qlora__kv_width(const qlora_model_config* c) {
     return qlora__arch_width(c, QLORA__WIDTH_KV);
 }
 
+// Columns of the output of a stack, in the widest layer.
+static int64_t qlora__stack_most(const qlora_model* m, int group) {
+    int64_t most = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layout* layout = m->layers[l].layout;
+        int64_t out = 0;
+        for (int i = 0; i < layout->groups[group].count; i++) {
+            const qlora__projection_row* row = &layout->rows[layout->groups[group].first + i];
+            out += qlora__arch_width(&m->plan.config, row->out);
+        }
+        most = qlora__max(most, out);
+    }
+    return most;
+}
+
 // Whether q is multiplied by a factor that depends on the position, within the planned lengths.
 static bool qlora__scales_queries(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -36272,9 +36769,9 @@ static bool qlora__gated_ranks(const qlora_model* m, const qlora__layer* layer, 
     if (ranks != NULL) {
         memcpy(ranks, own, sizeof own);
     }
-    return qlora__gated_takes(own) && qlora__keeps_z(m) && m->compute == QLORA_BF16 &&
-           qlora__tile_rows(m) * c->intermediate >= QLORA__GATED_FROM && c->hidden % 8 == 0 &&
-           c->intermediate % 8 == 0;
+    return layer->layout->ffn == QLORA__FFN_GATED && qlora__gated_takes(own) && qlora__keeps_z(m) &&
+           m->compute == QLORA_BF16 && qlora__tile_rows(m) * c->intermediate >= QLORA__GATED_FROM &&
+           c->hidden % 8 == 0 && c->intermediate % 8 == 0;
 }
 
 // Whether it does in any layer.
@@ -36335,8 +36832,8 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
         qlora__layout_attention(arena, m, pads, kept);
     }
     qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
-    qlora__arena_tensor(arena, m->compute, some, 2 * c->intermediate + pads[QLORA__GATE_UP],
-                        &kept->gu);
+    qlora__arena_tensor(arena, m->compute, some,
+                        qlora__stack_most(m, QLORA__GATE_UP) + pads[QLORA__GATE_UP], &kept->gu);
     for (int i = 0; i < QLORA__BRANCHES; i++) {
         if (qlora__has_norm(m, qlora__branches[i].after)) {
             qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[i]);
@@ -36751,12 +37248,17 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     if (qlora__has_own_d_out(m)) {
         qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->work.d_out);
     }
+    if (qlora__stands_beside(m)) {
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->work.d_beside);
+    }
     if (m->plan.tile > 0) {
         qlora__arena_tensor(arena, m->compute, m->plan.tokens, qlora__q_width(c), &m->work.d_o);
     }
     if (m->dora) {
-        int64_t heads = qlora__q_width(c) + 2 * qlora__kv_width(c);
-        int64_t widest = qlora__max(heads, qlora__max(c->hidden, 2 * c->intermediate));
+        int64_t widest = 0;
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            widest = qlora__max(widest, qlora__stack_most(m, g));
+        }
         qlora__arena_tensor(arena, m->compute, some, widest, &m->work.raw);
     }
 }
@@ -36904,15 +37406,17 @@ static bool qlora__decode_reads(const qlora__projection* p) {
 }
 
 // Whether the kernels of a decoding step fit the model: bf16, heads and widths that are multiples
-// of 8, and stacks whose weights are all bf16, or all NF4 with the same kind of scales. Otherwise a
-// step is made of the operators of a pass.
+// of 8, RMSNorm, a gated MLP after attention, and stacks whose weights are all bf16, or all NF4
+// with the same kind of scales. Otherwise a step is made of the operators of a pass.
 static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
                 c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m) &&
-                (!m->base.head_is_nf4 || c->hidden % 64 == 0);
+                (!m->base.head_is_nf4 || c->hidden % 64 == 0) &&
+                (m->arch->has & (QLORA__HAS_MEAN_NORM | QLORA__HAS_SIDE_BY_SIDE)) == 0;
     for (int64_t l = 0; l < c->layers && fits; l++) {
         const qlora__layout* layout = m->layers[l].layout;
+        fits = layout->ffn == QLORA__FFN_GATED;
         for (int i = 0; i < layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             int first = layout->groups[layout->rows[i].group].first;
@@ -38398,10 +38902,12 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
         const char* name;
         int64_t value;
         int64_t of;
-    } widths[] = {{"hidden", c->hidden, 8},
-                  {"intermediate", c->intermediate, 4}, // gate and up are next to each other
-                  {"heads * head_dim", qlora__q_width(c), 8},
-                  {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
+    } widths[] = {
+        {"hidden", c->hidden, 8},
+        // gate and up are next to each other
+        {"intermediate", c->intermediate, m->arch->layout->ffn == QLORA__FFN_GATED ? 4 : 8},
+        {"heads * head_dim", qlora__q_width(c), 8},
+        {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
         if (widths[i].value % widths[i].of != 0) {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
@@ -40849,7 +41355,8 @@ QLORA__ONCE_PER_CALL
 // label are read again: the others would be computed for nothing. So the labelled rows of the
 // attention's output and of the residual stream are gathered, without gaps and in their order, and
 // o_proj, MLP, final norm and head have only these rows, forward and backward. Before the backward
-// pass of attention, their gradients go back to their tokens; those of other tokens are zero.
+// pass of attention, their gradients go back to their tokens; those of other tokens are zero. Where
+// attention and MLP stand side by side, all rows are computed.
 //
 // On the GPU, their number is rounded up to whole chunks of the head, so that it follows from the
 // number of chunks, and they add no graphs. The rows that fill it up are copies of row 0 whose
@@ -40900,7 +41407,8 @@ static int64_t qlora__labelled_rows(const qlora_model* m, int64_t count, int64_t
     int64_t size = qlora__labelled_step(m) * m->plan.head_chunk;
     bool cpu = qlora__on_cpu(m->ctx);
     int64_t labelled = cpu ? count : qlora__ceil_div(count, size) * size;
-    bool can = m->plan.tile == 0 && (cpu || !qlora__has_several(m)) && !m->every_row;
+    bool can = m->plan.tile == 0 && (cpu || !qlora__has_several(m)) && !m->every_row &&
+               !qlora__stands_beside(m);
     int64_t room = cpu && qlora__trains(m) ? rows : labelled; // as for another number of labels
     return can && labelled < rows && qlora__labelled_fits(m, room) ? labelled : 0;
 }
@@ -41638,9 +42146,9 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
 // ops/tails.h. With dropout, DoRA or several adapters there are other ways.
 static bool qlora__tails_come(const qlora__pass* pass, const qlora__layer* layer, int group) {
     const qlora_model* m = pass->m;
-    return m->on_gpu && m->compute == QLORA_BF16 && m->use_adapters && !pass->decoding &&
-           !(m->desc.dropout > 0.0f) && !m->dora && !qlora__has_several(m) &&
-           m->plan.config.intermediate % 8 == 0 &&
+    return layer->layout->ffn == QLORA__FFN_GATED && m->on_gpu && m->compute == QLORA_BF16 &&
+           m->use_adapters && !pass->decoding && !(m->desc.dropout > 0.0f) && !m->dora &&
+           !qlora__has_several(m) && m->plan.config.intermediate % 8 == 0 &&
            qlora__tails_full(qlora__tile_rows(m), QLORA__TAILS_FULL) &&
            qlora__tails_takes(&layer->linears[group]);
 }
@@ -41859,12 +42367,63 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
 // What stands between the residual stream and the parts of a layer: the norms before and after a
 // branch, the sum, and their backward pass.
 
+// A norm of rows of the residual stream, by the kind of the family.
+static qlora_result qlora__stream_norm(const qlora__pass* pass, const qlora_tensor* h,
+                                       const qlora_tensor* norm, const qlora_tensor* x) {
+    float eps = (float)pass->m->plan.config.rms_eps;
+    if (!qlora__norms_mean(pass->m)) {
+        return qlora_rmsnorm_forward(pass->ctx, h, norm, eps, x);
+    }
+    qlora__mean_norm job;
+    memset(&job, 0, sizeof job);
+    job.x = h;
+    job.w = norm;
+    job.y = x;
+    job.eps = eps;
+    QLORA__ENTER(pass->ctx, "qlora__mean_norm_forward");
+    return qlora__leave(pass->ctx, qlora__mean_norm_forward(pass->ctx, &job));
+}
+
+// Its backward pass: dx = dres + norm'(dy), and dw if it is not NULL.
+static qlora_result qlora__stream_norm_backward(const qlora__pass* pass,
+                                                const qlora__norm_job* norm) {
+    if (!qlora__norms_mean(pass->m)) {
+        qlora__norm_job own = *norm;
+        QLORA__ENTER(pass->ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
+        return qlora__leave(pass->ctx, qlora__norm_backward(pass->ctx, &own));
+    }
+    qlora__mean_norm job;
+    memset(&job, 0, sizeof job);
+    job.x = norm->x;
+    job.w = norm->w;
+    job.dy = norm->dy;
+    job.dres = norm->dres;
+    job.dx = norm->dx;
+    job.dw = norm->dw;
+    job.eps = norm->eps;
+    QLORA__ENTER(pass->ctx, "qlora__mean_norm_backward");
+    return qlora__leave(pass->ctx, qlora__mean_norm_backward(pass->ctx, &job));
+}
+
+// That of the final norm.
+static qlora_result qlora__final_norm_backward(const qlora__pass* pass, const qlora_tensor* dy,
+                                               const qlora_tensor* h, const qlora_tensor* dh) {
+    qlora_model* m = pass->m;
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = h;
+    job.w = &m->base.final_norm;
+    job.dy = dy;
+    job.dx = dh;
+    job.dw = m->desc.train_norms ? &m->tables.d_final_norm : NULL;
+    job.eps = (float)m->plan.config.rms_eps;
+    return qlora__stream_norm_backward(pass, &job);
+}
+
 // The input of a stack: the normalised residual stream, or the stream itself.
 static qlora_result qlora__rows_input(const qlora__pass* pass, const qlora_tensor* h,
                                       const qlora_tensor* norm, const qlora_tensor* x) {
-    float eps = (float)pass->m->plan.config.rms_eps;
-    return norm != NULL ? qlora_rmsnorm_forward(pass->ctx, h, norm, eps, x)
-                        : qlora_scale(pass->ctx, 1.0f, h, x);
+    return norm != NULL ? qlora__stream_norm(pass, h, norm, x) : qlora_scale(pass->ctx, 1.0f, h, x);
 }
 
 // The input of a stack in m->work.x.
@@ -41882,6 +42441,12 @@ static const qlora_tensor* qlora__layer_norm(const qlora_model* m, const qlora__
     return qlora__has_norm(m, norm) ? &layer->norms[norm] : NULL;
 }
 
+// The norm before a branch; NULL if it has none.
+static const qlora_tensor* qlora__branch_norm(const qlora_model* m, const qlora__layer* layer,
+                                              int branch) {
+    return qlora__layer_norm(m, layer, qlora__norm_of_branch(m, branch));
+}
+
 // Where a branch puts its output: where the backward pass of the norm that follows finds it, if
 // there is one.
 static qlora_tensor* qlora__branch_out(qlora_model* m, qlora__layer* layer, int branch) {
@@ -41897,6 +42462,13 @@ static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer*
                                   : qlora__slice(pass, &layer->kept.h2, 0, width);
 }
 
+// The rows of the residual stream that the MLP reads.
+static qlora_tensor qlora__mlp_stream(const qlora__pass* pass, const qlora__layer* layer) {
+    return qlora__stands_beside(pass->m)
+               ? qlora__slice(pass, &layer->kept.h, 0, pass->m->plan.config.hidden)
+               : qlora__layer_h2(pass, layer);
+}
+
 // Notes that the next kernel writes the codes of an operand of a stack: of its input or,
 // transposed, of dy.
 static const qlora__fp8* qlora__codes_note(const qlora__pass* pass, const qlora__layer* layer,
@@ -41910,9 +42482,9 @@ static const qlora__fp8* qlora__codes_note(const qlora__pass* pass, const qlora_
 static const qlora__fp8* qlora__codes_of_norm(const qlora__pass* pass, const qlora__layer* layer,
                                               int group, bool transposed) {
     qlora_model* m = pass->m;
-    bool writes = m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
-                  !qlora__pass_has_runs(pass) && m->plan.config.hidden % 8 == 0 &&
-                  m->plan.config.hidden <= QLORA__NORM_CODED &&
+    bool writes = m->on_gpu && qlora__is_fp8(m) && !qlora__norms_mean(m) &&
+                  m->compute == QLORA_BF16 && !m->dora && !qlora__pass_has_runs(pass) &&
+                  m->plan.config.hidden % 8 == 0 && m->plan.config.hidden <= QLORA__NORM_CODED &&
                   (transposed || !qlora__pass_reads_codes(pass, layer));
     m->flow.coded = NULL;
     return writes ? qlora__codes_note(pass, layer, group, transposed) : NULL;
@@ -41948,12 +42520,17 @@ static qlora_result qlora__branch_add(const qlora__pass* pass, qlora__layer* lay
     qlora_tensor x = qlora__window(&m->work.x, pass->rows, 0, c->hidden);
     if (after != NULL) {
         qlora_tensor out = qlora__window(&layer->kept.out[branch], pass->rows, 0, c->hidden);
-        QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &out, after, eps, &delta));
+        QLORA__TRY(qlora__stream_norm(pass, &out, after, &delta));
     }
     if (c->residual_scale != 1.0) {
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->residual_scale, &delta, &delta));
     }
-    if (before != NULL && wants_x) {
+    bool beside = qlora__stands_beside(m) && branch + 1 < QLORA__BRANCHES;
+    if (beside && wants_x) { // x before the stream changes, which may be updated in place
+        QLORA__TRY(qlora__layer_input(pass, stream, before));
+        return qlora_add(pass->ctx, &h, &delta, &sum);
+    }
+    if (before != NULL && wants_x && !qlora__norms_mean(m)) {
         qlora__norm_job job;
         memset(&job, 0, sizeof job);
         job.x = &h;
@@ -41965,7 +42542,7 @@ static qlora_result qlora__branch_add(const qlora__pass* pass, qlora__layer* lay
         return qlora__branch_norm_add(pass, layer, branch, &job);
     }
     QLORA__TRY(qlora_add(pass->ctx, &h, &delta, &sum));
-    return wants_x ? qlora__layer_input(pass, next, NULL) : QLORA_OK;
+    return wants_x ? qlora__layer_input(pass, next, before) : QLORA_OK;
 }
 
 // The norm before layer number `index`, or NULL; after the last layer, the final norm.
@@ -42000,8 +42577,15 @@ static qlora_result qlora__branch_out_backward(const qlora__pass* pass, qlora__l
     qlora_tensor d_out = qlora__layer_d_out(pass, c->hidden);
     if (after != NULL) {
         qlora_tensor out = qlora__window(&layer->kept.out[branch], pass->rows, 0, c->hidden);
-        return qlora_rmsnorm_backward(pass->ctx, &dh, &out, after, (float)c->rms_eps, NULL, &d_out,
-                                      m->desc.train_norms ? &layer->d_norms[norm] : NULL);
+        qlora__norm_job job;
+        memset(&job, 0, sizeof job);
+        job.x = &out;
+        job.w = after;
+        job.dy = &dh;
+        job.dx = &d_out;
+        job.dw = m->desc.train_norms ? &layer->d_norms[norm] : NULL;
+        job.eps = (float)c->rms_eps;
+        return qlora__stream_norm_backward(pass, &job);
     }
     return qlora__has_own_d_out(m) ? qlora_scale(pass->ctx, (float)c->residual_scale, &dh, &d_out)
                                    : QLORA_OK;
@@ -42030,13 +42614,14 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
                                         const qlora_tensor* h, const qlora_tensor* dy,
                                         qlora__skinny* k, bool* has) {
     qlora_model* m = pass->m;
-    const qlora_tensor* norm = qlora__layer_norm(m, layer, qlora__branches[branch].before);
+    const qlora_tensor* norm = qlora__branch_norm(m, layer, branch);
     qlora_tensor z = stack->z;
     if (qlora__x_is_there(m, layer, branch)) {
         z = qlora__local(pass, &m->work.x, stack->linear.in, stack->pad);
     }
     *has = false;
-    if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m)) {
+    if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m) || qlora__norms_mean(m) ||
+        qlora__stands_beside(m)) {
         return QLORA_OK;
     }
     unsigned which = qlora__gradients_left(pass, layer, qlora__branches[branch].in);
@@ -42099,9 +42684,38 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     return qlora__beside_end(ctx, b->in, qlora__skinny_launch(ctx, k, m->work.skinny_parts.data));
 }
 
+// dh += norm'(dx) of a branch, after those of the branches beside it. in: what the norm read.
+static qlora_result qlora__input_norm_backward(const qlora__pass* pass, qlora__layer* layer,
+                                               int branch, const qlora_tensor* in,
+                                               const qlora_tensor* dx) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.hidden;
+    const qlora_tensor* norm = qlora__branch_norm(m, layer, branch);
+    qlora_tensor dh = qlora__slice(pass, &m->work.dh, 0, width);
+    if (qlora__stands_beside(m)) {
+        qlora_tensor others = qlora__slice(pass, &m->work.d_beside, 0, width);
+        QLORA__TRY(qlora_add(pass->ctx, dx, &others, dx));
+    }
+    if (norm == NULL) {
+        return qlora_add(pass->ctx, &dh, dx, &dh);
+    }
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = in;
+    job.w = norm;
+    job.dy = dx;
+    job.dres = &dh;
+    job.dx = &dh;
+    job.dw = m->desc.train_norms ? &layer->d_norms[qlora__norm_of_branch(m, branch)] : NULL;
+    job.eps = (float)m->plan.config.rms_eps;
+    job.fp8 = qlora__dh_codes(pass, layer, branch);
+    return qlora__stream_norm_backward(pass, &job);
+}
+
 // Backward pass of the stack that a branch begins with, which reads the residual stream h through
 // the norm of the branch, or without one: dy (with space for u) -> gradients of its adapters, and
-// dh += norm'(dx). Waits first for the stack that it ends with: that reads dh on the second stream.
+// dh += norm'(dx); of branches side by side, the first one does that with the sum of all their dx.
+// Waits first for the stack that it ends with: that reads dh on the second stream.
 static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__layer* layer,
                                               int branch, const qlora_tensor* dy,
                                               const qlora_tensor* h, bool wants_dx) {
@@ -42109,15 +42723,16 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     const qlora__branch* b = &qlora__branches[branch];
-    const qlora_tensor* norm = qlora__layer_norm(m, layer, b->before);
+    const qlora_tensor* norm = qlora__branch_norm(m, layer, branch);
+    bool later = qlora__stands_beside(m) && branch > 0; // leaves dx to the first branch
     int group = b->in;
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, group, true, &stack));
     qlora_tensor in = qlora__local(pass, h, 0, c->hidden);
     qlora_tensor x = qlora__local(pass, &m->work.x, 0, c->hidden + stack.pad);
     qlora_tensor up = qlora__local(pass, dy, 0, stack.out + stack.pad);
-    qlora_tensor dx = qlora__local(pass, &m->work.delta, 0, c->hidden);
-    qlora_tensor dh = qlora__slice(pass, &m->work.dh, 0, c->hidden);
+    qlora_tensor dx = later ? qlora__slice(pass, &m->work.d_beside, 0, c->hidden)
+                            : qlora__local(pass, &m->work.delta, 0, c->hidden);
     bool dora = qlora__stack_is_dora(m, layer, group);
     qlora__skinny k;
     bool skinny = false;
@@ -42141,26 +42756,11 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     }
     QLORA__TRY(qlora__stack_backward(pass, &stack, group, &x, &up, wants_dx ? &dx : NULL));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << b->out));
-    if (!wants_dx) {
-        return QLORA_OK;
-    }
-    if (norm == NULL) {
-        return qlora_add(ctx, &dh, &dx, &dh);
-    }
-    qlora__norm_job job;
-    memset(&job, 0, sizeof job);
-    job.x = &in;
-    job.w = norm;
-    job.dy = &dx;
-    job.dres = &dh;
-    job.dx = &dh;
-    job.dw = m->desc.train_norms ? &layer->d_norms[b->before] : NULL;
-    job.eps = (float)c->rms_eps;
-    job.fp8 = qlora__dh_codes(pass, layer, branch);
-    QLORA__ENTER(ctx, "qlora_rmsnorm_backward");
-    return qlora__leave(ctx, qlora__norm_backward(ctx, &job));
+    return wants_dx && !later ? qlora__input_norm_backward(pass, layer, branch, &in, &dx)
+                              : QLORA_OK;
 }
 
+// h: the residual stream that the branch reads.
 static qlora_result qlora__branch_input_backward(const qlora__pass* pass, qlora__layer* layer,
                                                  int branch, const qlora_tensor* dy,
                                                  const qlora_tensor* h, bool wants_dx) {
@@ -42531,7 +43131,7 @@ static qlora_result qlora__gated_in(const qlora__pass* pass, qlora__layer* layer
 
 // s = act(gate) up.
 static qlora_result qlora__gated_activation(const qlora__pass* pass, const qlora_tensor* gate,
-                                       const qlora_tensor* up, const qlora_tensor* s) {
+                                            const qlora_tensor* up, const qlora_tensor* s) {
     return (pass->m->arch->has & QLORA__HAS_GELU) != 0
                ? qlora_geglu_forward(pass->ctx, gate, up, s)
                : qlora_swiglu_forward(pass->ctx, gate, up, s);
@@ -42595,8 +43195,8 @@ static bool qlora__ds_lacks_share(const qlora__pass* pass, const qlora__layer* l
 // The gradients of gate and up from ds, and with them dB of gate and up and dA of down, which are
 // added up on the second stream: dy has u of down.
 static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__layer* layer,
-                                                 const qlora__stack* down, const qlora_tensor* ds,
-                                                 const qlora_tensor* dy) {
+                                                const qlora__stack* down, const qlora_tensor* ds,
+                                                const qlora_tensor* dy) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.intermediate;
     qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
@@ -42680,11 +43280,11 @@ static qlora_result qlora__gated_out_run(const qlora__pass* pass, qlora__layer* 
     // The activation is computed again, over its gradient, in the same pass over gate and up.
     if (qlora__ds_lacks_share(pass, layer, &stack)) {
         QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
-        QLORA__TRY(qlora__fp8_product(ctx, stack.linear.fp8, true, stack.coded, &dy_inner, &ds,
-                                      false));
+        QLORA__TRY(
+            qlora__fp8_product(ctx, stack.linear.fp8, true, stack.coded, &dy_inner, &ds, false));
     } else {
-        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded,
-                                      &ds));
+        QLORA__TRY(
+            qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded, &ds));
     }
     if (qlora__gated_ranks(m, layer, NULL)) {
         QLORA__TRY(qlora__gated_fused_backward(pass, layer, &stack, &ds, &dy));
@@ -42708,6 +43308,105 @@ static qlora_result qlora__gated_out_backward(const qlora__pass* pass, qlora__la
         }
     }
     return QLORA_OK;
+}
+
+//@@ src/model/ffns/plain.h
+
+// ---- the MLP without a gate ---------------------------------------------------------------------
+//
+// up, squared ReLU, down. up is the stack that gate and up are elsewhere, and its output has their
+// memory.
+
+// Input of the MLP in m->work.x -> up.
+static qlora_result qlora__plain_in(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->work.x, &layer->kept.gu));
+    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->work.x);
+}
+
+// The activation and down_proj.
+static qlora_result qlora__plain_out(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.intermediate;
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, 0, width);
+    qlora_tensor s = qlora__window(&m->work.s, pass->rows, 0, width);
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
+    QLORA__TRY(qlora__relu2_forward(pass->ctx, &up, &s));
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__DOWN, &m->work.s,
+                                    qlora__branch_out(m, layer, QLORA__MLP)));
+    return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->work.s);
+}
+
+// Backward pass of down_proj and the activation: d_out -> the gradient of up in kept.gu.
+static qlora_result qlora__plain_out_run(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.intermediate;
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor x = qlora__local(pass, &m->work.s, 0, width + stack.pad);
+    qlora_tensor s = qlora__local(pass, &m->work.s, 0, width);
+    qlora_tensor ds = qlora__local(pass, &m->work.ds, 0, width);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
+    qlora__relu2 job;
+    memset(&job, 0, sizeof job);
+    job.ds = &ds;
+    job.u = &up;
+    job.du = &up;
+    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
+        QLORA__TRY(qlora__relu2_forward(pass->ctx, &up, &s));
+        QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
+        QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
+        return qlora__relu2_backward(pass->ctx, &job);
+    }
+    if (qlora__stack_is_dora(m, layer, QLORA__DOWN)) { // its output is computed again from s
+        QLORA__TRY(qlora__relu2_forward(pass->ctx, &up, &s));
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__DOWN, &stack, &x, &dy));
+        QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
+        return qlora__relu2_backward(pass->ctx, &job);
+    }
+    // The activation is computed again, over its gradient, in the same pass over up.
+    QLORA__TRY(
+        qlora__linear_u_dx(pass->ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded, &ds));
+    job.s = &s;
+    QLORA__TRY(qlora__relu2_backward(pass->ctx, &job));
+    return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
+}
+
+static qlora_result qlora__plain_out_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora__pass run;
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        if (run.rows > 0) {
+            QLORA__TRY(qlora__plain_out_run(&run, layer));
+        }
+    }
+    return QLORA_OK;
+}
+
+//@@ src/model/ffns/kinds.h
+
+// ---- the kinds of feed-forward parts ------------------------------------------------------------
+//
+// What the passes through a model call; a new kind is a row here and a room beside this one.
+
+typedef struct qlora__ffn_kind {
+    const char* name;
+    // m->work.x -> what the backward pass needs, in kept.gu.
+    qlora_result (*in)(const qlora__pass* pass, qlora__layer* layer);
+    // kept.gu -> the output of the branch.
+    qlora_result (*out)(const qlora__pass* pass, qlora__layer* layer);
+    // The gradient of that output -> the one of kept.gu, in its place, and those of the adapters.
+    qlora_result (*out_backward)(const qlora__pass* pass, qlora__layer* layer);
+} qlora__ffn_kind;
+
+// Indexed by qlora__ffn.
+static const qlora__ffn_kind qlora__ffn_kinds[] = {
+    {"gated", qlora__gated_in, qlora__gated_out, qlora__gated_out_backward},
+    {"plain", qlora__plain_in, qlora__plain_out, qlora__plain_out_backward}};
+
+static const qlora__ffn_kind* qlora__ffn_of(const qlora__layer* layer) {
+    return &qlora__ffn_kinds[layer->layout->ffn];
 }
 
 //@@ src/model/decode.h
@@ -42904,8 +43603,8 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
     QLORA__TRY(qlora__softmax_out(pass, layer, &o));
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
     QLORA__TRY(qlora__branch_add(pass, layer, QLORA__ATTENTION, &h, &h2,
-                                 qlora__layer_norm(m, layer, QLORA__NORM_MLP), true));
-    return qlora__gated_in(pass, layer);
+                                 qlora__branch_norm(m, layer, QLORA__MLP), true));
+    return qlora__ffn_of(layer)->in(pass, layer);
 }
 
 // When decoding, several rows at the beginning of a text see only each other. Rows that continue a
@@ -42942,7 +43641,7 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
         qlora_tensor h2 = qlora__layer_h2(&tile, layer);
         qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
         QLORA__TRY(qlora__layer_middle(&tile, layer));
-        QLORA__TRY(qlora__gated_out(&tile, layer));
+        QLORA__TRY(qlora__ffn_of(layer)->out(&tile, layer));
         // The copy of the input before that of this layer, which was in the same memory.
         QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
         QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__GATE_UP)); // z in x
@@ -43076,8 +43775,7 @@ static qlora_result qlora__head_gather(const qlora__pass* pass, int64_t i) {
     qlora_tensor x = qlora__window(tiled ? &m->work.last_h : &m->work.x, pass->rows, 0, c->hidden);
     qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
     QLORA__TRY(qlora_embed(pass->ctx, &x, &rows, &m->work.rows_x, &m->flag));
-    return tiled ? qlora_rmsnorm_forward(pass->ctx, &m->work.rows_x, &m->base.final_norm,
-                                         (float)c->rms_eps, &m->work.rows_x)
+    return tiled ? qlora__stream_norm(pass, &m->work.rows_x, &m->base.final_norm, &m->work.rows_x)
                  : QLORA_OK;
 }
 
@@ -43165,8 +43863,7 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
     if (m->plan.tile > 0) {
         qlora_tensor h = x;
         x = qlora__window(&m->work.rows_x, rows, 0, m->plan.config.hidden);
-        QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &h, &m->base.final_norm,
-                                         (float)m->plan.config.rms_eps, &x));
+        QLORA__TRY(qlora__stream_norm(pass, &h, &m->base.final_norm, &x));
     }
     qlora_tensor logits = qlora__window(&m->work.logits, rows, 0, m->plan.config.vocab);
     m->flow.placed_layer = 0; // the logits may be where the operands were
@@ -43211,7 +43908,7 @@ static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer
     if (!qlora__has_norm(pass->m, QLORA__NORM_MLP_OUT)) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__gated_out(pass, layer));
+    QLORA__TRY(qlora__ffn_of(layer)->out(pass, layer));
     return qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN); // z in s
 }
 
@@ -43266,9 +43963,7 @@ static qlora_result qlora__backward_begin_labelled(const qlora__pass* pass) {
     }
     qlora_tensor h = qlora__window(&m->work.last_h, pass->labelled, 0, width);
     qlora_tensor dh = qlora__window(&m->work.dh, pass->labelled, 0, width);
-    return qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->base.final_norm,
-                                  (float)m->plan.config.rms_eps, NULL, &dh,
-                                  m->desc.train_norms ? &m->tables.d_final_norm : NULL);
+    return qlora__final_norm_backward(pass, &dx, &h, &dh);
 }
 
 // Gradient of the final norm's output in m->work.delta -> gradient of the residual stream in
@@ -43292,9 +43987,7 @@ static qlora_result qlora__backward_begin(const qlora__pass* pass) {
         if (m->plan.tile > 0) {
             QLORA__TRY(qlora__head_spread(&tile));
         }
-        QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->base.final_norm,
-                                          (float)m->plan.config.rms_eps, NULL, &dh,
-                                          m->desc.train_norms ? &m->tables.d_final_norm : NULL));
+        QLORA__TRY(qlora__final_norm_backward(pass, &dx, &h, &dh));
     }
     return QLORA_OK;
 }
@@ -43371,11 +44064,11 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
             QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it uses the memory of a tile
             QLORA__TRY(qlora__layer_again_mlp(&tile, layer));
         }
-        qlora_tensor h2 = qlora__layer_h2(&tile, layer);
+        qlora_tensor h = qlora__mlp_stream(&tile, layer);
         QLORA__TRY(qlora__branch_out_backward(&tile, layer, QLORA__MLP));
-        QLORA__TRY(qlora__gated_out_backward(&tile, layer));
-        QLORA__TRY(qlora__branch_input_backward(&tile, layer, QLORA__MLP, &layer->kept.gu, &h2,
-                                                true));
+        QLORA__TRY(qlora__ffn_of(layer)->out_backward(&tile, layer));
+        QLORA__TRY(
+            qlora__branch_input_backward(&tile, layer, QLORA__MLP, &layer->kept.gu, &h, true));
         if (tiled) {
             QLORA__TRY(qlora__softmax_out_backward(&tile, layer));
         }
@@ -45080,6 +45773,10 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         need |= c->logits_cap > 0.0 ? QLORA__NEED_CAP : 0;
         need |= m->base.head_is_nf4 ? QLORA__NEED_HEAD_NF4 : 0;
         need |= qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0;
+        need |= (m->arch->has & QLORA__HAS_MEAN_NORM) != 0 ? QLORA__NEED_MEAN_NORM : 0;
+        for (int64_t l = 0; l < c->layers; l++) {
+            need |= m->layers[l].layout->ffn == QLORA__FFN_PLAIN ? QLORA__NEED_RELU2 : 0;
+        }
         // What several adapters run depends on the batch, not on the model alone.
         need |= qlora__has_several(m) || m->dora ? QLORA__NEED_ANY : 0;
         return qlora__cache_warm(ctx, need, false);
@@ -48520,19 +49217,25 @@ static void qlora__merge_put_config(qlora__merge_file* f) {
                  {"vocab_size", c->vocab},
                  {"rope.dimension_count", c->rope_dims},
                  {"attention.sliding_window", c->window}};
-    bool scaled = (f->g->m->arch->reads & QLORA__READS_MULTIPLIERS) != 0;
+    const qlora__arch* arch = f->g->m->arch;
+    bool scaled = (arch->reads & QLORA__READS_MULTIPLIERS) != 0;
+    bool factor = (arch->reads & QLORA__READS_LOGIT_SCALE) != 0;
+    bool mean = (arch->has & QLORA__HAS_MEAN_NORM) != 0;
     const struct {
         const char* name;
         double value;
-    } numbers[] = {{"attention.layer_norm_rms_epsilon", c->rms_eps},
-                   {"rope.freq_base", c->rope.theta},
-                   {"attn_logit_softcapping", c->attention_cap},
-                   {"final_logit_softcapping", c->logits_cap},
-                   {"attention.temperature_scale", c->query_beta},
-                   {"attention.scale", scaled ? c->attention_scale : 0.0},
-                   {"embedding_scale", scaled ? c->embedding_scale : 0.0},
-                   {"residual_scale", scaled ? c->residual_scale : 0.0},
-                   {"logit_scale", scaled ? c->logits_divisor : 0.0}};
+    } numbers[] = {
+        {mean ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", c->rms_eps},
+        {"rope.freq_base", c->rope.theta},
+        {"attn_logit_softcapping", c->attention_cap},
+        {"final_logit_softcapping", c->logits_cap},
+        {"attention.temperature_scale", c->query_beta},
+        {"attention.scale", scaled ? c->attention_scale : 0.0},
+        {"embedding_scale", scaled ? c->embedding_scale : 0.0},
+        {"residual_scale", scaled ? c->residual_scale : 0.0},
+        {"logit_scale", scaled   ? c->logits_divisor
+                        : factor ? 1.0 / c->logits_divisor
+                                 : 0.0}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i].value > 0) {
             qlora__merge_put_u32(f, qlora__merge_arch_key(f, sizes[i].name, key), sizes[i].value);
@@ -48897,9 +49600,14 @@ static void qlora__merge_put_sizes(qlora__merge_config* f) {
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         qlora__json_write_int(&f->w, sizes[i].name, sizes[i].value);
     }
-    qlora__merge_put_number(f, "rms_norm_eps", c->rms_eps);
+    bool mean = (f->arch->has & QLORA__HAS_MEAN_NORM) != 0;
     bool gelu = (f->arch->has & QLORA__HAS_GELU) != 0;
-    qlora__json_write_string(&f->w, "hidden_act", gelu ? "gelu_pytorch_tanh" : "silu");
+    bool plain = f->arch->layout->ffn == QLORA__FFN_PLAIN;
+    qlora__merge_put_number(f, mean ? "layer_norm_eps" : "rms_norm_eps", c->rms_eps);
+    qlora__json_write_string(&f->w, "hidden_act",
+                             plain  ? "relu2"
+                             : gelu ? "gelu_pytorch_tanh"
+                                    : "silu");
     if (gelu) {
         qlora__json_write_string(&f->w, "hidden_activation", "gelu_pytorch_tanh");
     }
@@ -49111,6 +49819,9 @@ static void qlora__merge_put_scalars(qlora__merge_config* f) {
         qlora__merge_put_number(f, "residual_multiplier", c->residual_scale);
         qlora__merge_put_number(f, "attention_multiplier", scale);
         qlora__merge_put_number(f, "logits_scaling", c->logits_divisor);
+    }
+    if ((reads & QLORA__READS_LOGIT_SCALE) != 0) {
+        qlora__merge_put_number(f, "logit_scale", 1.0 / c->logits_divisor);
     }
     if ((reads & QLORA__READS_QUERY_SCALAR) != 0) {
         qlora__json_write_int(&f->w, "query_pre_attn_scalar",
@@ -56080,4 +56791,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 4f6de46b228ccbf0
+//@@ end 9d17b0db1e379d08

@@ -63,6 +63,9 @@ static const model_shape model_shapes[] = {
     {"exaone-4.0-1.2b", F(EXAONE4), 2048, 30, 32, 8, 64, 4096, 102400, true, 1e6, 16, 0, 0},
     {"exaone-4.0-32b", F(EXAONE4), 5120, 64, 40, 8, 128, 27392, 102400, false, 1e6, 16, 4096, 4},
     {"seed-oss-36b", F(SEED_OSS), 5120, 64, 80, 8, 128, 27648, 155136, false, 1e7, 0, 0, 0},
+    {"afm-4.5b", F(ARCEE), 2560, 36, 20, 4, 128, 18432, 128005, false, 1e4, 0, 0, 0},
+    {"command-r7b", F(COHERE2), 4096, 32, 32, 8, 128, 14336, 256000, true, 5e4, 0, 4096, 4},
+    {"command-a", F(COHERE2), 12288, 64, 96, 8, 128, 36864, 256000, true, 5e4, 0, 4096, 4},
 };
 #undef F
 // clang-format on
@@ -99,6 +102,8 @@ static inline void shape_family(const model_shape* s, qlora_model_config* c) {
         c->residual_scale = 0.22;
         c->attention_scale = 1.0 / (double)s->head_dim;
         c->logits_divisor = 8.0;
+    } else if (s->family == QLORA_FAMILY_COHERE2) {
+        c->logits_divisor = 4.0;
     } else if (strcmp(s->name, "phi-4-mini") == 0) {
         c->rope_dims = 96;
     }
@@ -106,7 +111,8 @@ static inline void shape_family(const model_shape* s, qlora_model_config* c) {
         bool last = s->period > 0 && (i + 1) % s->period == 0;
         c->sliding[i] = s->window > 0 && !last ? 1 : 0;
         c->no_rope[i] = (s->family == QLORA_FAMILY_SMOLLM3 && (i + 1) % 4 == 0) ||
-                                (s->family == QLORA_FAMILY_EXAONE4 && s->window > 0 && last)
+                                (s->family == QLORA_FAMILY_EXAONE4 && s->window > 0 && last) ||
+                                (s->family == QLORA_FAMILY_COHERE2 && last)
                             ? 1
                             : 0;
     }

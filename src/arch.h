@@ -11,8 +11,9 @@
 //     q, k = their norm, per head or over the whole width; then rotated
 //     o = Wo softmax(cap(attention_scale q k^T)) v        within the window of the layer
 //     x = x + residual_scale (norm 2 of o, or o)
-//     b = norm 3 of x, or x
-//     f = Wdown (act(Wgate b) Wup b)                      gate and up separate or fused
+//     b = norm 3 of x, or x; of some families a
+//     f = Wdown (act(Wgate b) Wup b)                      gate and up separate or fused, or
+//     f = Wdown relu(Wup b)^2
 //     x = x + residual_scale (norm 4 of f, or f)
 //   logits = cap(head (final norm of x) / logits_divisor),  cap(y) = c tanh(y / c)
 
@@ -33,7 +34,8 @@ enum {
 
 // A branch of a layer: the residual stream, through the norm `before`, enters the stack `in`; what
 // leaves the stack `out`, through the norm `after`, is added to the stream. The branches of a layer
-// follow each other.
+// follow each other; if they stand side by side (QLORA__HAS_SIDE_BY_SIDE), all of them read the
+// stream before the first one, through its norm.
 typedef struct qlora__branch {
     int before;
     int after;
@@ -78,8 +80,15 @@ typedef struct qlora__projection_row {
 
 #define QLORA__PROJECTIONS 7 // at most, per layer
 
+// The kinds of feed-forward parts.
+typedef enum qlora__ffn {
+    QLORA__FFN_GATED, // down(act(gate) up)
+    QLORA__FFN_PLAIN  // down(relu(up)^2); up is the stack QLORA__GATE_UP
+} qlora__ffn;
+
 // The projections of a layer, stack by stack.
 typedef struct qlora__layout {
+    qlora__ffn ffn;
     int count;
     qlora__projection_row rows[QLORA__PROJECTIONS];
     struct {
@@ -109,7 +118,7 @@ typedef struct qlora__layout {
 #define QLORA__ROW_NONE \
     {0, 0, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_HIDDEN, QLORA__BIAS_MLP, false, NULL, NULL, NULL}
 
-static const qlora__layout qlora__layout_seven = {7,
+static const qlora__layout qlora__layout_seven = {QLORA__FFN_GATED, 7,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_MLP(4, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
                     "mlp.gate_proj", "ffn_gate", NULL),
@@ -118,22 +127,29 @@ static const qlora__layout qlora__layout_seven = {7,
      QLORA__ROW_DOWN("mlp.down_proj")},
     {{0, 3}, {3, 1}, {4, 2}, {6, 1}}};
 // Phi 3: q, k and v in one matrix, gate and up in another.
-static const qlora__layout qlora__layout_fused = {4,
+static const qlora__layout qlora__layout_fused = {QLORA__FFN_GATED, 4,
     {{7, QLORA__QKV, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_QKV, QLORA__BIAS_QKV, false,
       "self_attn.qkv_proj", "attn_qkv", NULL},
      QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
      QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE, QLORA__ROW_NONE, QLORA__ROW_NONE},
     {{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
 // GLM: only gate and up in one matrix.
-static const qlora__layout qlora__layout_gate_up = {6,
+static const qlora__layout qlora__layout_gate_up = {QLORA__FFN_GATED, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
      QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // Granite 4: the same under the names of its shared MLP; GGUF files split the matrix.
-static const qlora__layout qlora__layout_shared_mlp = {6,
+static const qlora__layout qlora__layout_shared_mlp = {QLORA__FFN_GATED, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_GATE_UP("shared_mlp.input_linear", "ffn_gate", "ffn_up"),
      QLORA__ROW_DOWN("shared_mlp.output_linear"), QLORA__ROW_NONE},
+    {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
+// Arcee: no gate.
+static const qlora__layout qlora__layout_plain = {QLORA__FFN_PLAIN, 6,
+    {QLORA__ROWS_QKV, QLORA__ROW_O,
+     QLORA__ROW_MLP(5, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
+                    "mlp.up_proj", "ffn_up", NULL),
+     QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // clang-format on
 
@@ -157,20 +173,24 @@ static const qlora__norm_names qlora__norms_glm4 = {
     {"input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm",
      "post_mlp_layernorm"},
     {"attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"}};
+static const qlora__norm_names qlora__norms_first = {{"input_layernorm", NULL, NULL, NULL},
+                                                     {"attn_norm", NULL, NULL, NULL}};
 static const qlora__norm_names qlora__norms_seed = {
     {"input_layernorm", NULL, "post_attention_layernorm", NULL},
     {"attn_norm", NULL, "post_attention_norm", NULL}};
 
 // What a block has beyond Llama's.
 enum {
-    QLORA__HAS_QK_NORM = 1,       // q and k are normalised, per head
-    QLORA__HAS_WIDE_QK_NORM = 2,  // over the whole width instead
-    QLORA__HAS_NORM_OFFSET = 4,   // safetensors files store norm weights minus 1
-    QLORA__HAS_GELU = 8,          // GELU (tanh form) instead of SiLU
-    QLORA__HAS_ROOT_SCALE = 16,   // the embedding scales its rows by the root of hidden
-    QLORA__HAS_PAIRED_ROPE = 32,  // pairs of neighbours are rotated, not the two halves
+    QLORA__HAS_QK_NORM = 1,        // q and k are normalised, per head
+    QLORA__HAS_WIDE_QK_NORM = 2,   // over the whole width instead
+    QLORA__HAS_NORM_OFFSET = 4,    // safetensors files store norm weights minus 1
+    QLORA__HAS_GELU = 8,           // GELU (tanh form) instead of SiLU
+    QLORA__HAS_ROOT_SCALE = 16,    // the embedding scales its rows by the root of hidden
+    QLORA__HAS_PAIRED_ROPE = 32,   // pairs of neighbours are rotated, not the two halves
     QLORA__HAS_PERMUTED_GGUF = 64, // GGUF files order the rows of q and k for pairs of neighbours
-    QLORA__HAS_SECTIONS = 128      // the rotation has sections for images
+    QLORA__HAS_SECTIONS = 128,     // the rotation has sections for images
+    QLORA__HAS_MEAN_NORM = 256,    // LayerNorm without biases instead of RMSNorm
+    QLORA__HAS_SIDE_BY_SIDE = 512  // attention and MLP read the same norm
 };
 
 // What GGUF files of an architecture leave to llama.cpp.
@@ -205,7 +225,9 @@ enum {
     QLORA__READS_HYBRID = 8192,        // layer types and experts of granitemoehybrid
     QLORA__READS_ACTIVATION = 16384,   // hidden_activation, not hidden_act
     QLORA__READS_LOCAL_THETA = 32768,  // rope_local_base_freq, for layers with a window
-    QLORA__READS_PATTERN = 65536       // sliding_window_pattern
+    QLORA__READS_PATTERN = 65536,      // sliding_window_pattern
+    QLORA__READS_LOGIT_SCALE = 131072, // logit_scale, a factor
+    QLORA__READS_NO_HEAD_DIM = 262144  // heads always have hidden / heads columns
 };
 
 // Which layers have a window.
@@ -221,9 +243,10 @@ typedef enum qlora__window_rule {
 // Which layers are not rotated.
 typedef enum qlora__nope_rule {
     QLORA__NOPE_NONE,
-    QLORA__NOPE_LISTED, // no_rope_layers, or every fourth
-    QLORA__NOPE_FULL,   // those without a window, if others have one
-    QLORA__NOPE_UNNAMED // all, unless position_embedding_type is "rope"
+    QLORA__NOPE_LISTED,   // no_rope_layers, or every fourth
+    QLORA__NOPE_FULL,     // those without a window, if others have one
+    QLORA__NOPE_ALL_FULL, // those without a window
+    QLORA__NOPE_UNNAMED   // all, unless position_embedding_type is "rope"
 } qlora__nope_rule;
 
 // The values of keys that a config.json leaves out; a size of 0 must be given.
@@ -377,6 +400,19 @@ static const qlora__arch qlora__archs[] = {
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
      {151936, 4096, 22016, 32, 32, 32, 128, 128000, 0, 0, 5e5, 0, 1e-6, 1, false},
      QLORA__GGUF_PLAIN},
+    {QLORA_FAMILY_ARCEE, "arcee", "ArceeForCausalLM", "arcee",
+     &qlora__layout_plain, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {32000, 2560, 18432, 32, 32, 0, 0, 4096, 0, 0, 1e4, 0, 1e-5, 1, false},
+     QLORA__GGUF_PLAIN},
+    {QLORA_FAMILY_COHERE2, "cohere2", "Cohere2ForCausalLM", "cohere2",
+     &qlora__layout_seven, &qlora__norms_first,
+     QLORA__HAS_PAIRED_ROPE | QLORA__HAS_MEAN_NORM | QLORA__HAS_SIDE_BY_SIDE,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_PATTERN | QLORA__READS_LOGIT_SCALE |
+         QLORA__READS_NO_HEAD_DIM,
+     QLORA__WINDOW_PATTERN, QLORA__NOPE_ALL_FULL,
+     {256000, 8192, 22528, 40, 64, 0, 0, 8192, 4096, 4, 1e4, 0, 1e-5, 1, true},
+     QLORA__GGUF_PLAIN},
 };
 // clang-format on
 #define QLORA__ARCH_COUNT ((int)(sizeof qlora__archs / sizeof qlora__archs[0]))
@@ -416,10 +452,10 @@ static const struct {
     {"it has per-layer embeddings, shared keys and values, and AltUp streams", " gemma3n "},
     {"it has per-layer embeddings, shared keys and values, and proportional rope",
      " gemma4 gemma4_text "},
-    {"it has LayerNorm and parallel attention and MLP", " cohere cohere2 "},
+    {"it has LayerNorm and parallel attention and MLP", " cohere "},
     {"it has LayerNorm instead of RMSNorm",
      " starcoder2 stablelm gpt_neox gpt2 phi falcon bloom mpt nemotron olmo "},
-    {"its MLP has no gate", " arcee apertus "},
+    {"its MLP has no gate", " apertus "},
     {"it has cross attention to images", " mllama "},
     {"it has prefix attention", " paligemma "},
     {"it has adapters inside the base model", " phi4mm phi4_multimodal "},

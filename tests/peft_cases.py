@@ -13,13 +13,14 @@ PARTS = {
     "glm": GATE_UP,
     "glm4": GATE_UP,
     "granitemoehybrid": ["q_proj", "k_proj", "v_proj", "o_proj", "input_linear", "output_linear"],
+    "arcee": ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
 }
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3",
             "smollm3", "olmo2", "olmo3", "granite", "granitemoehybrid", "glm", "glm4",
-            "ministral3", "exaone4", "seed_oss"]
+            "ministral3", "exaone4", "seed_oss", "arcee", "cohere2"]
 # Families whose config has a head_dim of its own.
 HEAD_DIM = ["llama", "mistral", "qwen3", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
-            "ministral3", "seed_oss"]
+            "ministral3", "seed_oss", "arcee"]
 PER_KIND = ["gemma3_text", "olmo3"]  # one set of rotary parameters for each kind of layer
 
 
@@ -167,12 +168,26 @@ def add_seed_oss(r, c):
     c["mlp_bias"] = chance(r, 0.3)
 
 
+def add_arcee(r, c):
+    c["attention_bias"] = chance(r, 0.3)
+    c["mlp_bias"] = chance(r, 0.3)
+
+
+def add_cohere2(r, c):
+    c["attention_bias"] = chance(r, 0.3)
+    c["sliding_window"] = r.choice([3, 6])
+    c["layer_types"] = layer_types(r, c)
+    c["logit_scale"] = r.choice([0.0625, 0.3, 1.0])
+    c["layer_norm_eps"] = r.choice([1e-5, 1e-2])
+
+
 ADD = {
     "llama": add_llama, "mistral": add_mistral, "qwen2": add_qwen, "qwen3": add_qwen,
     "gemma": add_gemma, "gemma2": add_gemma, "gemma3_text": add_gemma, "phi3": add_phi3,
     "smollm3": add_smollm3, "olmo2": add_olmo, "olmo3": add_olmo, "granite": add_granite,
     "granitemoehybrid": add_granite, "glm": add_glm, "glm4": add_glm,
     "ministral3": add_ministral3, "exaone4": add_exaone4, "seed_oss": add_seed_oss,
+    "arcee": add_arcee, "cohere2": add_cohere2,
 }
 
 

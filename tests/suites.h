@@ -53,6 +53,7 @@
     X(tree_suite, SHORT KERNELS)                                                                   \
     X(owners_suite, SHORT KERNELS)                                                                 \
     X(gated_suite, SHORT KERNELS)                                                                  \
+    X(blocks_suite, SLOW KERNELS ARCH)                                                             \
     X(tails_suite, SHORT KERNELS)                                                                  \
     X(fp8_tails_suite, SHORT KERNELS)                                                              \
     X(skinny_suite, SHORT KERNELS)                                                                 \

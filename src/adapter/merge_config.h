@@ -61,9 +61,14 @@ static void qlora__merge_put_sizes(qlora__merge_config* f) {
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         qlora__json_write_int(&f->w, sizes[i].name, sizes[i].value);
     }
-    qlora__merge_put_number(f, "rms_norm_eps", c->rms_eps);
+    bool mean = (f->arch->has & QLORA__HAS_MEAN_NORM) != 0;
     bool gelu = (f->arch->has & QLORA__HAS_GELU) != 0;
-    qlora__json_write_string(&f->w, "hidden_act", gelu ? "gelu_pytorch_tanh" : "silu");
+    bool plain = f->arch->layout->ffn == QLORA__FFN_PLAIN;
+    qlora__merge_put_number(f, mean ? "layer_norm_eps" : "rms_norm_eps", c->rms_eps);
+    qlora__json_write_string(&f->w, "hidden_act",
+                             plain  ? "relu2"
+                             : gelu ? "gelu_pytorch_tanh"
+                                    : "silu");
     if (gelu) {
         qlora__json_write_string(&f->w, "hidden_activation", "gelu_pytorch_tanh");
     }
@@ -275,6 +280,9 @@ static void qlora__merge_put_scalars(qlora__merge_config* f) {
         qlora__merge_put_number(f, "residual_multiplier", c->residual_scale);
         qlora__merge_put_number(f, "attention_multiplier", scale);
         qlora__merge_put_number(f, "logits_scaling", c->logits_divisor);
+    }
+    if ((reads & QLORA__READS_LOGIT_SCALE) != 0) {
+        qlora__merge_put_number(f, "logit_scale", 1.0 / c->logits_divisor);
     }
     if ((reads & QLORA__READS_QUERY_SCALAR) != 0) {
         qlora__json_write_int(&f->w, "query_pre_attn_scalar",

@@ -53,19 +53,25 @@ static void qlora__merge_put_config(qlora__merge_file* f) {
                  {"vocab_size", c->vocab},
                  {"rope.dimension_count", c->rope_dims},
                  {"attention.sliding_window", c->window}};
-    bool scaled = (f->g->m->arch->reads & QLORA__READS_MULTIPLIERS) != 0;
+    const qlora__arch* arch = f->g->m->arch;
+    bool scaled = (arch->reads & QLORA__READS_MULTIPLIERS) != 0;
+    bool factor = (arch->reads & QLORA__READS_LOGIT_SCALE) != 0;
+    bool mean = (arch->has & QLORA__HAS_MEAN_NORM) != 0;
     const struct {
         const char* name;
         double value;
-    } numbers[] = {{"attention.layer_norm_rms_epsilon", c->rms_eps},
-                   {"rope.freq_base", c->rope.theta},
-                   {"attn_logit_softcapping", c->attention_cap},
-                   {"final_logit_softcapping", c->logits_cap},
-                   {"attention.temperature_scale", c->query_beta},
-                   {"attention.scale", scaled ? c->attention_scale : 0.0},
-                   {"embedding_scale", scaled ? c->embedding_scale : 0.0},
-                   {"residual_scale", scaled ? c->residual_scale : 0.0},
-                   {"logit_scale", scaled ? c->logits_divisor : 0.0}};
+    } numbers[] = {
+        {mean ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", c->rms_eps},
+        {"rope.freq_base", c->rope.theta},
+        {"attn_logit_softcapping", c->attention_cap},
+        {"final_logit_softcapping", c->logits_cap},
+        {"attention.temperature_scale", c->query_beta},
+        {"attention.scale", scaled ? c->attention_scale : 0.0},
+        {"embedding_scale", scaled ? c->embedding_scale : 0.0},
+        {"residual_scale", scaled ? c->residual_scale : 0.0},
+        {"logit_scale", scaled   ? c->logits_divisor
+                        : factor ? 1.0 / c->logits_divisor
+                                 : 0.0}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i].value > 0) {
             qlora__merge_put_u32(f, qlora__merge_arch_key(f, sizes[i].name, key), sizes[i].value);

@@ -73,7 +73,9 @@ typedef enum qlora_family {
     QLORA_FAMILY_EXAONE4,
     QLORA_FAMILY_SEED_OSS,
     QLORA_FAMILY_QWEN2_5_VL, // the text part of vision-language models
-    QLORA_FAMILY_QWEN3_VL
+    QLORA_FAMILY_QWEN3_VL,
+    QLORA_FAMILY_ARCEE,
+    QLORA_FAMILY_COHERE2
 } qlora_family;
 
 // The architecture of a model, as in its config.json.

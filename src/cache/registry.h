@@ -62,6 +62,12 @@ typedef uint64_t qlora__needs;
 #define QLORA__NEED_CAP_BF16 (QLORA__NEED_CAP | QLORA__NEED_BF16)
 #define QLORA__NEED_HEAD_NF4 QLORA__NEED(29) // has a 4-bit head
 #define QLORA__NEED_HEAD_NF4_BF16 (QLORA__NEED_HEAD_NF4 | QLORA__NEED_NF4_BF16)
+#define QLORA__NEED_MEAN_NORM QLORA__NEED(30) // its norms subtract the mean
+#define QLORA__NEED_MEAN_NORM_F32 (QLORA__NEED_MEAN_NORM | QLORA__NEED_F32)
+#define QLORA__NEED_MEAN_NORM_BF16 (QLORA__NEED_MEAN_NORM | QLORA__NEED_BF16)
+#define QLORA__NEED_RELU2 QLORA__NEED(31) // its MLP has squared ReLU and no gate
+#define QLORA__NEED_RELU2_F32 (QLORA__NEED_RELU2 | QLORA__NEED_F32)
+#define QLORA__NEED_RELU2_BF16 (QLORA__NEED_RELU2 | QLORA__NEED_BF16)
 // What programs may have besides.
 #define QLORA__NEED_ANY (QLORA__NEED_CALL | QLORA__NEED_CAP | QLORA__NEED_HEAD_NF4)
 #define QLORA__NEED_ANY_TRAINER (QLORA__NEED_NOISE | QLORA__NEED_PAIRS)
@@ -208,6 +214,16 @@ typedef uint64_t qlora__needs;
     X(norm_rms_dw_f32, norm, 0, CALL_F32)                                                          \
     X(norm_rms_dw_bf16, norm_bf16, 0, CALL_BF16)                                                   \
     X(norm_rms_dw_sum, shared, 0, CALL)                                                            \
+    X(mean_norm_fwd_f32, mean_norm, 0, MEAN_NORM_F32)                                              \
+    X(mean_norm_fwd_bf16, mean_norm_bf16, 0, MEAN_NORM_BF16)                                       \
+    X(mean_norm_bwd_f32, mean_norm, 0, MEAN_NORM_F32)                                              \
+    X(mean_norm_bwd_bf16, mean_norm_bf16, 0, MEAN_NORM_BF16)                                       \
+    X(mean_norm_dw_f32, mean_norm, 0, MEAN_NORM_F32)                                               \
+    X(mean_norm_dw_bf16, mean_norm_bf16, 0, MEAN_NORM_BF16)                                        \
+    X(plain_relu2_f32, plain, 0, RELU2_F32)                                                        \
+    X(plain_relu2_bf16, plain_bf16, 0, RELU2_BF16)                                                 \
+    X(plain_relu2_bwd_f32, plain, 0, RELU2_F32)                                                    \
+    X(plain_relu2_bwd_bf16, plain_bf16, 0, RELU2_BF16)                                             \
     X(rope_f32, rope, 0, F32)                                                                      \
     X(rope_bf16, rope_bf16, 0, BF16)                                                               \
     X(softmax_copy_b16, softmax_bf16, 0, CALL_BF16)                                                \

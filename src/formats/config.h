@@ -136,7 +136,9 @@ static qlora_result qlora__config_sizes(const qlora__config_reader* r, const qlo
     QLORA__TRY(qlora__config_int(r, "num_key_value_heads", kv_heads, 1, 1 << 14, &c->kv_heads));
     QLORA__TRY(qlora__config_int(r, "max_position_embeddings", d->max_positions, 1, INT32_MAX,
                                  &c->max_positions));
-    QLORA__TRY(qlora__config_positive(r, "rms_norm_eps", d->eps, &c->rms_eps));
+    bool mean = (arch->has & QLORA__HAS_MEAN_NORM) != 0;
+    const char* eps = mean ? "layer_norm_eps" : "rms_norm_eps";
+    QLORA__TRY(qlora__config_positive(r, eps, d->eps, &c->rms_eps));
     if (c->heads % c->kv_heads != 0) {
         return qlora__env_fail(
             r->env, QLORA_ERR_FORMAT,
@@ -153,6 +155,13 @@ static qlora_result qlora__config_sizes(const qlora__config_reader* r, const qlo
     }
     int64_t fallback = given ? c->hidden / c->heads : d->head_dim;
     QLORA__TRY(qlora__config_int(r, "head_dim", fallback, 1, 1 << 14, &c->head_dim));
+    if ((arch->reads & QLORA__READS_NO_HEAD_DIM) != 0 && c->head_dim * c->heads != c->hidden) {
+        return qlora__env_fail(
+            r->env, QLORA_ERR_UNSUPPORTED,
+            "%s: head_dim is %lld; transformers ignores it in this family, whose "
+            "heads have hidden_size / num_attention_heads columns",
+            r->json->label, (long long)c->head_dim);
+    }
     if (c->head_dim % 2 != 0) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: head_dim is %lld; it must be even",
                                r->json->label, (long long)c->head_dim);
@@ -281,8 +290,9 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, const ql
         }
         c->sliding[i] = slides[i] && c->window > 0 ? 1 : 0;
         any = any || c->sliding[i] != 0;
-        if (arch->nope == QLORA__NOPE_FULL) {
-            c->no_rope[i] = c->window > 0 && c->sliding[i] == 0 ? 1 : 0;
+        if (arch->nope == QLORA__NOPE_FULL || arch->nope == QLORA__NOPE_ALL_FULL) {
+            bool some = c->window > 0 || arch->nope == QLORA__NOPE_ALL_FULL;
+            c->no_rope[i] = some && c->sliding[i] == 0 ? 1 : 0;
         }
     }
     c->window = any ? c->window : 0;
@@ -449,6 +459,11 @@ static qlora_result qlora__config_scalars(const qlora__config_reader* r, const q
     if ((arch->reads & QLORA__READS_FINAL_CAP) != 0 && !c->wrapped) {
         QLORA__TRY(qlora__config_cap(r, "final_logit_softcapping", 0.0, &c->logits_cap));
     }
+    if ((arch->reads & QLORA__READS_LOGIT_SCALE) != 0) {
+        double scale = 0.0625;
+        QLORA__TRY(qlora__config_positive(r, "logit_scale", scale, &scale));
+        c->logits_divisor = 1.0 / scale;
+    }
     c->norm_offset = (arch->has & QLORA__HAS_NORM_OFFSET) != 0 ? 1.0 : 0.0;
     return QLORA_OK;
 }
@@ -478,20 +493,24 @@ static qlora_result qlora__config_biases(const qlora__config_reader* r, const ql
 // Older Gemma files say "gelu" and mean the tanh form.
 static qlora_result qlora__config_activation(const qlora__config_reader* r,
                                              const qlora__arch* arch) {
-    bool gelu = (arch->has & QLORA__HAS_GELU) != 0;
+    int kind = arch->layout->ffn == QLORA__FFN_PLAIN ? 2 : (arch->has & QLORA__HAS_GELU) != 0;
     bool newer = (arch->reads & QLORA__READS_ACTIVATION) != 0;
     uint32_t act = newer ? 0 : qlora__config_find(r, "hidden_act");
     act = act != 0 ? act : qlora__config_find(r, "hidden_activation");
-    static const char* const names[2][4] = {{"silu", "swish", NULL, NULL},
-                                            {"gelu_pytorch_tanh", "gelu_new", "gelu", NULL}};
+    static const struct {
+        const char* names[4];
+        const char* advice;
+    } kinds[3] = {
+        {{"silu", "swish", NULL, NULL}, "only silu is supported"},
+        {{"gelu_pytorch_tanh", "gelu_new", "gelu", NULL}, "only gelu_pytorch_tanh is supported"},
+        {{"relu2", NULL, NULL, NULL}, "only relu2 is supported"}};
     bool known = act == 0;
-    for (int i = 0; act != 0 && names[gelu][i] != NULL; i++) {
-        known = known || (qlora__json_is(r->json, act, names[gelu][i]) && !(newer && i == 2));
+    for (int i = 0; act != 0 && kinds[kind].names[i] != NULL; i++) {
+        known = known || (qlora__json_is(r->json, act, kinds[kind].names[i]) && !(newer && i == 2));
     }
     return known ? QLORA_OK
                  : qlora__config_refuse(r, newer ? "hidden_activation" : "hidden_act", act,
-                                        gelu ? "only gelu_pytorch_tanh is supported"
-                                             : "only silu is supported");
+                                        kinds[kind].advice);
 }
 
 // What a model may not have: keys that change the block in ways its description does not cover.

@@ -48,7 +48,10 @@ static qlora_result qlora__gguf_config_sizes(const qlora__gguf_reader* r, qlora_
                                "%s: key_length is %lld; the maximum is 256", r->g->label,
                                (long long)c->head_dim);
     }
-    return qlora__gguf_config_positive(r, "attention.layer_norm_rms_epsilon", -1.0, &c->rms_eps);
+    bool mean = (r->facts.arch->has & QLORA__HAS_MEAN_NORM) != 0;
+    return qlora__gguf_config_positive(
+        r, mean ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", -1.0,
+        &c->rms_eps);
 }
 
 // The vocabulary has as many tokens as the embedding has rows, whatever vocab_size says: converters
@@ -260,9 +263,10 @@ static qlora_result qlora__gguf_config_window(const qlora__gguf_reader* r, qlora
         return QLORA_OK;
     }
     bool has_default = (arch->gguf_rule.flags & QLORA__GGUF_OWN_WINDOW) != 0;
-    QLORA__TRY(qlora__gguf_config_int(r, "attention.sliding_window",
-                                      has_default ? arch->defaults.window : 0, 0, INT32_MAX,
-                                      &c->window));
+    int64_t fallback = has_default ? arch->defaults.window : 0;
+    bool required = arch->nope == QLORA__NOPE_ALL_FULL; // it decides what is rotated
+    QLORA__TRY(qlora__gguf_config_int(r, "attention.sliding_window", required ? -1 : fallback,
+                                      required, INT32_MAX, &c->window));
     if (listed) {
         QLORA__TRY(qlora__gguf_config_listed(r, c, key.text, list));
     } else {
@@ -270,7 +274,7 @@ static qlora_result qlora__gguf_config_window(const qlora__gguf_reader* r, qlora
     }
     for (int64_t i = 0; i < c->layers && c->window > 0; i++) {
         c->sliding[i] = (i + 1) % period != 0 ? 1 : 0;
-        if (arch->nope == QLORA__NOPE_FULL) {
+        if (arch->nope == QLORA__NOPE_FULL || arch->nope == QLORA__NOPE_ALL_FULL) {
             c->no_rope[i] = c->sliding[i] == 0 ? 1 : 0;
         }
     }
@@ -316,6 +320,11 @@ static qlora_result qlora__gguf_config_scalars(const qlora__gguf_reader* r, qlor
             QLORA__TRY(qlora__gguf_config_positive(r, scalars[i].name, scalars[i].fallback,
                                                    scalars[i].out));
         }
+    }
+    if ((arch->reads & QLORA__READS_LOGIT_SCALE) != 0) { // elsewhere the key is a divisor
+        double scale = 1.0;
+        QLORA__TRY(qlora__gguf_config_positive(r, "logit_scale", -1.0, &scale));
+        c->logits_divisor = 1.0 / scale;
     }
     if (c->query_beta > 0.0) {
         int64_t original = 0;

@@ -55,6 +55,21 @@ static int64_t qlora__kv_width(const qlora_model_config* c) {
     return qlora__arch_width(c, QLORA__WIDTH_KV);
 }
 
+// Columns of the output of a stack, in the widest layer.
+static int64_t qlora__stack_most(const qlora_model* m, int group) {
+    int64_t most = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layout* layout = m->layers[l].layout;
+        int64_t out = 0;
+        for (int i = 0; i < layout->groups[group].count; i++) {
+            const qlora__projection_row* row = &layout->rows[layout->groups[group].first + i];
+            out += qlora__arch_width(&m->plan.config, row->out);
+        }
+        most = qlora__max(most, out);
+    }
+    return most;
+}
+
 // Whether q is multiplied by a factor that depends on the position, within the planned lengths.
 static bool qlora__scales_queries(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -379,9 +394,9 @@ static bool qlora__gated_ranks(const qlora_model* m, const qlora__layer* layer, 
     if (ranks != NULL) {
         memcpy(ranks, own, sizeof own);
     }
-    return qlora__gated_takes(own) && qlora__keeps_z(m) && m->compute == QLORA_BF16 &&
-           qlora__tile_rows(m) * c->intermediate >= QLORA__GATED_FROM && c->hidden % 8 == 0 &&
-           c->intermediate % 8 == 0;
+    return layer->layout->ffn == QLORA__FFN_GATED && qlora__gated_takes(own) && qlora__keeps_z(m) &&
+           m->compute == QLORA_BF16 && qlora__tile_rows(m) * c->intermediate >= QLORA__GATED_FROM &&
+           c->hidden % 8 == 0 && c->intermediate % 8 == 0;
 }
 
 // Whether it does in any layer.
@@ -442,8 +457,8 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
         qlora__layout_attention(arena, m, pads, kept);
     }
     qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
-    qlora__arena_tensor(arena, m->compute, some, 2 * c->intermediate + pads[QLORA__GATE_UP],
-                        &kept->gu);
+    qlora__arena_tensor(arena, m->compute, some,
+                        qlora__stack_most(m, QLORA__GATE_UP) + pads[QLORA__GATE_UP], &kept->gu);
     for (int i = 0; i < QLORA__BRANCHES; i++) {
         if (qlora__has_norm(m, qlora__branches[i].after)) {
             qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[i]);

@@ -32,7 +32,7 @@ static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer
     if (!qlora__has_norm(pass->m, QLORA__NORM_MLP_OUT)) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__gated_out(pass, layer));
+    QLORA__TRY(qlora__ffn_of(layer)->out(pass, layer));
     return qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN); // z in s
 }
 
@@ -87,9 +87,7 @@ static qlora_result qlora__backward_begin_labelled(const qlora__pass* pass) {
     }
     qlora_tensor h = qlora__window(&m->work.last_h, pass->labelled, 0, width);
     qlora_tensor dh = qlora__window(&m->work.dh, pass->labelled, 0, width);
-    return qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->base.final_norm,
-                                  (float)m->plan.config.rms_eps, NULL, &dh,
-                                  m->desc.train_norms ? &m->tables.d_final_norm : NULL);
+    return qlora__final_norm_backward(pass, &dx, &h, &dh);
 }
 
 // Gradient of the final norm's output in m->work.delta -> gradient of the residual stream in
@@ -113,9 +111,7 @@ static qlora_result qlora__backward_begin(const qlora__pass* pass) {
         if (m->plan.tile > 0) {
             QLORA__TRY(qlora__head_spread(&tile));
         }
-        QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->base.final_norm,
-                                          (float)m->plan.config.rms_eps, NULL, &dh,
-                                          m->desc.train_norms ? &m->tables.d_final_norm : NULL));
+        QLORA__TRY(qlora__final_norm_backward(pass, &dx, &h, &dh));
     }
     return QLORA_OK;
 }
@@ -192,11 +188,11 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
             QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it uses the memory of a tile
             QLORA__TRY(qlora__layer_again_mlp(&tile, layer));
         }
-        qlora_tensor h2 = qlora__layer_h2(&tile, layer);
+        qlora_tensor h = qlora__mlp_stream(&tile, layer);
         QLORA__TRY(qlora__branch_out_backward(&tile, layer, QLORA__MLP));
-        QLORA__TRY(qlora__gated_out_backward(&tile, layer));
-        QLORA__TRY(qlora__branch_input_backward(&tile, layer, QLORA__MLP, &layer->kept.gu, &h2,
-                                                true));
+        QLORA__TRY(qlora__ffn_of(layer)->out_backward(&tile, layer));
+        QLORA__TRY(
+            qlora__branch_input_backward(&tile, layer, QLORA__MLP, &layer->kept.gu, &h, true));
         if (tiled) {
             QLORA__TRY(qlora__softmax_out_backward(&tile, layer));
         }

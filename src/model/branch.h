@@ -3,12 +3,63 @@
 // What stands between the residual stream and the parts of a layer: the norms before and after a
 // branch, the sum, and their backward pass.
 
+// A norm of rows of the residual stream, by the kind of the family.
+static qlora_result qlora__stream_norm(const qlora__pass* pass, const qlora_tensor* h,
+                                       const qlora_tensor* norm, const qlora_tensor* x) {
+    float eps = (float)pass->m->plan.config.rms_eps;
+    if (!qlora__norms_mean(pass->m)) {
+        return qlora_rmsnorm_forward(pass->ctx, h, norm, eps, x);
+    }
+    qlora__mean_norm job;
+    memset(&job, 0, sizeof job);
+    job.x = h;
+    job.w = norm;
+    job.y = x;
+    job.eps = eps;
+    QLORA__ENTER(pass->ctx, "qlora__mean_norm_forward");
+    return qlora__leave(pass->ctx, qlora__mean_norm_forward(pass->ctx, &job));
+}
+
+// Its backward pass: dx = dres + norm'(dy), and dw if it is not NULL.
+static qlora_result qlora__stream_norm_backward(const qlora__pass* pass,
+                                                const qlora__norm_job* norm) {
+    if (!qlora__norms_mean(pass->m)) {
+        qlora__norm_job own = *norm;
+        QLORA__ENTER(pass->ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
+        return qlora__leave(pass->ctx, qlora__norm_backward(pass->ctx, &own));
+    }
+    qlora__mean_norm job;
+    memset(&job, 0, sizeof job);
+    job.x = norm->x;
+    job.w = norm->w;
+    job.dy = norm->dy;
+    job.dres = norm->dres;
+    job.dx = norm->dx;
+    job.dw = norm->dw;
+    job.eps = norm->eps;
+    QLORA__ENTER(pass->ctx, "qlora__mean_norm_backward");
+    return qlora__leave(pass->ctx, qlora__mean_norm_backward(pass->ctx, &job));
+}
+
+// That of the final norm.
+static qlora_result qlora__final_norm_backward(const qlora__pass* pass, const qlora_tensor* dy,
+                                               const qlora_tensor* h, const qlora_tensor* dh) {
+    qlora_model* m = pass->m;
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = h;
+    job.w = &m->base.final_norm;
+    job.dy = dy;
+    job.dx = dh;
+    job.dw = m->desc.train_norms ? &m->tables.d_final_norm : NULL;
+    job.eps = (float)m->plan.config.rms_eps;
+    return qlora__stream_norm_backward(pass, &job);
+}
+
 // The input of a stack: the normalised residual stream, or the stream itself.
 static qlora_result qlora__rows_input(const qlora__pass* pass, const qlora_tensor* h,
                                       const qlora_tensor* norm, const qlora_tensor* x) {
-    float eps = (float)pass->m->plan.config.rms_eps;
-    return norm != NULL ? qlora_rmsnorm_forward(pass->ctx, h, norm, eps, x)
-                        : qlora_scale(pass->ctx, 1.0f, h, x);
+    return norm != NULL ? qlora__stream_norm(pass, h, norm, x) : qlora_scale(pass->ctx, 1.0f, h, x);
 }
 
 // The input of a stack in m->work.x.
@@ -26,6 +77,12 @@ static const qlora_tensor* qlora__layer_norm(const qlora_model* m, const qlora__
     return qlora__has_norm(m, norm) ? &layer->norms[norm] : NULL;
 }
 
+// The norm before a branch; NULL if it has none.
+static const qlora_tensor* qlora__branch_norm(const qlora_model* m, const qlora__layer* layer,
+                                              int branch) {
+    return qlora__layer_norm(m, layer, qlora__norm_of_branch(m, branch));
+}
+
 // Where a branch puts its output: where the backward pass of the norm that follows finds it, if
 // there is one.
 static qlora_tensor* qlora__branch_out(qlora_model* m, qlora__layer* layer, int branch) {
@@ -41,6 +98,13 @@ static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer*
                                   : qlora__slice(pass, &layer->kept.h2, 0, width);
 }
 
+// The rows of the residual stream that the MLP reads.
+static qlora_tensor qlora__mlp_stream(const qlora__pass* pass, const qlora__layer* layer) {
+    return qlora__stands_beside(pass->m)
+               ? qlora__slice(pass, &layer->kept.h, 0, pass->m->plan.config.hidden)
+               : qlora__layer_h2(pass, layer);
+}
+
 // Notes that the next kernel writes the codes of an operand of a stack: of its input or,
 // transposed, of dy.
 static const qlora__fp8* qlora__codes_note(const qlora__pass* pass, const qlora__layer* layer,
@@ -54,9 +118,9 @@ static const qlora__fp8* qlora__codes_note(const qlora__pass* pass, const qlora_
 static const qlora__fp8* qlora__codes_of_norm(const qlora__pass* pass, const qlora__layer* layer,
                                               int group, bool transposed) {
     qlora_model* m = pass->m;
-    bool writes = m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
-                  !qlora__pass_has_runs(pass) && m->plan.config.hidden % 8 == 0 &&
-                  m->plan.config.hidden <= QLORA__NORM_CODED &&
+    bool writes = m->on_gpu && qlora__is_fp8(m) && !qlora__norms_mean(m) &&
+                  m->compute == QLORA_BF16 && !m->dora && !qlora__pass_has_runs(pass) &&
+                  m->plan.config.hidden % 8 == 0 && m->plan.config.hidden <= QLORA__NORM_CODED &&
                   (transposed || !qlora__pass_reads_codes(pass, layer));
     m->flow.coded = NULL;
     return writes ? qlora__codes_note(pass, layer, group, transposed) : NULL;
@@ -92,12 +156,17 @@ static qlora_result qlora__branch_add(const qlora__pass* pass, qlora__layer* lay
     qlora_tensor x = qlora__window(&m->work.x, pass->rows, 0, c->hidden);
     if (after != NULL) {
         qlora_tensor out = qlora__window(&layer->kept.out[branch], pass->rows, 0, c->hidden);
-        QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &out, after, eps, &delta));
+        QLORA__TRY(qlora__stream_norm(pass, &out, after, &delta));
     }
     if (c->residual_scale != 1.0) {
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->residual_scale, &delta, &delta));
     }
-    if (before != NULL && wants_x) {
+    bool beside = qlora__stands_beside(m) && branch + 1 < QLORA__BRANCHES;
+    if (beside && wants_x) { // x before the stream changes, which may be updated in place
+        QLORA__TRY(qlora__layer_input(pass, stream, before));
+        return qlora_add(pass->ctx, &h, &delta, &sum);
+    }
+    if (before != NULL && wants_x && !qlora__norms_mean(m)) {
         qlora__norm_job job;
         memset(&job, 0, sizeof job);
         job.x = &h;
@@ -109,7 +178,7 @@ static qlora_result qlora__branch_add(const qlora__pass* pass, qlora__layer* lay
         return qlora__branch_norm_add(pass, layer, branch, &job);
     }
     QLORA__TRY(qlora_add(pass->ctx, &h, &delta, &sum));
-    return wants_x ? qlora__layer_input(pass, next, NULL) : QLORA_OK;
+    return wants_x ? qlora__layer_input(pass, next, before) : QLORA_OK;
 }
 
 // The norm before layer number `index`, or NULL; after the last layer, the final norm.
@@ -144,8 +213,15 @@ static qlora_result qlora__branch_out_backward(const qlora__pass* pass, qlora__l
     qlora_tensor d_out = qlora__layer_d_out(pass, c->hidden);
     if (after != NULL) {
         qlora_tensor out = qlora__window(&layer->kept.out[branch], pass->rows, 0, c->hidden);
-        return qlora_rmsnorm_backward(pass->ctx, &dh, &out, after, (float)c->rms_eps, NULL, &d_out,
-                                      m->desc.train_norms ? &layer->d_norms[norm] : NULL);
+        qlora__norm_job job;
+        memset(&job, 0, sizeof job);
+        job.x = &out;
+        job.w = after;
+        job.dy = &dh;
+        job.dx = &d_out;
+        job.dw = m->desc.train_norms ? &layer->d_norms[norm] : NULL;
+        job.eps = (float)c->rms_eps;
+        return qlora__stream_norm_backward(pass, &job);
     }
     return qlora__has_own_d_out(m) ? qlora_scale(pass->ctx, (float)c->residual_scale, &dh, &d_out)
                                    : QLORA_OK;
@@ -174,13 +250,14 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
                                         const qlora_tensor* h, const qlora_tensor* dy,
                                         qlora__skinny* k, bool* has) {
     qlora_model* m = pass->m;
-    const qlora_tensor* norm = qlora__layer_norm(m, layer, qlora__branches[branch].before);
+    const qlora_tensor* norm = qlora__branch_norm(m, layer, branch);
     qlora_tensor z = stack->z;
     if (qlora__x_is_there(m, layer, branch)) {
         z = qlora__local(pass, &m->work.x, stack->linear.in, stack->pad);
     }
     *has = false;
-    if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m)) {
+    if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m) || qlora__norms_mean(m) ||
+        qlora__stands_beside(m)) {
         return QLORA_OK;
     }
     unsigned which = qlora__gradients_left(pass, layer, qlora__branches[branch].in);
@@ -243,9 +320,38 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     return qlora__beside_end(ctx, b->in, qlora__skinny_launch(ctx, k, m->work.skinny_parts.data));
 }
 
+// dh += norm'(dx) of a branch, after those of the branches beside it. in: what the norm read.
+static qlora_result qlora__input_norm_backward(const qlora__pass* pass, qlora__layer* layer,
+                                               int branch, const qlora_tensor* in,
+                                               const qlora_tensor* dx) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.hidden;
+    const qlora_tensor* norm = qlora__branch_norm(m, layer, branch);
+    qlora_tensor dh = qlora__slice(pass, &m->work.dh, 0, width);
+    if (qlora__stands_beside(m)) {
+        qlora_tensor others = qlora__slice(pass, &m->work.d_beside, 0, width);
+        QLORA__TRY(qlora_add(pass->ctx, dx, &others, dx));
+    }
+    if (norm == NULL) {
+        return qlora_add(pass->ctx, &dh, dx, &dh);
+    }
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = in;
+    job.w = norm;
+    job.dy = dx;
+    job.dres = &dh;
+    job.dx = &dh;
+    job.dw = m->desc.train_norms ? &layer->d_norms[qlora__norm_of_branch(m, branch)] : NULL;
+    job.eps = (float)m->plan.config.rms_eps;
+    job.fp8 = qlora__dh_codes(pass, layer, branch);
+    return qlora__stream_norm_backward(pass, &job);
+}
+
 // Backward pass of the stack that a branch begins with, which reads the residual stream h through
 // the norm of the branch, or without one: dy (with space for u) -> gradients of its adapters, and
-// dh += norm'(dx). Waits first for the stack that it ends with: that reads dh on the second stream.
+// dh += norm'(dx); of branches side by side, the first one does that with the sum of all their dx.
+// Waits first for the stack that it ends with: that reads dh on the second stream.
 static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__layer* layer,
                                               int branch, const qlora_tensor* dy,
                                               const qlora_tensor* h, bool wants_dx) {
@@ -253,15 +359,16 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     const qlora__branch* b = &qlora__branches[branch];
-    const qlora_tensor* norm = qlora__layer_norm(m, layer, b->before);
+    const qlora_tensor* norm = qlora__branch_norm(m, layer, branch);
+    bool later = qlora__stands_beside(m) && branch > 0; // leaves dx to the first branch
     int group = b->in;
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, group, true, &stack));
     qlora_tensor in = qlora__local(pass, h, 0, c->hidden);
     qlora_tensor x = qlora__local(pass, &m->work.x, 0, c->hidden + stack.pad);
     qlora_tensor up = qlora__local(pass, dy, 0, stack.out + stack.pad);
-    qlora_tensor dx = qlora__local(pass, &m->work.delta, 0, c->hidden);
-    qlora_tensor dh = qlora__slice(pass, &m->work.dh, 0, c->hidden);
+    qlora_tensor dx = later ? qlora__slice(pass, &m->work.d_beside, 0, c->hidden)
+                            : qlora__local(pass, &m->work.delta, 0, c->hidden);
     bool dora = qlora__stack_is_dora(m, layer, group);
     qlora__skinny k;
     bool skinny = false;
@@ -285,26 +392,11 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     }
     QLORA__TRY(qlora__stack_backward(pass, &stack, group, &x, &up, wants_dx ? &dx : NULL));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << b->out));
-    if (!wants_dx) {
-        return QLORA_OK;
-    }
-    if (norm == NULL) {
-        return qlora_add(ctx, &dh, &dx, &dh);
-    }
-    qlora__norm_job job;
-    memset(&job, 0, sizeof job);
-    job.x = &in;
-    job.w = norm;
-    job.dy = &dx;
-    job.dres = &dh;
-    job.dx = &dh;
-    job.dw = m->desc.train_norms ? &layer->d_norms[b->before] : NULL;
-    job.eps = (float)c->rms_eps;
-    job.fp8 = qlora__dh_codes(pass, layer, branch);
-    QLORA__ENTER(ctx, "qlora_rmsnorm_backward");
-    return qlora__leave(ctx, qlora__norm_backward(ctx, &job));
+    return wants_dx && !later ? qlora__input_norm_backward(pass, layer, branch, &in, &dx)
+                              : QLORA_OK;
 }
 
+// h: the residual stream that the branch reads.
 static qlora_result qlora__branch_input_backward(const qlora__pass* pass, qlora__layer* layer,
                                                  int branch, const qlora_tensor* dy,
                                                  const qlora_tensor* h, bool wants_dx) {

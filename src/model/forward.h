@@ -79,8 +79,8 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
     QLORA__TRY(qlora__softmax_out(pass, layer, &o));
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
     QLORA__TRY(qlora__branch_add(pass, layer, QLORA__ATTENTION, &h, &h2,
-                                 qlora__layer_norm(m, layer, QLORA__NORM_MLP), true));
-    return qlora__gated_in(pass, layer);
+                                 qlora__branch_norm(m, layer, QLORA__MLP), true));
+    return qlora__ffn_of(layer)->in(pass, layer);
 }
 
 // When decoding, several rows at the beginning of a text see only each other. Rows that continue a
@@ -117,7 +117,7 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
         qlora_tensor h2 = qlora__layer_h2(&tile, layer);
         qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
         QLORA__TRY(qlora__layer_middle(&tile, layer));
-        QLORA__TRY(qlora__gated_out(&tile, layer));
+        QLORA__TRY(qlora__ffn_of(layer)->out(&tile, layer));
         // The copy of the input before that of this layer, which was in the same memory.
         QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
         QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__GATE_UP)); // z in x

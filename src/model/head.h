@@ -104,8 +104,7 @@ static qlora_result qlora__head_gather(const qlora__pass* pass, int64_t i) {
     qlora_tensor x = qlora__window(tiled ? &m->work.last_h : &m->work.x, pass->rows, 0, c->hidden);
     qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
     QLORA__TRY(qlora_embed(pass->ctx, &x, &rows, &m->work.rows_x, &m->flag));
-    return tiled ? qlora_rmsnorm_forward(pass->ctx, &m->work.rows_x, &m->base.final_norm,
-                                         (float)c->rms_eps, &m->work.rows_x)
+    return tiled ? qlora__stream_norm(pass, &m->work.rows_x, &m->base.final_norm, &m->work.rows_x)
                  : QLORA_OK;
 }
 
@@ -193,8 +192,7 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
     if (m->plan.tile > 0) {
         qlora_tensor h = x;
         x = qlora__window(&m->work.rows_x, rows, 0, m->plan.config.hidden);
-        QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &h, &m->base.final_norm,
-                                         (float)m->plan.config.rms_eps, &x));
+        QLORA__TRY(qlora__stream_norm(pass, &h, &m->base.final_norm, &x));
     }
     qlora_tensor logits = qlora__window(&m->work.logits, rows, 0, m->plan.config.vocab);
     m->flow.placed_layer = 0; // the logits may be where the operands were

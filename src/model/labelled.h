@@ -4,7 +4,8 @@
 // label are read again: the others would be computed for nothing. So the labelled rows of the
 // attention's output and of the residual stream are gathered, without gaps and in their order, and
 // o_proj, MLP, final norm and head have only these rows, forward and backward. Before the backward
-// pass of attention, their gradients go back to their tokens; those of other tokens are zero.
+// pass of attention, their gradients go back to their tokens; those of other tokens are zero. Where
+// attention and MLP stand side by side, all rows are computed.
 //
 // On the GPU, their number is rounded up to whole chunks of the head, so that it follows from the
 // number of chunks, and they add no graphs. The rows that fill it up are copies of row 0 whose
@@ -55,7 +56,8 @@ static int64_t qlora__labelled_rows(const qlora_model* m, int64_t count, int64_t
     int64_t size = qlora__labelled_step(m) * m->plan.head_chunk;
     bool cpu = qlora__on_cpu(m->ctx);
     int64_t labelled = cpu ? count : qlora__ceil_div(count, size) * size;
-    bool can = m->plan.tile == 0 && (cpu || !qlora__has_several(m)) && !m->every_row;
+    bool can = m->plan.tile == 0 && (cpu || !qlora__has_several(m)) && !m->every_row &&
+               !qlora__stands_beside(m);
     int64_t room = cpu && qlora__trains(m) ? rows : labelled; // as for another number of labels
     return can && labelled < rows && qlora__labelled_fits(m, room) ? labelled : 0;
 }

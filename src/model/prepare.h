@@ -294,6 +294,10 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         need |= c->logits_cap > 0.0 ? QLORA__NEED_CAP : 0;
         need |= m->base.head_is_nf4 ? QLORA__NEED_HEAD_NF4 : 0;
         need |= qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0;
+        need |= (m->arch->has & QLORA__HAS_MEAN_NORM) != 0 ? QLORA__NEED_MEAN_NORM : 0;
+        for (int64_t l = 0; l < c->layers; l++) {
+            need |= m->layers[l].layout->ffn == QLORA__FFN_PLAIN ? QLORA__NEED_RELU2 : 0;
+        }
         // What several adapters run depends on the batch, not on the model alone.
         need |= qlora__has_several(m) || m->dora ? QLORA__NEED_ANY : 0;
         return qlora__cache_warm(ctx, need, false);

@@ -158,9 +158,9 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
 // ops/tails.h. With dropout, DoRA or several adapters there are other ways.
 static bool qlora__tails_come(const qlora__pass* pass, const qlora__layer* layer, int group) {
     const qlora_model* m = pass->m;
-    return m->on_gpu && m->compute == QLORA_BF16 && m->use_adapters && !pass->decoding &&
-           !(m->desc.dropout > 0.0f) && !m->dora && !qlora__has_several(m) &&
-           m->plan.config.intermediate % 8 == 0 &&
+    return layer->layout->ffn == QLORA__FFN_GATED && m->on_gpu && m->compute == QLORA_BF16 &&
+           m->use_adapters && !pass->decoding && !(m->desc.dropout > 0.0f) && !m->dora &&
+           !qlora__has_several(m) && m->plan.config.intermediate % 8 == 0 &&
            qlora__tails_full(qlora__tile_rows(m), QLORA__TAILS_FULL) &&
            qlora__tails_takes(&layer->linears[group]);
 }

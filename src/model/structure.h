@@ -323,6 +323,7 @@ typedef struct qlora__model_work {
     qlora_tensor streams[2]; // [T, H] inputs of layers in turn, if they are offloaded
     qlora_tensor x;       // [T, H + pad] normalised input of qkv and gate/up
     qlora_tensor delta;   // [T, H] output of o and down; gradient of x in the backward pass
+    qlora_tensor d_beside; // [T, H] of branches side by side: gradient of x from those before
     qlora_tensor s;       // [T, I + pad] output of SwiGLU
     qlora_tensor ds;      // its gradient; the same memory unless there is dropout
     qlora_tensor operand; // shared by the layers without a copy of their own
@@ -461,6 +462,21 @@ static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* o
 // Whether norm number `norm` exists in every layer.
 static bool qlora__has_norm(const qlora_model* m, int norm) {
     return qlora__arch_norm(m->arch, &m->plan.config, norm) != NULL;
+}
+
+// Whether the branches of a layer stand side by side: all read the stream before the first one.
+static bool qlora__stands_beside(const qlora_model* m) {
+    return (m->arch->has & QLORA__HAS_SIDE_BY_SIDE) != 0;
+}
+
+// The norm before a branch, which those that stand side by side share.
+static int qlora__norm_of_branch(const qlora_model* m, int branch) {
+    return qlora__branches[qlora__stands_beside(m) ? 0 : branch].before;
+}
+
+// Whether norms of the residual stream subtract its mean.
+static bool qlora__norms_mean(const qlora_model* m) {
+    return (m->arch->has & QLORA__HAS_MEAN_NORM) != 0;
 }
 
 // Whether the model has weights to compute with.

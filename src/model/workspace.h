@@ -246,12 +246,17 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     if (qlora__has_own_d_out(m)) {
         qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->work.d_out);
     }
+    if (qlora__stands_beside(m)) {
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->work.d_beside);
+    }
     if (m->plan.tile > 0) {
         qlora__arena_tensor(arena, m->compute, m->plan.tokens, qlora__q_width(c), &m->work.d_o);
     }
     if (m->dora) {
-        int64_t heads = qlora__q_width(c) + 2 * qlora__kv_width(c);
-        int64_t widest = qlora__max(heads, qlora__max(c->hidden, 2 * c->intermediate));
+        int64_t widest = 0;
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            widest = qlora__max(widest, qlora__stack_most(m, g));
+        }
         qlora__arena_tensor(arena, m->compute, some, widest, &m->work.raw);
     }
 }

@@ -829,7 +829,7 @@ static const struct {
      "model_type \"mixtral\" is not supported; it is a mixture of experts"},
     {{"model_type", "\"qwen3_moe\"", NULL}, "model_type \"qwen3_moe\" is not supported"},
     {{"model_type", "\"gemma3n\"", NULL}, "\"gemma3n\" is not supported; it has per-layer emb"},
-    {{"model_type", "\"cohere2\"", NULL}, "\"cohere2\" is not supported; it has LayerNorm and"},
+    {{"model_type", "\"cohere\"", NULL}, "\"cohere\" is not supported; it has LayerNorm and"},
     {{"model_type", "\"deepseek_v3\"", NULL}, "is not supported; it has multi-head latent att"},
     {{"model_type", "\"olmo\"", NULL}, "\"olmo\" is not supported; it has LayerNorm instead"},
     {{"model_type", "\"ol\"", NULL}, "\"ol\" is not supported; supported families: llama,"},
@@ -1240,6 +1240,19 @@ TEST config_fills_in_class_defaults(void) {
     ASSERT(c.kv_heads == 2 && c.head_dim == 128 && !c.tied);
     ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"seed_oss\"}", &c));
     ASSERT(c.qkv_bias && !c.o_bias && !c.mlp_bias && c.heads == 80 && c.head_dim == 128);
+    ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"arcee\"}", &c));
+    ASSERT(c.heads == 32 && c.kv_heads == 32 && c.rms_eps == 1e-5 && !c.tied && !c.mlp_bias);
+    ASSERT(refused(&w, family_try(&w, "{\"model_type\":\"arcee\",\"hidden_act\":\"silu\"}", &c),
+                   "only relu2 is supported"));
+    ASSERT(refused(&w, family_try(&w, "{\"model_type\":\"seed_oss\",\"hidden_act\":\"relu2\"}", &c),
+                   "only silu is supported"));
+    ASSERT_EQ(QLORA_OK, family_try(&w,
+                                   "{\"model_type\":\"cohere2\",\"logit_scale\":0.25,"
+                                   "\"layer_norm_eps\":0.5,\"rms_norm_eps\":0.25}",
+                                   &c));
+    ASSERT(c.tied && c.rms_eps == 0.5 && c.logits_divisor == 4.0 && c.kv_heads == 64);
+    ASSERT(refused(&w, family_try(&w, "{\"model_type\":\"cohere2\",\"head_dim\":64}", &c),
+                   "head_dim is 64"));
     ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"granite\"}", &c));
     ASSERT(c.attention_scale == 1.0 && c.residual_scale == 1.0 && c.logits_divisor == 1.0);
     ASSERT_EQ(QLORA_OK, family_try(&w,
@@ -1259,6 +1272,12 @@ TEST config_knows_layers_and_rotation_of_the_families(void) {
     ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"exaone4\",\"head_dim\":128}", &c));
     ASSERT(c.window == 4096 && c.sliding[2] == 1 && c.sliding[3] == 0);
     ASSERT(c.no_rope[2] == 0 && c.no_rope[3] == 1 && c.qk_norm);
+    // cohere2: those without a window never are.
+    ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"cohere2\"}", &c));
+    ASSERT(c.window == 4096 && c.sliding[2] == 1 && c.sliding[3] == 0);
+    ASSERT(c.no_rope[2] == 0 && c.no_rope[3] == 1);
+    ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"cohere2\",\"sliding_window\":null}", &c));
+    ASSERT(c.window == 0 && c.no_rope[2] == 1 && c.no_rope[3] == 1);
     ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"exaone4\",\"sliding_window\":null}", &c));
     ASSERT(c.window == 0 && c.no_rope[3] == 0);
     ASSERT_EQ(QLORA_OK, family_try(&w,

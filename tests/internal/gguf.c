@@ -1030,6 +1030,8 @@ TEST gguf_files_from_folders(void) {
                 {"glm", NULL},
                 {"ministral3", NULL},
                 {"seed_oss", NULL},
+                {"../blocks/arcee", NULL},
+                {"../blocks/cohere2", NULL},
                 {"gemma2", "(the attention scale)"},
                 {"gemma3", "(the attention scale)"}};
     const char* out = test_path("folder.gguf");

@@ -48,6 +48,7 @@ static long layers_split_from = 12;
 #include "internal/tree.c"
 #include "internal/owners.c"
 #include "internal/gated.c"
+#include "internal/blocks.c"
 #include "internal/tails.c"
 #include "internal/fp8_tails.c"
 #include "internal/skinny.c"

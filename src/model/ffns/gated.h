@@ -11,7 +11,7 @@ static qlora_result qlora__gated_in(const qlora__pass* pass, qlora__layer* layer
 
 // s = act(gate) up.
 static qlora_result qlora__gated_activation(const qlora__pass* pass, const qlora_tensor* gate,
-                                       const qlora_tensor* up, const qlora_tensor* s) {
+                                            const qlora_tensor* up, const qlora_tensor* s) {
     return (pass->m->arch->has & QLORA__HAS_GELU) != 0
                ? qlora_geglu_forward(pass->ctx, gate, up, s)
                : qlora_swiglu_forward(pass->ctx, gate, up, s);
@@ -75,8 +75,8 @@ static bool qlora__ds_lacks_share(const qlora__pass* pass, const qlora__layer* l
 // The gradients of gate and up from ds, and with them dB of gate and up and dA of down, which are
 // added up on the second stream: dy has u of down.
 static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__layer* layer,
-                                                 const qlora__stack* down, const qlora_tensor* ds,
-                                                 const qlora_tensor* dy) {
+                                                const qlora__stack* down, const qlora_tensor* ds,
+                                                const qlora_tensor* dy) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.intermediate;
     qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
@@ -160,11 +160,11 @@ static qlora_result qlora__gated_out_run(const qlora__pass* pass, qlora__layer* 
     // The activation is computed again, over its gradient, in the same pass over gate and up.
     if (qlora__ds_lacks_share(pass, layer, &stack)) {
         QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
-        QLORA__TRY(qlora__fp8_product(ctx, stack.linear.fp8, true, stack.coded, &dy_inner, &ds,
-                                      false));
+        QLORA__TRY(
+            qlora__fp8_product(ctx, stack.linear.fp8, true, stack.coded, &dy_inner, &ds, false));
     } else {
-        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded,
-                                      &ds));
+        QLORA__TRY(
+            qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded, &ds));
     }
     if (qlora__gated_ranks(m, layer, NULL)) {
         QLORA__TRY(qlora__gated_fused_backward(pass, layer, &stack, &ds, &dy));
