@@ -37406,17 +37406,15 @@ static bool qlora__decode_reads(const qlora__projection* p) {
 }
 
 // Whether the kernels of a decoding step fit the model: bf16, heads and widths that are multiples
-// of 8, RMSNorm, a gated MLP after attention, and stacks whose weights are all bf16, or all NF4
-// with the same kind of scales. Otherwise a step is made of the operators of a pass.
+// of 8, and stacks whose weights are all bf16, or all NF4 with the same kind of scales. Otherwise a
+// step is made of the operators of a pass.
 static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
                 c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m) &&
-                (!m->base.head_is_nf4 || c->hidden % 64 == 0) &&
-                (m->arch->has & (QLORA__HAS_MEAN_NORM | QLORA__HAS_SIDE_BY_SIDE)) == 0;
+                (!m->base.head_is_nf4 || c->hidden % 64 == 0);
     for (int64_t l = 0; l < c->layers && fits; l++) {
         const qlora__layout* layout = m->layers[l].layout;
-        fits = layout->ffn == QLORA__FFN_GATED;
         for (int i = 0; i < layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             int first = layout->groups[layout->rows[i].group].first;
@@ -44215,6 +44213,7 @@ typedef struct qlora__decode_norm {
     float eps;
     int32_t slices;
     int32_t splits;
+    int32_t mean;
 } qlora__decode_norm;
 
 // Same layout as decode_attention in kernels/decode/decode_args.cuh.
@@ -44396,12 +44395,23 @@ static bool qlora__decode_attends_many(const qlora_model* m) {
            m->ctx->gpu->max_shared >= 98304 + 3072;
 }
 
+// Whether the product of gate and up leaves z of down: not without a gate, and not where z of o may
+// still be there, as attention and MLP read the same input.
+static bool qlora__decode_leaves_z(const qlora_model* m) {
+    bool gated = true;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        gated = gated && m->layers[l].layout->ffn == QLORA__FFN_GATED;
+    }
+    return gated && !qlora__stands_beside(m);
+}
+
 // The partial sums of z of a stack that the kernel before it leaves: o or down.
 static int64_t qlora__decode_slices(const qlora_model* m, int group) {
     if (!qlora__decode_is_many(m)) {
         return QLORA__DECODE_SLICES;
     }
-    if (!qlora__decode_norms_many(m) || (group == QLORA__O && !qlora__decode_attends_many(m))) {
+    bool leaves = group == QLORA__O ? qlora__decode_attends_many(m) : qlora__decode_leaves_z(m);
+    if (!qlora__decode_norms_many(m) || !leaves) {
         return 1; // a product of its own
     }
     return group == QLORA__O ? m->decode.counters.cols
@@ -44580,7 +44590,8 @@ static void qlora__decode_stack(const qlora_model* m, const qlora__layer* layer,
                                 bool later, qlora__decode_product* p) {
     const qlora_linear_desc* l = &layer->linears[group];
     int64_t wide = m->plan.config.intermediate;
-    bool halves = group == QLORA__GATE_UP && l->count == 1;
+    bool halves =
+        group == QLORA__GATE_UP && l->count == 1 && layer->layout->ffn == QLORA__FFN_GATED;
     int64_t z_at = l->in;
     int64_t y_at = 0;
     memset(p, 0, sizeof *p);
@@ -44638,7 +44649,8 @@ static bool qlora__decode_lifts(const qlora_model* m, const qlora__layer* layer,
 // Whether the stacks of a layer, all of them, are multiplied by the kernel for a single row. The
 // adapters of o and down then need no other kernel.
 static bool qlora__decode_row_fits(const qlora_model* m, const qlora__layer* layer) {
-    bool fits = m->decode.texts == 1 && m->decode.counters.cols <= QLORA__DECODE_LOW;
+    bool fits = m->decode.texts == 1 && m->decode.counters.cols <= QLORA__DECODE_LOW &&
+                qlora__decode_leaves_z(m);
     for (int g = 0; g < QLORA__GROUPS && fits; g++) {
         qlora__decode_product p;
         qlora__decode_stack(m, layer, g, false, &p);
@@ -44711,7 +44723,7 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     p.y = y->data;
     p.ldy = y->ld;
     p.y_is_bf16 = y->dtype == QLORA_BF16 ? 1 : 0;
-    if (group == QLORA__GATE_UP) {
+    if (group == QLORA__GATE_UP && layer->layout->ffn == QLORA__FFN_GATED) {
         p.gated = (m->arch->has & QLORA__HAS_GELU) != 0 ? 2 : 1;
     }
     if (row) {
@@ -44734,6 +44746,7 @@ typedef struct qlora__decode_between {
     const qlora_linear_desc* next;
     int flip;   // which of the two streams is read
     bool added; // the output of `before` is part of it already
+    bool again; // only x and z, once more, of the stream that was written last
 } qlora__decode_between;
 
 // What the norm adds to the stream, or where the stream begins.
@@ -44742,7 +44755,10 @@ static void qlora__decode_norm_input(const qlora_model* m, const qlora__decode_b
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
     const qlora_tensor* table = qlora__embed_table(m);
-    if (b->added) {
+    if (b->again) {
+        p->h = d->h[1 - b->flip].data;
+        p->h_out = NULL;
+    } else if (b->added) {
         p->h = d->h[b->flip].data;
     } else if (b->layer != NULL) {
         const qlora_linear_part* part = &b->layer->linears[b->before].parts[0];
@@ -44777,10 +44793,11 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     p.hidden = (int32_t)c->hidden;
     p.rows = (int32_t)d->texts;
     p.eps = (float)c->rms_eps;
+    p.mean = qlora__norms_mean(m) ? 1 : 0;
     qlora__decode_norm_input(m, b, &p);
     bool many = qlora__decode_is_many(m);
     bool whole = qlora__decode_norms_many(m);
-    bool first = b->layer == NULL && !b->added; // of a step
+    bool first = b->layer == NULL && !b->added && !b->again; // of a step
     p.slices = (int32_t)qlora__decode_slices(m, b->before);
     for (int i = 0; b->next != NULL && m->use_adapters && (whole || !many) && i < b->next->count;
          i++) {
@@ -45047,7 +45064,8 @@ static bool qlora__decode_layer_of(const qlora_model* m, int64_t index, qlora__d
     const void* x[QLORA__GROUPS];
     void* y[QLORA__GROUPS];
     bool fits = qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION_OUT) == NULL &&
-                qlora__layer_norm(m, layer, QLORA__NORM_MLP_OUT) == NULL;
+                qlora__layer_norm(m, layer, QLORA__NORM_MLP_OUT) == NULL && !qlora__norms_mean(m) &&
+                qlora__decode_leaves_z(m);
     const qlora_tensor* norms[2] = {qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION),
                                     qlora__layer_norm(m, layer, QLORA__NORM_MLP)};
     memset(to, 0, sizeof *to);
@@ -45199,6 +45217,9 @@ static qlora_result qlora__decode_layers_run(const qlora_model* m, int stream, i
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
+// An MLP without a gate has one more for its activation. Where attention and MLP stand side by
+// side, x is made once more for the MLP, before the output of attention joins the stream.
+//
 // For one text, one kernel makes all layers (kernels/decode/decode_layers.cuh) where the weights
 // are NF4 as models have them by default, rows are multiples of 256, no norm follows o or down, and
 // the device has room for its blocks and can launch them together.
@@ -45279,12 +45300,20 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     return qlora__decode_multiply(m, m->base.head_is_nf4, false, &p);
 }
 
+// The activation of gate and up, or of up, in s; that of a gate comes with the product.
+static qlora_result qlora__decode_hidden(qlora_model* m, qlora__layer* layer) {
+    const qlora__decode* d = &m->decode;
+    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &d->x, &d->s));
+    return layer->layout->ffn == QLORA__FFN_PLAIN ? qlora__relu2_forward(m->ctx, &d->s, &d->s)
+                                                  : QLORA_OK;
+}
+
 // A branch, from its input in x to its output in y.
 static qlora_result qlora__decode_branch(qlora_model* m, int64_t l, int branch) {
     const qlora__decode* d = &m->decode;
     qlora__layer* layer = &m->layers[l];
     if (branch == QLORA__MLP) {
-        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &d->x, &d->s));
+        QLORA__TRY(qlora__decode_hidden(m, layer));
         return qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y);
     }
     QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__QKV, &d->x, &d->qkv));
@@ -45292,19 +45321,51 @@ static qlora_result qlora__decode_branch(qlora_model* m, int64_t l, int branch) 
     return qlora__decode_product_run(m, layer, QLORA__O, &d->o, &d->y);
 }
 
+// What the norm after a branch needs.
+static void qlora__decode_after(const qlora_model* m, const qlora__layer* layer, int branch,
+                                qlora__decode_between* b) {
+    b->layer = layer;
+    b->before = qlora__branches[branch].out;
+    b->after = qlora__layer_norm(m, layer, qlora__branches[branch].after);
+    b->flip = 1 - b->flip;
+}
+
+// A layer with attention and MLP side by side. x and z are made once more for the MLP, whose
+// activation is computed before the output of attention joins the stream.
+static qlora_result qlora__decode_beside(qlora_model* m, int64_t l, qlora__decode_between* b) {
+    const qlora__decode* d = &m->decode;
+    qlora__layer* layer = &m->layers[l];
+    b->norm = qlora__branch_norm(m, layer, QLORA__ATTENTION);
+    b->next = &layer->linears[QLORA__QKV];
+    QLORA__TRY(qlora__decode_norm_run(m, b));
+    QLORA__TRY(qlora__decode_branch(m, l, QLORA__ATTENTION));
+    qlora__decode_between again = *b;
+    again.again = true;
+    again.next = &layer->linears[QLORA__GATE_UP];
+    QLORA__TRY(qlora__decode_norm_run(m, &again));
+    QLORA__TRY(qlora__decode_hidden(m, layer));
+    qlora__decode_after(m, layer, QLORA__ATTENTION, b);
+    b->next = NULL;
+    QLORA__TRY(qlora__decode_norm_run(m, b));
+    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y));
+    qlora__decode_after(m, layer, QLORA__MLP, b);
+    return QLORA_OK;
+}
+
 // The layers one by one, from the embedding on; *b is then what the norm before the head needs.
 static qlora_result qlora__decode_each(qlora_model* m, qlora__decode_between* b) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
+        if (qlora__stands_beside(m)) {
+            QLORA__TRY(qlora__decode_beside(m, l, b));
+            continue;
+        }
         for (int i = 0; i < QLORA__BRANCHES; i++) {
-            b->norm = qlora__layer_norm(m, layer, qlora__branches[i].before);
+            b->norm = qlora__branch_norm(m, layer, i);
             b->next = &layer->linears[qlora__branches[i].in];
             QLORA__TRY(qlora__decode_norm_run(m, b));
             QLORA__TRY(qlora__decode_branch(m, l, i));
-            b->layer = layer;
-            b->before = qlora__branches[i].out;
-            b->after = qlora__layer_norm(m, layer, qlora__branches[i].after);
-            b->flip = 1 - b->flip;
+            qlora__decode_after(m, layer, i, b);
         }
     }
     return QLORA_OK;
@@ -56791,4 +56852,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 9d17b0db1e379d08
+//@@ end 653d3150b7397fa8

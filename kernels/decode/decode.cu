@@ -107,6 +107,8 @@ QLORA_KERNEL __launch_bounds__(HEAD_THREADS, 1)
 //   d = y + z (sB)^T, rounded; with `after`, d = d / rms(d) * after; d *= scale
 //   h' = h + d        x = h' / rms(h') w        z'[r] = x A[r]
 //
+// With `mean`, x = c / rms(c) w, where c is h' without its mean.
+//
 // Without y, h' is h; without h, it is the row of the embedding that belongs to the text's token,
 // multiplied by scale. z has up to DECODE_SLICES partial sums, which are added in order. Every
 // value is rounded to bf16 where the operators of training round it.
@@ -252,6 +254,28 @@ __device__ __forceinline__ float decode_stream(const decode_norm& p, const float
     return squares;
 }
 
+// Subtracts the mean from the row. Returns the thread's share of the sum of squares.
+__device__ __forceinline__ float decode_center(const decode_norm& p, float* row, float* sums) {
+    float sum = 0.0f;
+    float squares = 0.0f;
+    int32_t own = (int32_t)threadIdx.x * 4;
+#pragma unroll 1
+    for (int32_t c = own; c < p.hidden; c += (int32_t)blockDim.x * 4) {
+        sum += row[c] + row[c + 1] + (row[c + 2] + row[c + 3]);
+    }
+    sum = row_sum(sum, sums, (int32_t)blockDim.x) / (float)p.hidden;
+#pragma unroll 1
+    for (int32_t c = own; c < p.hidden; c += (int32_t)blockDim.x * 4) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float v = row[c + i] - sum;
+            row[c + i] = v;
+            squares += v * v;
+        }
+    }
+    return squares;
+}
+
 // z'[r] = x A[r] for the rows of A of this block; `ahead` has the first four columns of the first.
 __device__ __forceinline__ const bf16* decode_row_of(const decode_norm& p, int32_t r) {
     if (r >= p.ranks[0] + p.ranks[1]) {
@@ -310,6 +334,9 @@ QLORA_KERNEL __maxnreg__(56) qlora_decode_norm(const __grid_constant__ decode_no
         rstd = 1.0f / sqrtf(d / (float)p.hidden + p.eps);
     }
     float squares = decode_stream(p, zs, row, ahead, rstd, false);
+    if (p.mean) {
+        squares = decode_center(p, row, sums);
+    }
     squares = row_sum(squares, sums, (int32_t)blockDim.x);
     rstd = 1.0f / sqrtf(squares / (float)p.hidden + p.eps);
 #pragma unroll 1

@@ -27,6 +27,7 @@ struct decode_norm {
     float eps;
     int32_t slices; // of z
     int32_t splits; // of y, with many texts; 0 is 1
+    int32_t mean;   // 1: the norm subtracts the mean
 };
 
 // Same layout as qlora__decode_attention.

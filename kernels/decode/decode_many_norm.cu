@@ -172,6 +172,27 @@ __device__ __forceinline__ float norm_stream(const decode_norm& p, float* row, f
     return squares;
 }
 
+// Subtracts the mean from the row. Returns the thread's share of the squares.
+__device__ __forceinline__ float norm_center(const decode_norm& p, float* row, float* sums) {
+    float sum = 0.0f;
+    float squares = 0.0f;
+#pragma unroll 1
+    for (int32_t c = (int32_t)threadIdx.x * 4; c < p.hidden; c += NORM_WARPS * 128) {
+        sum += row[c] + row[c + 1] + (row[c + 2] + row[c + 3]);
+    }
+    sum = row_sum(sum, sums, (int32_t)blockDim.x) / (float)p.hidden;
+#pragma unroll 1
+    for (int32_t c = (int32_t)threadIdx.x * 4; c < p.hidden; c += NORM_WARPS * 128) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float v = row[c + i] - sum;
+            row[c + i] = v;
+            squares += v * v;
+        }
+    }
+    return squares;
+}
+
 // x, in shared memory, where zeros follow up to a multiple of 64, and in memory.
 __device__ __forceinline__ void norm_scale(const decode_norm& p, const float* row, float rstd,
                                            uint2* xs) {
@@ -259,7 +280,11 @@ QLORA_KERNEL __launch_bounds__(NORM_WARPS * 32)
             rstd = 1.0f / sqrtf(squares / (float)p.hidden + p.eps);
         }
     }
-    float squares = row_sum(norm_stream(p, row, rstd), sums, (int32_t)blockDim.x);
+    float squares = norm_stream(p, row, rstd);
+    if (p.mean) {
+        squares = norm_center(p, row, sums);
+    }
+    squares = row_sum(squares, sums, (int32_t)blockDim.x);
     norm_scale(p, row, 1.0f / sqrtf(squares / (float)p.hidden + p.eps), xs);
 #pragma unroll 1
     for (int32_t t = (int32_t)blockIdx.x; t < tiles; t += (int32_t)gridDim.x) {

@@ -31,17 +31,15 @@ static bool qlora__decode_reads(const qlora__projection* p) {
 }
 
 // Whether the kernels of a decoding step fit the model: bf16, heads and widths that are multiples
-// of 8, RMSNorm, a gated MLP after attention, and stacks whose weights are all bf16, or all NF4
-// with the same kind of scales. Otherwise a step is made of the operators of a pass.
+// of 8, and stacks whose weights are all bf16, or all NF4 with the same kind of scales. Otherwise a
+// step is made of the operators of a pass.
 static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
                 c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m) &&
-                (!m->base.head_is_nf4 || c->hidden % 64 == 0) &&
-                (m->arch->has & (QLORA__HAS_MEAN_NORM | QLORA__HAS_SIDE_BY_SIDE)) == 0;
+                (!m->base.head_is_nf4 || c->hidden % 64 == 0);
     for (int64_t l = 0; l < c->layers && fits; l++) {
         const qlora__layout* layout = m->layers[l].layout;
-        fits = layout->ffn == QLORA__FFN_GATED;
         for (int i = 0; i < layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             int first = layout->groups[layout->rows[i].group].first;

@@ -8,6 +8,9 @@
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
+// An MLP without a gate has one more for its activation. Where attention and MLP stand side by
+// side, x is made once more for the MLP, before the output of attention joins the stream.
+//
 // For one text, one kernel makes all layers (kernels/decode/decode_layers.cuh) where the weights
 // are NF4 as models have them by default, rows are multiples of 256, no norm follows o or down, and
 // the device has room for its blocks and can launch them together.
@@ -88,12 +91,20 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     return qlora__decode_multiply(m, m->base.head_is_nf4, false, &p);
 }
 
+// The activation of gate and up, or of up, in s; that of a gate comes with the product.
+static qlora_result qlora__decode_hidden(qlora_model* m, qlora__layer* layer) {
+    const qlora__decode* d = &m->decode;
+    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &d->x, &d->s));
+    return layer->layout->ffn == QLORA__FFN_PLAIN ? qlora__relu2_forward(m->ctx, &d->s, &d->s)
+                                                  : QLORA_OK;
+}
+
 // A branch, from its input in x to its output in y.
 static qlora_result qlora__decode_branch(qlora_model* m, int64_t l, int branch) {
     const qlora__decode* d = &m->decode;
     qlora__layer* layer = &m->layers[l];
     if (branch == QLORA__MLP) {
-        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &d->x, &d->s));
+        QLORA__TRY(qlora__decode_hidden(m, layer));
         return qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y);
     }
     QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__QKV, &d->x, &d->qkv));
@@ -101,19 +112,51 @@ static qlora_result qlora__decode_branch(qlora_model* m, int64_t l, int branch) 
     return qlora__decode_product_run(m, layer, QLORA__O, &d->o, &d->y);
 }
 
+// What the norm after a branch needs.
+static void qlora__decode_after(const qlora_model* m, const qlora__layer* layer, int branch,
+                                qlora__decode_between* b) {
+    b->layer = layer;
+    b->before = qlora__branches[branch].out;
+    b->after = qlora__layer_norm(m, layer, qlora__branches[branch].after);
+    b->flip = 1 - b->flip;
+}
+
+// A layer with attention and MLP side by side. x and z are made once more for the MLP, whose
+// activation is computed before the output of attention joins the stream.
+static qlora_result qlora__decode_beside(qlora_model* m, int64_t l, qlora__decode_between* b) {
+    const qlora__decode* d = &m->decode;
+    qlora__layer* layer = &m->layers[l];
+    b->norm = qlora__branch_norm(m, layer, QLORA__ATTENTION);
+    b->next = &layer->linears[QLORA__QKV];
+    QLORA__TRY(qlora__decode_norm_run(m, b));
+    QLORA__TRY(qlora__decode_branch(m, l, QLORA__ATTENTION));
+    qlora__decode_between again = *b;
+    again.again = true;
+    again.next = &layer->linears[QLORA__GATE_UP];
+    QLORA__TRY(qlora__decode_norm_run(m, &again));
+    QLORA__TRY(qlora__decode_hidden(m, layer));
+    qlora__decode_after(m, layer, QLORA__ATTENTION, b);
+    b->next = NULL;
+    QLORA__TRY(qlora__decode_norm_run(m, b));
+    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y));
+    qlora__decode_after(m, layer, QLORA__MLP, b);
+    return QLORA_OK;
+}
+
 // The layers one by one, from the embedding on; *b is then what the norm before the head needs.
 static qlora_result qlora__decode_each(qlora_model* m, qlora__decode_between* b) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
+        if (qlora__stands_beside(m)) {
+            QLORA__TRY(qlora__decode_beside(m, l, b));
+            continue;
+        }
         for (int i = 0; i < QLORA__BRANCHES; i++) {
-            b->norm = qlora__layer_norm(m, layer, qlora__branches[i].before);
+            b->norm = qlora__branch_norm(m, layer, i);
             b->next = &layer->linears[qlora__branches[i].in];
             QLORA__TRY(qlora__decode_norm_run(m, b));
             QLORA__TRY(qlora__decode_branch(m, l, i));
-            b->layer = layer;
-            b->before = qlora__branches[i].out;
-            b->after = qlora__layer_norm(m, layer, qlora__branches[i].after);
-            b->flip = 1 - b->flip;
+            qlora__decode_after(m, layer, i, b);
         }
     }
     return QLORA_OK;

@@ -79,6 +79,7 @@ typedef struct qlora__decode_norm {
     float eps;
     int32_t slices;
     int32_t splits;
+    int32_t mean;
 } qlora__decode_norm;
 
 // Same layout as decode_attention in kernels/decode/decode_args.cuh.
@@ -260,12 +261,23 @@ static bool qlora__decode_attends_many(const qlora_model* m) {
            m->ctx->gpu->max_shared >= 98304 + 3072;
 }
 
+// Whether the product of gate and up leaves z of down: not without a gate, and not where z of o may
+// still be there, as attention and MLP read the same input.
+static bool qlora__decode_leaves_z(const qlora_model* m) {
+    bool gated = true;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        gated = gated && m->layers[l].layout->ffn == QLORA__FFN_GATED;
+    }
+    return gated && !qlora__stands_beside(m);
+}
+
 // The partial sums of z of a stack that the kernel before it leaves: o or down.
 static int64_t qlora__decode_slices(const qlora_model* m, int group) {
     if (!qlora__decode_is_many(m)) {
         return QLORA__DECODE_SLICES;
     }
-    if (!qlora__decode_norms_many(m) || (group == QLORA__O && !qlora__decode_attends_many(m))) {
+    bool leaves = group == QLORA__O ? qlora__decode_attends_many(m) : qlora__decode_leaves_z(m);
+    if (!qlora__decode_norms_many(m) || !leaves) {
         return 1; // a product of its own
     }
     return group == QLORA__O ? m->decode.counters.cols
@@ -444,7 +456,8 @@ static void qlora__decode_stack(const qlora_model* m, const qlora__layer* layer,
                                 bool later, qlora__decode_product* p) {
     const qlora_linear_desc* l = &layer->linears[group];
     int64_t wide = m->plan.config.intermediate;
-    bool halves = group == QLORA__GATE_UP && l->count == 1;
+    bool halves =
+        group == QLORA__GATE_UP && l->count == 1 && layer->layout->ffn == QLORA__FFN_GATED;
     int64_t z_at = l->in;
     int64_t y_at = 0;
     memset(p, 0, sizeof *p);
@@ -502,7 +515,8 @@ static bool qlora__decode_lifts(const qlora_model* m, const qlora__layer* layer,
 // Whether the stacks of a layer, all of them, are multiplied by the kernel for a single row. The
 // adapters of o and down then need no other kernel.
 static bool qlora__decode_row_fits(const qlora_model* m, const qlora__layer* layer) {
-    bool fits = m->decode.texts == 1 && m->decode.counters.cols <= QLORA__DECODE_LOW;
+    bool fits = m->decode.texts == 1 && m->decode.counters.cols <= QLORA__DECODE_LOW &&
+                qlora__decode_leaves_z(m);
     for (int g = 0; g < QLORA__GROUPS && fits; g++) {
         qlora__decode_product p;
         qlora__decode_stack(m, layer, g, false, &p);
@@ -575,7 +589,7 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     p.y = y->data;
     p.ldy = y->ld;
     p.y_is_bf16 = y->dtype == QLORA_BF16 ? 1 : 0;
-    if (group == QLORA__GATE_UP) {
+    if (group == QLORA__GATE_UP && layer->layout->ffn == QLORA__FFN_GATED) {
         p.gated = (m->arch->has & QLORA__HAS_GELU) != 0 ? 2 : 1;
     }
     if (row) {
@@ -598,6 +612,7 @@ typedef struct qlora__decode_between {
     const qlora_linear_desc* next;
     int flip;   // which of the two streams is read
     bool added; // the output of `before` is part of it already
+    bool again; // only x and z, once more, of the stream that was written last
 } qlora__decode_between;
 
 // What the norm adds to the stream, or where the stream begins.
@@ -606,7 +621,10 @@ static void qlora__decode_norm_input(const qlora_model* m, const qlora__decode_b
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
     const qlora_tensor* table = qlora__embed_table(m);
-    if (b->added) {
+    if (b->again) {
+        p->h = d->h[1 - b->flip].data;
+        p->h_out = NULL;
+    } else if (b->added) {
         p->h = d->h[b->flip].data;
     } else if (b->layer != NULL) {
         const qlora_linear_part* part = &b->layer->linears[b->before].parts[0];
@@ -641,10 +659,11 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     p.hidden = (int32_t)c->hidden;
     p.rows = (int32_t)d->texts;
     p.eps = (float)c->rms_eps;
+    p.mean = qlora__norms_mean(m) ? 1 : 0;
     qlora__decode_norm_input(m, b, &p);
     bool many = qlora__decode_is_many(m);
     bool whole = qlora__decode_norms_many(m);
-    bool first = b->layer == NULL && !b->added; // of a step
+    bool first = b->layer == NULL && !b->added && !b->again; // of a step
     p.slices = (int32_t)qlora__decode_slices(m, b->before);
     for (int i = 0; b->next != NULL && m->use_adapters && (whole || !many) && i < b->next->count;
          i++) {

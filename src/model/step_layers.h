@@ -138,7 +138,8 @@ static bool qlora__decode_layer_of(const qlora_model* m, int64_t index, qlora__d
     const void* x[QLORA__GROUPS];
     void* y[QLORA__GROUPS];
     bool fits = qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION_OUT) == NULL &&
-                qlora__layer_norm(m, layer, QLORA__NORM_MLP_OUT) == NULL;
+                qlora__layer_norm(m, layer, QLORA__NORM_MLP_OUT) == NULL && !qlora__norms_mean(m) &&
+                qlora__decode_leaves_z(m);
     const qlora_tensor* norms[2] = {qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION),
                                     qlora__layer_norm(m, layer, QLORA__NORM_MLP)};
     memset(to, 0, sizeof *to);

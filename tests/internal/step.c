@@ -32,6 +32,8 @@ static const step_kind step_kinds[] = {
     {"olmo2", QLORA_FAMILY_OLMO2, 64, 4, 4, 16, 0, 3, false, true, false, QLORA_BASE_NF4},
     {"granite", QLORA_FAMILY_GRANITE, 64, 4, 2, 16, 0, 8, false, false, true, QLORA_BASE_NF4},
     {"glm4", QLORA_FAMILY_GLM4, 64, 2, 1, 64, 0, -1, true, false, false, QLORA_BASE_NF4},
+    {"arcee", QLORA_FAMILY_ARCEE, 128, 4, 2, 32, 0, 16, false, false, false, QLORA_BASE_NF4},
+    {"cohere2", QLORA_FAMILY_COHERE2, 128, 4, 2, 64, 40, 8, false, false, true, QLORA_BASE_NF4},
     {"4-bit head", QLORA_FAMILY_LLAMA, 64, 4, 2, 16, 0, 4, false, false, false, QLORA_BASE_16BIT},
     {"wide", QLORA_FAMILY_MISTRAL, 192, 12, 1, 128, 40, 16, false, false, false, QLORA_BASE_NF4},
 };
@@ -63,6 +65,9 @@ static qlora_model_config step_config(const step_kind* k) {
     if (k->family == QLORA_FAMILY_GEMMA2) {
         c.attention_cap = 5.0;
         c.logits_cap = 8.0;
+    } else if (k->family == QLORA_FAMILY_COHERE2) {
+        c.logits_divisor = 0.5;
+        c.no_rope[0] = 1;
     } else if (k->family == QLORA_FAMILY_GRANITE) {
         c.residual_scale = 0.5;
         c.embedding_scale = 2.0;
