@@ -106,7 +106,53 @@ TEST scales_that_cannot_be_prepared(void) {
     PASS();
 }
 
+enum { DENSE_MOST = 600 };
+
+// Lines of 16 or 32 bits, which no other suite reads with the instructions of every processor.
+TEST dense_lines_are_summed(const qlora__cpu_stream* stream, qlora_dtype dtype, int64_t n) {
+    static uint16_t half[QLORA__STREAM_LINES][DENSE_MOST];
+    static float full[QLORA__STREAM_LINES][DENSE_MOST];
+    static float x[DENSE_MOST];
+    const void* lines[QLORA__STREAM_LINES];
+    float sums[QLORA__STREAM_LINES];
+    test_random random = test_random_start("dense lines");
+    test_random_fill(&random, x, (size_t)n, 1.0f);
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        test_random_fill(&random, full[i], (size_t)n, 1.0f);
+        for (int64_t k = 0; k < n && dtype != QLORA_F32; k++) {
+            bool wide = dtype == QLORA_BF16;
+            half[i][k] = wide ? qlora__bf16_from(full[i][k]) : qlora__f16_from(full[i][k]);
+            full[i][k] = wide ? qlora__bf16_to(half[i][k]) : qlora__f16_to(half[i][k]);
+        }
+        lines[i] = dtype == QLORA_F32 ? (const void*)full[i] : (const void*)half[i];
+    }
+    stream->dense(lines, dtype, n, x, sums);
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        double want = 0.0;
+        double size = 0.0;
+        for (int64_t k = 0; k < n; k++) {
+            want += (double)x[k] * (double)full[i][k];
+            size += fabs((double)x[k] * (double)full[i][k]);
+        }
+        ASSERT(fabs((double)sums[i] - want) <= 1e-6 * size);
+    }
+    PASS();
+}
+
+TEST dense_lines_of_every_type(void) {
+    static const qlora_dtype types[] = {QLORA_F32, QLORA_BF16, QLORA_F16};
+    static const int64_t lengths[] = {1, 3, 8, 17, 64, 100, 255, 256, 300, DENSE_MOST};
+    for (int t = 1; t < QLORA__CPU_TABLES; t++) {
+        for (int i = 0; i < 30 && qlora__cpu_tables[t].present(); i++) {
+            CHECK_CALL(
+                dense_lines_are_summed(qlora__cpu_tables[t].stream, types[i % 3], lengths[i / 3]));
+        }
+    }
+    PASS();
+}
+
 SUITE(stream_suite) {
+    RUN_TEST(dense_lines_of_every_type);
     RUN_TEST(prepared_scales_keep_the_values);
     RUN_TEST(scales_that_cannot_be_prepared);
 }
