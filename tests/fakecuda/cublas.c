@@ -325,6 +325,15 @@ static bool room_make(const gemm* g, gemm_room* room) {
     return room->memory != NULL;
 }
 
+// Reports what the product uses of a matrix with columns of `rows` elements.
+static void touch(const matrix* x, int index, int rows, int columns, bool write) {
+    size_t size = type_size(x->type);
+    if (rows > 0 && columns > 0) {
+        inside()->touch(x->address + (uint64_t)(x->stride * index) * size, (size_t)rows * size,
+                        (size_t)columns, (size_t)x->ld * size, write);
+    }
+}
+
 // One matrix of the batch; returns 0 or a CUresult.
 static int gemm_one(void* ctx, const gemm* g, int index, const gemm_room* room, float alpha,
                     float beta) {
@@ -336,7 +345,10 @@ static int gemm_one(void* ctx, const gemm* g, int index, const gemm_room* room, 
     if (!a_base || !b_base || !c_base) {
         return ILLEGAL_ADDRESS;
     }
+    touch(&g->c, index, g->m, g->n, true);
     if (g->k) {
+        touch(&g->a, index, g->a.transposed ? g->k : g->m, g->a.transposed ? g->m : g->k, false);
+        touch(&g->b, index, g->b.transposed ? g->n : g->k, g->b.transposed ? g->k : g->n, false);
         pack(room->a, a_base, &g->a, !g->a.transposed, g->m, g->k, TILE_M, g->compute, room->line);
         pack(room->b, b_base, &g->b, g->b.transposed != 0, g->n, g->k, TILE_N, g->compute,
              room->line);
@@ -357,6 +369,7 @@ static int workspace_use(void* ctx, const gemm* g) {
         inside()->broken("cuBLAS: the workspace was freed while a GEMM needs it");
         return ILLEGAL_ADDRESS;
     }
+    inside()->touch(g->workspace, 64, 1, 0, true); // that much stands for all of it
     size_t bytes = g->workspace_bytes < 65536 ? g->workspace_bytes : 65536;
     memset(base, 0xD5, bytes);
     memset(base + g->workspace_bytes - bytes % 256, 0xD5, bytes % 256);

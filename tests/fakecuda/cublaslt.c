@@ -316,6 +316,12 @@ static int run(void* ctx, const void* payload) {
     if ((p->a | p->b | p->d) % 16 || (p->a_scales | p->b_scales) % 4) {
         return MISALIGNED_ADDRESS;
     }
+    in->touch(p->a, (size_t)(p->m * p->k), 1, 0, false);
+    in->touch(p->b, (size_t)(p->n * p->k), 1, 0, false);
+    in->touch(p->a_scales, (size_t)p->m * 4, 1, 0, false);
+    in->touch(p->b_scales, (size_t)p->n * 4, 1, 0, false);
+    in->touch(p->d, (size_t)p->m * 2, (size_t)p->n, (size_t)p->ldd * 2, true);
+    in->touch(p->workspace, 64, 1, 0, true); // that much stands for all of it
     memset(room, 0xD5, p->bytes < 65536 ? p->bytes : 65536); // the library may use all of it
     multiply(p, a, b, x, y, d);
     in->count_gemm();

@@ -283,8 +283,15 @@ struct exec {
     object base;
     work** order; // in execution order
     size_t count;
+    uint64_t* before; // bit j of row i: number j of the order ends before number i begins
     int pending; // launches queued
 };
+
+// Which nodes of the graph that runs have used 2 bytes, as their numbers in the order + 1.
+typedef struct race_cell {
+    uint16_t writer;
+    uint16_t readers[3];
+} race_cell;
 
 struct capture {
     object base;
@@ -307,6 +314,8 @@ typedef struct block {
     uint32_t id;
     bool mapped;      // pinned: kernels and graphs may use it
     uint64_t* writes; // per 8 bytes: number of the launch that wrote them last; NULL = not watched
+    race_cell* cells; // per 2 bytes, of graph launch number `raced`
+    uint64_t raced;
 } block;
 
 #define HOST_MAPPED 2u // CU_MEMHOSTALLOC_DEVICEMAP
@@ -365,6 +374,9 @@ static struct {
     uint64_t launches; // kernels run
     uint64_t chain;    // the first of those that may still run when the next one begins early
     bool watched;      // a kernel has been launched that begins early
+    const exec* racing; // the graph that runs, if races are looked for
+    size_t racer;       // the number of its node that runs
+    uint64_t races;     // launches of graphs that were looked at
     uint64_t random;
     fault faults[MAX_FAULTS];
     size_t fault_count;
@@ -683,6 +695,7 @@ static void block_remove(blocks* from, size_t i, const char* kind) {
     }
     free(b->base);
     free(b->writes);
+    free(b->cells);
     from->count--;
     memmove(b, b + 1, (from->count - i) * sizeof(block));
     memset(g.hot, 0, sizeof g.hot);
@@ -825,6 +838,78 @@ static bool watch(void* user, uint64_t address, size_t bytes, bool write, bool w
         b->writes[at] = write ? g.launches : b->writes[at];
     }
     return good;
+}
+
+//@@ RACES - nodes of a graph that use the same memory need an order
+
+static const char* work_name(const work* w) {
+    return w->kind == WORK_LAUNCH ? w->function->info.name
+           : w->kind == WORK_COPY ? "a copy"
+           : w->kind == WORK_SET  ? "a memset"
+                                  : "a GEMM";
+}
+
+// Whether the node with this number + 1 ends before the one that runs, or is it.
+static bool race_ordered(uint16_t other) {
+    const exec* e = g.racing;
+    size_t words = (e->count + 63) / 64;
+    size_t j = (size_t)other - 1;
+    return other == 0 || j == g.racer || (e->before[g.racer * words + j / 64] >> j % 64 & 1) != 0;
+}
+
+static void race_note(uint16_t other, bool write, const char* what) {
+    broken("a race: %s (node %u) %s what %s (node %u) %s, and nothing puts them in order",
+           work_name(g.racing->order[g.racer]), (unsigned)g.racer, write ? "writes" : "reads",
+           work_name(g.racing->order[other - 1]), (unsigned)other - 1, what);
+}
+
+// Notes a read: in place of one that ends before it, which it stands for.
+static void race_read(race_cell* cell, uint16_t self) {
+    for (int i = 0; i < 3; i++) {
+        if (race_ordered(cell->readers[i])) {
+            cell->readers[i] = self;
+            return;
+        }
+    }
+}
+
+// Compares an access of the node that runs with those of the nodes before it in the order.
+static void race_touch(void* user, uint64_t address, size_t bytes, bool write) {
+    (void)user;
+    block* b = g.racing ? block_hot(address) : NULL;
+    if (!b || bytes > b->bytes - (address - b->address) || bytes == 0) {
+        return;
+    }
+    if (b->raced != g.races) {
+        free(b->cells);
+        b->cells = (race_cell*)must_alloc((b->bytes / 2 + 1) * sizeof *b->cells);
+        b->raced = g.races;
+    }
+    uint16_t self = (uint16_t)(g.racer + 1);
+    uint64_t offset = address - b->address;
+    for (uint64_t at = offset / 2; at <= (offset + bytes - 1) / 2; at++) {
+        race_cell* cell = &b->cells[at];
+        if (!race_ordered(cell->writer)) {
+            race_note(cell->writer, write, "writes");
+        }
+        for (int i = 0; i < 3 && write; i++) {
+            if (!race_ordered(cell->readers[i])) {
+                race_note(cell->readers[i], true, "reads");
+            }
+        }
+        if (write) {
+            memset(cell, 0, sizeof *cell);
+            cell->writer = self;
+        } else {
+            race_read(cell, self);
+        }
+    }
+}
+
+static void race_rows(uint64_t address, size_t bytes, size_t rows, size_t pitch, bool write) {
+    for (size_t row = 0; row < rows && g.racing; row++) {
+        race_touch(NULL, address + row * pitch, bytes, write);
+    }
 }
 
 //@@ FAULTS - the n-th call of a kind fails
@@ -1031,6 +1116,7 @@ static int launch_run(context* ctx, const work* w) {
     env.early = w->early;
     env.together = w->together;
     env.watch = g.watched ? watch : NULL;
+    env.touch = g.racing ? race_touch : NULL;
     ptx_stats stats;
     memset(&stats, 0, sizeof stats);
     ptx_result result = ptx_launch(w->function->kernel, &env, w->grid, w->block, w->shared, w->args,
@@ -1065,6 +1151,12 @@ static int copy_run(context* ctx, const work* w) {
         trap(ctx, ILLEGAL_ADDRESS, "a copy reads or writes memory that was freed");
         return ILLEGAL_ADDRESS;
     }
+    if (w->dst.device) {
+        race_rows(w->dst.address, w->width, w->height, w->dst.pitch, true);
+    }
+    if (!w->staged && w->src.device) {
+        race_rows(w->src.address, w->width, w->height, w->src.pitch, false);
+    }
     for (size_t row = 0; row < w->height; row++) {
         memmove(dst + row * w->dst.pitch, src + row * (w->staged ? w->width : w->src.pitch),
                 w->width);
@@ -1085,6 +1177,7 @@ static int set_run(context* ctx, const work* w) {
         trap(ctx, ILLEGAL_ADDRESS, "a memset writes memory that was freed");
         return ILLEGAL_ADDRESS;
     }
+    race_rows(w->dst.address, w->width * w->element, w->height, w->dst.pitch, true);
     for (size_t row = 0; row < w->height; row++) {
         for (size_t i = 0; i < w->width; i++) {
             memcpy(dst + row * w->dst.pitch + i * w->element, value, w->element);
@@ -1132,9 +1225,13 @@ static void work_run(context* ctx, const work* w, uint64_t seq) {
         stream_run(w->on, w->until);
         break;
     case WORK_GRAPH:
+        g.racing = g.config.races && w->graph->count < UINT16_MAX ? w->graph : NULL;
+        g.races++;
         for (size_t i = 0; i < w->graph->count && !ctx->sticky; i++) {
+            g.racer = i;
             work_run(ctx, w->graph->order[i], 0);
         }
+        g.racing = NULL;
         break;
     case WORK_CALL:
         if (!run_fault(ctx)) {
@@ -1418,9 +1515,19 @@ static void graph_clear(graph* old) {
     old->base.live = false;
 }
 
+// Number `place` of an order waits for number `other`, and so for all that it waits for.
+static void order_after(exec* to, size_t place, size_t other, size_t words) {
+    uint64_t* row = to->before + place * words;
+    for (size_t i = 0; i < words; i++) {
+        row[i] |= to->before[other * words + i];
+    }
+    row[other / 64] |= (uint64_t)1 << other % 64;
+}
+
 // An order of the nodes that respects their dependencies: at each point, picks the first, the last
 // or a random one of the nodes that could run next.
 static void graph_schedule(const graph* from, exec* to) {
+    size_t* places = (size_t*)must_alloc(from->count * sizeof *places);
     bool* done = (bool*)must_alloc(from->count * sizeof *done);
     size_t* ready = (size_t*)must_alloc(from->count * sizeof *ready);
     to->order = (work**)must_alloc(from->count * sizeof *to->order);
@@ -1429,6 +1536,8 @@ static void graph_schedule(const graph* from, exec* to) {
         done[i] = !from->nodes[i].what;
         to->count += done[i] ? 0 : 1;
     }
+    size_t words = (to->count + 63) / 64;
+    to->before = (uint64_t*)must_alloc(g.config.races ? to->count * words * sizeof(uint64_t) : 0);
     for (size_t place = 0; place < to->count; place++) {
         size_t count = 0;
         for (size_t i = 0; i < from->count; i++) {
@@ -1446,10 +1555,18 @@ static void graph_schedule(const graph* from, exec* to) {
         size_t pick = g.config.order == FAKE_FORWARD   ? 0
                       : g.config.order == FAKE_REVERSE ? count - 1
                                                        : (size_t)(random_next() % count);
+        const node* next = &from->nodes[ready[pick]];
         done[ready[pick]] = true;
-        to->order[place] = from->nodes[ready[pick]].what;
+        places[ready[pick]] = place;
+        to->order[place] = next->what;
         to->order[place]->refs++;
+        for (size_t j = 0; g.config.races && j < next->dep_count; j++) {
+            if (from->nodes[next->deps[j]].what) {
+                order_after(to, place, places[next->deps[j]], words);
+            }
+        }
     }
+    free(places);
     free(done);
     free(ready);
 }
@@ -1459,7 +1576,9 @@ static void exec_clear(exec* old) {
         work_drop(old->order[i]);
     }
     free(old->order);
+    free(old->before);
     old->order = NULL;
+    old->before = NULL;
     old->count = 0;
     old->base.live = false;
 }
@@ -3725,6 +3844,7 @@ static fake_config config_defaults(void) {
                        : !strcmp(order, "random") ? FAKE_RANDOM
                                                   : FAKE_FORWARD;
     }
+    config.races = getenv("FAKECUDA_RACES") != NULL;
     return config;
 }
 
@@ -4068,6 +4188,6 @@ const fake_inside* fake_get_inside(void) {
         inside_object_data,   inside_object_owner, inside_object_drop,
         inside_tag,           inside_tag_address,  inside_stream_valid,
         inside_capture_break, inside_submit,       resolve,
-        inside_broken,        inside_count_gemm};
+        inside_broken,        inside_count_gemm,   race_rows};
     return &inside;
 }

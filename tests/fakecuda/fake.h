@@ -54,6 +54,8 @@ typedef struct fake_config {
     int init_result;       // result of cuInit: 0, 34, 100, 803 ...
     int cublas_create;     // result of cublasCreate_v2: 0, 1, 3 ...
     int cublas_version;    // 130100; also that of cuBLASLt
+    bool races; // two nodes of a graph that use the same memory, one of which writes, must have an
+                // order: without one, a rule is broken, whatever the results are
     bool allow_host_nodes; // copies from or to host memory that is not mapped inside a graph are
                            // not a broken rule
 } fake_config;
@@ -318,6 +320,8 @@ typedef struct fake_inside {
     void* (*resolve)(void* ctx, uint64_t address, size_t bytes, bool write);
     void (*broken)(const char* said); // records a broken rule
     void (*count_gemm)(void);
+    // What the work that runs uses: rows of so many bytes, `pitch` bytes apart.
+    void (*touch)(uint64_t address, size_t bytes, size_t rows, size_t pitch, bool write);
 } fake_inside;
 
 // variant.c: what the variants of the library differ in.

@@ -43,6 +43,8 @@ typedef struct ptx_env {
     // If set, called for every access to global memory; false if the kernel before may still write
     // there. `waited`: after griddepcontrol.wait, or there is nothing to wait for.
     bool (*watch)(void* user, uint64_t address, size_t bytes, bool write, bool waited);
+    // If set, called for every access to global memory, also those of bulk copies.
+    void (*touch)(void* user, uint64_t address, size_t bytes, bool write);
 } ptx_env;
 
 typedef struct ptx_kernel_info {

@@ -186,6 +186,9 @@ static bool bulk_row(ptx_run* run, const ptx_bulk* c, u64 to, u64 from, u32 skip
                                c->lane);
         }
         memcpy(row + (size_t)skip * m->element, source, (size_t)count * m->element);
+        if (run->env->touch) {
+            run->env->touch(run->env->user, from, (size_t)count * m->element, false);
+        }
     }
     for (u32 i = 0; i < m->box[0] * m->element; i += 16) {
         memcpy(run->shared + swizzled(to + i), row + i, 16);

@@ -121,6 +121,19 @@ static bool warp_watch(ptx_warp* w, const ptx_insn* in, u32 space, const u64 add
     return true;
 }
 
+// Reports what the lanes access in global memory.
+static void warp_touch(const ptx_warp* w, u32 space, const u64 address[PTX_LANES], u32 bytes,
+                       bool write, u32 mask) {
+    const ptx_env* env = w->run->env;
+    for (u32 l = 0; l < PTX_LANES && space <= SPACE_GLOBAL; l++) {
+        u64 at = address[l];
+        if (lane_on(mask, l) && space_resolve(space, &at) == SPACE_GLOBAL &&
+            at - PTX_MODULE_BASE >= PTX_WINDOW_BYTES) {
+            env->touch(env->user, at, bytes, write);
+        }
+    }
+}
+
 // Finds and checks the bytes of every lane. One look-up is enough for the whole warp if all its
 // lanes access one allocation or shared memory, which is nearly always the case.
 static bool warp_memory(ptx_warp* w, const ptx_insn* in, u32 space, const u64 address[PTX_LANES],
@@ -128,6 +141,9 @@ static bool warp_memory(ptx_warp* w, const ptx_insn* in, u32 space, const u64 ad
     if ((w->run->env->early || w->run->env->watch) &&
         !warp_watch(w, in, space, address, bytes, write, mask)) {
         return false;
+    }
+    if (w->run->env->touch) {
+        warp_touch(w, space, address, bytes, write, mask);
     }
     u64 low = address[0];
     u64 high = address[0];
