@@ -176,6 +176,8 @@ defect functions "61 lines without a reason" '{ echo "static int f(void) {"
     yes "    a();" | head -59; echo "}"; } >>tools/embed.c'
 defect functions "101 lines with a reason" '{ echo "// long because"; echo "static int f(int a,"
     echo "    int b) {"; yes "    a();" | head -98; echo "}"; } >>src/graph.h'
+defect functions "9 parameters" '{ echo "static void qlora__f(int a, int b, int c, int d, int e,"
+    echo "    int f, int g, void (*h)(int, int), int i[2]) {"; echo "}"; } >>src/graph.h'
 defect functions "a condition inside QLORA__TRY" \
     'core "#define QLORA__T(x) QLORA__TRY(x > 0 ? qlora__u(x) : QLORA_OK);"'
 defect words "malloc outside platform" 'core "static void* qlora__m(void) { return malloc(1); }"'
