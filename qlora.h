@@ -10926,28 +10926,32 @@ typedef struct qlora__panels_job {
     float alpha;
 } qlora__panels_job;
 
-static void qlora__panels_chunks(void* user, int64_t begin, int64_t end) {
-    const qlora__panels_job* job = (const qlora__panels_job*)user;
+static void qlora__panels_chunk(const qlora__panels_job* job, int64_t chunk) {
     const qlora__panels* p = job->panels;
     int64_t width = p->tiles->rows;
-    for (int64_t chunk = begin; chunk < end; chunk++) {
-        qlora__lines_piece piece;
-        int64_t first = chunk * QLORA__CHUNK;
-        piece.from = job->from;
-        piece.first = p->row + first;
-        piece.count = qlora__min(QLORA__CHUNK, p->rows - first);
-        piece.k = job->k;
-        piece.steps = job->steps;
-        piece.round = p->round;
-        piece.factor = p->round ? job->alpha : 1.0f;
-        float* out = p->memory->a + first * p->stride;
-        qlora__panels_lines(p, &piece, true, width, p->stride, job->at, out);
-        for (int64_t i = 0; !p->round && job->alpha != 1.0f && i < piece.count; i += width) {
-            float* panel = out + i * p->stride + job->at * width;
-            for (int64_t j = 0; j < job->steps * width; j++) {
-                panel[j] *= job->alpha;
-            }
+    qlora__lines_piece piece;
+    int64_t first = chunk * QLORA__CHUNK;
+    piece.from = job->from;
+    piece.first = p->row + first;
+    piece.count = qlora__min(QLORA__CHUNK, p->rows - first);
+    piece.k = job->k;
+    piece.steps = job->steps;
+    piece.round = p->round;
+    piece.factor = p->round ? job->alpha : 1.0f;
+    float* out = p->memory->a + first * p->stride;
+    qlora__panels_lines(p, &piece, true, width, p->stride, job->at, out);
+    for (int64_t i = 0; !p->round && job->alpha != 1.0f && i < piece.count; i += width) {
+        float* panel = out + i * p->stride + job->at * width;
+        for (int64_t j = 0; j < job->steps * width; j++) {
+            panel[j] *= job->alpha;
         }
+    }
+}
+
+static void qlora__panels_chunks(void* user, int64_t begin, int64_t end) {
+    const qlora__panels_job* job = (const qlora__panels_job*)user;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        qlora__panels_chunk(job, chunk);
     }
 }
 
@@ -11177,11 +11181,11 @@ static void qlora__packed_product_chunks(void* user, int64_t begin, int64_t end)
     const qlora__multiply* m = &job->m;
     for (int64_t chunk = begin; chunk < end; chunk++) {
         int64_t first = chunk * QLORA__CHUNK;
-        qlora__panels_chunks((void*)&job->pack, chunk, chunk + 1);
+        qlora__panels_chunk(&job->pack, chunk);
         qlora__multiply_block(m, 0, m->steps, job->b, 0, first,
                               qlora__min(first + QLORA__CHUNK, m->left->rows));
         if (job->back.steps > 0) {
-            qlora__panels_chunks((void*)&job->back, chunk, chunk + 1);
+            qlora__panels_chunk(&job->back, chunk);
         }
     }
 }
@@ -28499,7 +28503,8 @@ typedef struct qlora__rope_job {
 static QLORA__REAL* qlora__rope_get(const qlora__cpu_rows* rows, const qlora_tensor* x, int64_t row,
                                     int64_t col, int64_t step, int64_t n, QLORA__REAL* room) {
     if (step == 1) {
-        return (QLORA__REAL*)qlora__row_in(rows, x, row, col, n, room);
+        (void)qlora__row_in(rows, x, row, col, n, room);
+        return qlora__row_target(x, row, col, room);
     }
     for (int64_t i = 0; i < n; i++) {
         room[i] = qlora__at(x, row, col + step * i);
@@ -52900,7 +52905,7 @@ static qlora_result qlora__piece_kind_run(const qlora_trainer* t, const qlora__p
 }
 
 // Only what is trained has dropout.
-static qlora_result qlora__piece_run(const qlora_trainer* t, const qlora__piece_of* piece) {
+static qlora_result qlora__piece_run(qlora_trainer* t, const qlora__piece_of* piece) {
     qlora_model* m = t->m;
     qlora__pass pass =
         qlora__pass_of_micro(m, &t->micro, !piece->reference && !t->micro.mismatched);
@@ -56176,4 +56181,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b6fa1ed70d2dd27f
+//@@ end efdf852287c65431

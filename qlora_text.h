@@ -15505,8 +15505,8 @@ typedef struct qlora__text_gguf {
     qlora__gguf_vocab v;
 } qlora__text_gguf;
 
-static qlora_result qlora__text_gguf_token_add(const qlora__text_gguf* t, int32_t id,
-                                               const char* name, size_t size) {
+static qlora_result qlora__text_gguf_token_add(qlora__text_gguf* t, int32_t id, const char* name,
+                                               size_t size) {
     qlora_text_tok* tok = t->tok;
     qlora__gguf_token token;
     QLORA__TRY(qlora__gguf_vocab_token(t->env, &t->v, (uint64_t)id, name, size, &token));
@@ -15527,7 +15527,7 @@ static qlora_result qlora__text_gguf_token_add(const qlora__text_gguf* t, int32_
     return QLORA_OK;
 }
 
-static qlora_result qlora__text_gguf_tokens(const qlora__text_gguf* t) {
+static qlora_result qlora__text_gguf_tokens(qlora__text_gguf* t) {
     uint64_t at = 0;
     QLORA__TRY(qlora__text_words_reserve(t->env, &t->tok->words, (size_t)t->v.tokens->count));
     for (uint64_t i = 0; i < t->v.tokens->count; i++) {
@@ -15559,7 +15559,7 @@ static qlora_result qlora__text_gguf_scores(const qlora__text_gguf* t, qlora__te
     return qlora__text_load_scored_merges(t->env, t->tok, scored, count);
 }
 
-static qlora_result qlora__text_gguf_pieces(const qlora__text_gguf* t) {
+static qlora_result qlora__text_gguf_pieces(qlora__text_gguf* t) {
     size_t room = (size_t)t->v.tokens->count;
     qlora__text_scored* scored =
         (qlora__text_scored*)qlora__text_zalloc(t->env, room, sizeof *scored);
@@ -15572,7 +15572,7 @@ static qlora_result qlora__text_gguf_pieces(const qlora__text_gguf* t) {
 }
 
 // Byte-level BPE: "left right", divided at the first blank that is not the first character.
-static qlora_result qlora__text_gguf_merges(const qlora__text_gguf* t) {
+static qlora_result qlora__text_gguf_merges(qlora__text_gguf* t) {
     const qlora__gguf_value* merges = NULL;
     uint64_t at = 0;
     QLORA__TRY(qlora__gguf_get_array(t->env, t->v.g, "tokenizer.ggml.merges", QLORA__GGUF_STRING,
@@ -15604,7 +15604,7 @@ static qlora_result qlora__text_gguf_merges(const qlora__text_gguf* t) {
 // ---- the steps around the model -----------------------------------------------------------------
 
 // Blanks become U+2581; one is put in front of a text and after a special token.
-static qlora_result qlora__text_gguf_piece_steps(const qlora__text_gguf* t) {
+static qlora_result qlora__text_gguf_piece_steps(qlora__text_gguf* t) {
     qlora__env* env = t->env;
     qlora_text_tok* tok = t->tok;
     qlora__text_step* step = NULL;
@@ -15630,8 +15630,7 @@ static qlora_result qlora__text_gguf_piece_steps(const qlora__text_gguf* t) {
     return qlora__text_copy(env, " ", 1, &step->a, &step->a_size);
 }
 
-static qlora_result qlora__text_gguf_byte_steps(const qlora__text_gguf* t,
-                                                const qlora__gguf_pre* pre) {
+static qlora_result qlora__text_gguf_byte_steps(qlora__text_gguf* t, const qlora__gguf_pre* pre) {
     qlora__env* env = t->env;
     qlora_text_tok* tok = t->tok;
     qlora__text_step* step = NULL;
@@ -15652,7 +15651,7 @@ static qlora_result qlora__text_gguf_byte_steps(const qlora__text_gguf* t,
 }
 
 // What is added before and after a text.
-static qlora_result qlora__text_gguf_ends(const qlora__text_gguf* t, const qlora__gguf_pre* pre) {
+static qlora_result qlora__text_gguf_ends(qlora__text_gguf* t, const qlora__gguf_pre* pre) {
     int64_t ends[2];
     QLORA__TRY(qlora__gguf_vocab_ends(t->env, &t->v, pre, ends));
     if (ends[0] >= 0) {
@@ -17866,7 +17865,7 @@ static size_t qlora__jin_back_space(const char* text, size_t begin, size_t end) 
     return end;
 }
 
-static qlora_result qlora__jin_lex_fail(const qlora__jin_lexer* x, const char* why) {
+static qlora_result qlora__jin_lex_fail(qlora__jin_lexer* x, const char* why) {
     x->m->line = x->line;
     return qlora__jin_fail(x->m, "%s", why);
 }
@@ -28989,8 +28988,7 @@ static qlora__text_output qlora__text_output_start(qlora_text_ids* ids, qlora_te
     return o;
 }
 
-static qlora_result qlora__text_output_label(qlora__env* env, const qlora__text_output* o,
-                                             bool trained) {
+static qlora_result qlora__text_output_label(qlora__env* env, qlora__text_output* o, bool trained) {
     while (o->labels != NULL && o->labels->count - o->labels_start < o->ids->count - o->start) {
         int32_t id = o->ids->data[o->start + (o->labels->count - o->labels_start)];
         QLORA__TRY(qlora__text_ids_add(env, o->labels, trained ? id : -100));
@@ -29017,7 +29015,7 @@ static bool qlora__text_chat_marker(const qlora_text_chat* chat, int32_t id) {
 }
 
 // The ids of one piece of the text of a built-in format: EOS is its id, never its letters.
-static qlora_result qlora__text_output_ids(qlora__env* env, const qlora__text_output* o,
+static qlora_result qlora__text_output_ids(qlora__env* env, qlora__text_output* o,
                                            const qlora_text_chat* chat, const char* text,
                                            size_t size) {
     const qlora__text_owned* name = &chat->tokens[1];
@@ -29044,7 +29042,7 @@ static qlora_result qlora__text_output_ids(qlora__env* env, const qlora__text_ou
 }
 
 // One piece of the text of a built-in format, all trained or all not.
-static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_output* o,
+static qlora_result qlora__text_output_piece(qlora__env* env, qlora__text_output* o,
                                              const qlora_text_chat* chat, const char* text,
                                              size_t size, bool trained) {
     size_t from = o->ids->count;
@@ -29158,9 +29156,8 @@ static size_t qlora__text_stretch_last(const qlora__text_stretch* s) {
 // that the tokenizer prepended. *fits is false if they are not the bytes of the text (it was
 // normalised), or if a token is mixed and that is not wanted.
 static qlora_result qlora__text_stretch_label(qlora__env* env, const qlora__text_stretch* s,
-                                              const qlora__text_output* o,
-                                              const qlora_text_chat* chat, size_t from, size_t skip,
-                                              bool* fits) {
+                                              qlora__text_output* o, const qlora_text_chat* chat,
+                                              size_t from, size_t skip, bool* fits) {
     qlora_text_bytes bytes;
     size_t at = s->begin;
     size_t last = qlora__text_stretch_last(s);
@@ -29195,8 +29192,7 @@ static qlora_result qlora__text_stretch_label(qlora__env* env, const qlora__text
 // trained and other text is trained if the template has generation blocks, as in transformers.
 // Otherwise the text is encoded in parts: at inference, the prompt ends where the span begins.
 static qlora_result qlora__text_stretch_cut(qlora__env* env, const qlora__text_stretch* s,
-                                            const qlora__text_output* o,
-                                            const qlora_text_chat* chat) {
+                                            qlora__text_output* o, const qlora_text_chat* chat) {
     size_t from = o->ids->count;
     size_t labels = o->labels != NULL ? o->labels->count : 0;
     bool fits = false;
@@ -29231,7 +29227,7 @@ static qlora_result qlora__text_stretch_cut(qlora__env* env, const qlora__text_s
 }
 
 // The whole text at once, as transformers encodes it.
-static qlora_result qlora__text_output_marked(qlora__env* env, const qlora__text_output* o,
+static qlora_result qlora__text_output_marked(qlora__env* env, qlora__text_output* o,
                                               const qlora_text_chat* chat, const char* text,
                                               size_t size, const qlora_text_spans* spans) {
     qlora_text_tok* tok = chat->tok;
@@ -29275,7 +29271,7 @@ static qlora_result qlora__text_output_marked(qlora__env* env, const qlora__text
 }
 
 // The text of a built-in format, piece by piece: an answer without an end marker gets one.
-static qlora_result qlora__text_output_pieces(qlora__env* env, const qlora__text_output* o,
+static qlora_result qlora__text_output_pieces(qlora__env* env, qlora__text_output* o,
                                               const qlora_text_chat* chat, const char* text,
                                               size_t size, const qlora_text_spans* spans) {
     size_t at = 0;
@@ -29294,7 +29290,7 @@ static qlora_result qlora__text_output_pieces(qlora__env* env, const qlora__text
 }
 
 // A whole text. Spans are in order and do not overlap.
-static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_output* o,
+static qlora_result qlora__text_output_text(qlora__env* env, qlora__text_output* o,
                                             const qlora_text_chat* chat,
                                             const qlora_text_bytes* text,
                                             const qlora_text_spans* spans) {
@@ -29621,8 +29617,8 @@ static qlora_result qlora__text_talk_set(qlora__jin_machine* m, const qlora__tex
 }
 
 // Renders the first `count` turns into `out`, which is emptied first.
-static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_talk* talk,
-                                            size_t count, bool prompt, qlora_text_bytes* out,
+static qlora_result qlora__text_talk_render(qlora__env* env, qlora__text_talk* talk, size_t count,
+                                            bool prompt, qlora_text_bytes* out,
                                             qlora_text_spans* spans) {
     qlora_text_chat* chat = talk->chat;
     qlora_text_template* source = qlora__text_talk_template(talk);
@@ -29887,7 +29883,7 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
 
 // The sample of turn k alone, for templates that change earlier turns.
 static QLORA__UNUSED qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* talk,
-                                                        size_t k, const qlora__text_output* o) {
+                                                        size_t k, qlora__text_output* o) {
     size_t begin = 0;
     size_t end = 0;
     QLORA__TRY(qlora__text_turn_span(env, talk, k, true, &begin, &end));
@@ -30855,7 +30851,7 @@ struct qlora__text_loader {
 };
 
 // BOS before ids[begin..), unless the text itself starts with it.
-static qlora_result qlora__text_data_bos(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_data_bos(qlora__env* env, qlora__text_loader* loader,
                                          size_t begin) {
     qlora_text_ids* ids = &loader->data->ids;
     int32_t bos = loader->desc->chat->bos;
@@ -30863,7 +30859,7 @@ static qlora_result qlora__text_data_bos(qlora__env* env, const qlora__text_load
     return bos < 0 ? QLORA_OK : qlora__text_ids_add(env, &loader->data->labels, -100);
 }
 
-static qlora_result qlora__text_data_eos(qlora__env* env, const qlora__text_loader* loader) {
+static qlora_result qlora__text_data_eos(qlora__env* env, qlora__text_loader* loader) {
     qlora_text_data* data = loader->data;
     int32_t eos = loader->desc->chat->eos;
     bool there = data->ids.count > 0 && data->ids.data[data->ids.count - 1] == eos;
@@ -30880,7 +30876,7 @@ static bool qlora__text_asks(const qlora__text_loader* loader) {
 }
 
 // A text to be continued. `answer` is the record's, or NULL.
-static qlora_result qlora__text_ask_plain(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_ask_plain(qlora__env* env, qlora__text_loader* loader,
                                           const char* prompt, size_t size, const char* answer,
                                           size_t answer_size) {
     qlora_text_data* data = loader->data;
@@ -30893,7 +30889,7 @@ static qlora_result qlora__text_ask_plain(qlora__env* env, const qlora__text_loa
 }
 
 // A conversation to be continued: without its last message, if that is an answer.
-static qlora_result qlora__text_ask_talk(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_ask_talk(qlora__env* env, qlora__text_loader* loader,
                                          qlora__text_talk* talk) {
     qlora_text_data* data = loader->data;
     const qlora__text_turn* last = &talk->turns[talk->count - 1];
@@ -30913,7 +30909,7 @@ static qlora_result qlora__text_ask_talk(qlora__env* env, const qlora__text_load
 }
 
 // {"text"} and {"prompt", "completion"}: the first part, which may be empty, is not trained.
-static qlora_result qlora__text_data_plain(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_data_plain(qlora__env* env, qlora__text_loader* loader,
                                            const char* prompt, size_t prompt_size, const char* text,
                                            size_t size) {
     qlora_text_data* data = loader->data;
@@ -31177,7 +31173,7 @@ static void qlora__text_data_turns(const qlora__text_loader* loader) {
     }
 }
 
-static void qlora__text_data_train_all(const qlora__text_loader* loader, size_t begin) {
+static void qlora__text_data_train_all(qlora__text_loader* loader, size_t begin) {
     qlora_text_data* data = loader->data;
     for (size_t i = begin; loader->desc->train_prompt && i < data->ids.count; i++) {
         bool bos = i == begin && data->ids.data[i] == loader->desc->chat->bos;
@@ -31259,7 +31255,7 @@ static qlora_result qlora__text_data_train_rest(qlora__env* env, qlora__text_loa
 
 // Notes whether what is trained from ids[begin] on ends with neither a stop id nor a marker.
 // Whitespace after an end marker does not count.
-static qlora_result qlora__text_data_ended(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_data_ended(qlora__env* env, qlora__text_loader* loader,
                                            size_t begin) {
     qlora_text_data* data = loader->data;
     const qlora_text_chat* chat = loader->desc->chat;
@@ -31312,7 +31308,7 @@ static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader
 
 // A conversation without an answer is not trained. Where it has one under another name, that would
 // be a surprise.
-static qlora_result qlora__text_data_answers(qlora__env* env, const qlora__text_loader* loader) {
+static qlora_result qlora__text_data_answers(qlora__env* env, qlora__text_loader* loader) {
     size_t other = loader->message_count;
     for (size_t i = loader->message_count; i-- > 0;) {
         const char* role = loader->messages[i].role;
@@ -31832,7 +31828,7 @@ static qlora_result qlora__text_record_preference(qlora__env* env, qlora__text_l
 
 // true or false beside an answer says whether it is a good one: training on both would teach the
 // bad ones as well. A form that is given says that this is meant.
-static qlora_result qlora__text_record_judged(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_record_judged(qlora__env* env, qlora__text_loader* loader,
                                               const qlora__json_token* record,
                                               const qlora__text_form* form) {
     const qlora__json_token* label = qlora__text_json_get(loader->json, record, "label");
@@ -34246,4 +34242,4 @@ QLORA__ONCE_END
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end e794cd0cab66efe0
+//@@ end e3312082772c65ff

@@ -98,28 +98,32 @@ typedef struct qlora__panels_job {
     float alpha;
 } qlora__panels_job;
 
-static void qlora__panels_chunks(void* user, int64_t begin, int64_t end) {
-    const qlora__panels_job* job = (const qlora__panels_job*)user;
+static void qlora__panels_chunk(const qlora__panels_job* job, int64_t chunk) {
     const qlora__panels* p = job->panels;
     int64_t width = p->tiles->rows;
-    for (int64_t chunk = begin; chunk < end; chunk++) {
-        qlora__lines_piece piece;
-        int64_t first = chunk * QLORA__CHUNK;
-        piece.from = job->from;
-        piece.first = p->row + first;
-        piece.count = qlora__min(QLORA__CHUNK, p->rows - first);
-        piece.k = job->k;
-        piece.steps = job->steps;
-        piece.round = p->round;
-        piece.factor = p->round ? job->alpha : 1.0f;
-        float* out = p->memory->a + first * p->stride;
-        qlora__panels_lines(p, &piece, true, width, p->stride, job->at, out);
-        for (int64_t i = 0; !p->round && job->alpha != 1.0f && i < piece.count; i += width) {
-            float* panel = out + i * p->stride + job->at * width;
-            for (int64_t j = 0; j < job->steps * width; j++) {
-                panel[j] *= job->alpha;
-            }
+    qlora__lines_piece piece;
+    int64_t first = chunk * QLORA__CHUNK;
+    piece.from = job->from;
+    piece.first = p->row + first;
+    piece.count = qlora__min(QLORA__CHUNK, p->rows - first);
+    piece.k = job->k;
+    piece.steps = job->steps;
+    piece.round = p->round;
+    piece.factor = p->round ? job->alpha : 1.0f;
+    float* out = p->memory->a + first * p->stride;
+    qlora__panels_lines(p, &piece, true, width, p->stride, job->at, out);
+    for (int64_t i = 0; !p->round && job->alpha != 1.0f && i < piece.count; i += width) {
+        float* panel = out + i * p->stride + job->at * width;
+        for (int64_t j = 0; j < job->steps * width; j++) {
+            panel[j] *= job->alpha;
         }
+    }
+}
+
+static void qlora__panels_chunks(void* user, int64_t begin, int64_t end) {
+    const qlora__panels_job* job = (const qlora__panels_job*)user;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        qlora__panels_chunk(job, chunk);
     }
 }
 
@@ -349,11 +353,11 @@ static void qlora__packed_product_chunks(void* user, int64_t begin, int64_t end)
     const qlora__multiply* m = &job->m;
     for (int64_t chunk = begin; chunk < end; chunk++) {
         int64_t first = chunk * QLORA__CHUNK;
-        qlora__panels_chunks((void*)&job->pack, chunk, chunk + 1);
+        qlora__panels_chunk(&job->pack, chunk);
         qlora__multiply_block(m, 0, m->steps, job->b, 0, first,
                               qlora__min(first + QLORA__CHUNK, m->left->rows));
         if (job->back.steps > 0) {
-            qlora__panels_chunks((void*)&job->back, chunk, chunk + 1);
+            qlora__panels_chunk(&job->back, chunk);
         }
     }
 }
