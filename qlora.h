@@ -6388,16 +6388,19 @@ static void qlora__soften_neon(const qlora__soften_block* b) {
     vst1q_f32(c + i * ldc + 8, c##i##2)
 
 // C[8][12] += a[k][8] b[k][12]: 24 sums, two vectors of a and three of b fill 29 of 32 registers.
-// Rows of a are lda apart, those of b ldb. If `ahead` is not 0, the memory that many elements after
-// b is soon read.
-static QLORA__INLINE void qlora__neon_sums(int64_t steps, const float* a, int64_t lda,
-                                           const float* b, int64_t ldb, int64_t ahead, float* c,
-                                           int64_t ldc, bool add) {
+// If p->ahead is not 0, the memory that many elements after b is soon read.
+static QLORA__INLINE void qlora__neon_sums(const qlora__block_product* p, const float* a,
+                                           const float* b, float* c) {
+    int64_t steps = p->k;
+    int64_t lda = p->lda;
+    int64_t ldb = p->ldb;
+    int64_t ldc = p->ldc;
+    int64_t ahead = p->ahead;
     float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c02 = c00, c10 = c00, c11 = c00, c12 = c00;
     float32x4_t c20 = c00, c21 = c00, c22 = c00, c30 = c00, c31 = c00, c32 = c00;
     float32x4_t c40 = c00, c41 = c00, c42 = c00, c50 = c00, c51 = c00, c52 = c00;
     float32x4_t c60 = c00, c61 = c00, c62 = c00, c70 = c00, c71 = c00, c72 = c00;
-    if (add) {
+    if (p->add) {
         QLORA__ROW_LOAD(0);
         QLORA__ROW_LOAD(1);
         QLORA__ROW_LOAD(2);
@@ -6513,7 +6516,7 @@ static void qlora__tile_neon(const qlora__block_product* p, const float* a, cons
 
 static QLORA__NOINLINE void qlora__transposed_neon(const qlora__block_product* p, const float* a,
                                                const float* b, float* c) {
-    qlora__neon_sums(p->k, a, p->lda, b, p->ldb, p->ahead, c, p->ldc, p->add);
+    qlora__neon_sums(p, a, b, c);
 }
 
 static void qlora__product_neon(const qlora__block_product* p) {
@@ -8001,7 +8004,14 @@ static const qlora__cpu_rows qlora__rows_avx512 = {
 
 static void qlora__neon_tile(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
                              bool add) {
-    qlora__neon_sums(steps, a, 8, b, 12, 0, c, ldc, add);
+    qlora__block_product p;
+    p.k = steps;
+    p.lda = 8;
+    p.ldb = 12;
+    p.ldc = ldc;
+    p.add = add;
+    p.ahead = 0;
+    qlora__neon_sums(&p, a, b, c);
 }
 
 #define QLORA__ROW(i, a, lane)                                                                     \
@@ -10293,22 +10303,30 @@ static bool qlora__gemm_is_coded(const qlora__gemm* g) {
 #define QLORA__TILES 4
 #define QLORA__STEP 64
 
-static void qlora__gemm_pack(const void* data, qlora_dtype dtype, int64_t base, int64_t stride_k,
-                             int64_t stride_i, int64_t steps, int64_t count, int64_t width,
-                             QLORA__REAL* out) {
-    const QLORA__REAL* real = (const QLORA__REAL*)data;
+// op(A) or op(B): where its element (i, k) is, for row i of C, or column i.
+typedef struct qlora__gemm_side {
+    const void* data;
+    qlora_dtype dtype;
+    int64_t k; // from one step to the next
+    int64_t i;
+} qlora__gemm_side;
+
+// Packs `count` lines of some steps, from element `base` on.
+static void qlora__gemm_pack(qlora__gemm_side side, int64_t base, int64_t steps, int64_t count,
+                             int64_t width, QLORA__REAL* out) {
+    const QLORA__REAL* real = (const QLORA__REAL*)side.data;
     for (int64_t k = 0; k < steps; k++) {
-        int64_t from = base + k * stride_k;
+        int64_t from = base + k * side.k;
         QLORA__REAL* to = out + k * width;
-        if (dtype != QLORA_F32) {
+        if (side.dtype != QLORA_F32) {
             for (int64_t i = 0; i < count; i++) {
-                to[i] = qlora__load(data, dtype, from + i * stride_i);
+                to[i] = qlora__load(side.data, side.dtype, from + i * side.i);
             }
-        } else if (stride_i == 1) {
+        } else if (side.i == 1) {
             memcpy(to, real + from, (size_t)count * sizeof *to);
         } else {
             for (int64_t i = 0; i < count; i++) {
-                to[i] = real[from + i * stride_i];
+                to[i] = real[from + i * side.i];
             }
         }
         for (int64_t i = count; i < width; i++) {
@@ -10406,10 +10424,8 @@ static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
     const qlora__gemm* g = (const qlora__gemm*)user;
     int64_t groups = qlora__ceil_div(g->N, QLORA__TILE * QLORA__TILES);
     int64_t panels = qlora__ceil_div(g->M, QLORA__PANEL);
-    int64_t a_k = g->ta ? g->lda : 1;
-    int64_t a_i = g->ta ? 1 : g->lda;
-    int64_t b_k = g->tb ? 1 : g->ldb;
-    int64_t b_j = g->tb ? g->ldb : 1;
+    qlora__gemm_side left = {g->A, g->a_type, g->ta ? g->lda : 1, g->ta ? 1 : g->lda};
+    qlora__gemm_side right = {g->B, g->b_type, g->tb ? 1 : g->ldb, g->tb ? g->ldb : 1};
     QLORA__REAL a[QLORA__STEP * QLORA__PANEL];
     QLORA__REAL b[QLORA__STEP * QLORA__TILE];
     QLORA__REAL acc[QLORA__TILES][QLORA__PANEL * QLORA__TILE];
@@ -10422,15 +10438,15 @@ static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
         memset(acc, 0, sizeof acc);
         for (int64_t k0 = 0; k0 < g->K; k0 += QLORA__STEP) {
             int64_t steps = qlora__min(QLORA__STEP, g->K - k0);
-            qlora__gemm_pack(g->A, g->a_type, batch * g->sA + i0 * a_i + k0 * a_k, a_k, a_i, steps,
-                             rows, QLORA__PANEL, a);
+            qlora__gemm_pack(left, batch * g->sA + i0 * left.i + k0 * left.k, steps, rows,
+                             QLORA__PANEL, a);
             if (g->bf16) {
                 qlora__gemm_round(a, steps * QLORA__PANEL, g->alpha);
             }
             for (int64_t t = 0; t < tiles; t++) {
                 int64_t j = j0 + t * QLORA__TILE;
-                qlora__gemm_pack(g->B, g->b_type, batch * g->sB + j * b_j + k0 * b_k, b_k, b_j,
-                                 steps, qlora__min(QLORA__TILE, g->N - j), QLORA__TILE, b);
+                qlora__gemm_pack(right, batch * g->sB + j * right.i + k0 * right.k, steps,
+                                 qlora__min(QLORA__TILE, g->N - j), QLORA__TILE, b);
                 if (g->bf16) {
                     qlora__gemm_round(b, steps * QLORA__TILE, 1.0f);
                 }
@@ -10796,17 +10812,15 @@ static void qlora__lines_pack_quads(const qlora__cpu_gemm* cpu, const qlora__cpu
     }
 }
 
-// `at` and the steps are counted in k; `at` is a multiple of the group.
+// Packs into the panels from `out` on, whose first step begins a group.
 static void qlora__lines_pack_bf16(const qlora__cpu_gemm* cpu, const qlora__cpu_bf16* bf16,
                                    const qlora__lines_piece* p, bool left, int64_t width,
-                                   int64_t stride, int64_t at, const float* zero, float* out) {
-    uint16_t* to = (uint16_t*)(void*)out + at * width;
+                                   int64_t stride, const uint16_t* zero, uint16_t* out) {
     const qlora__cpu_bf16_side* side = left ? &bf16->left : &bf16->right;
     if (p->from->lines) {
-        qlora__lines_pack_lines(cpu, bf16, side, p, width, stride,
-                                (const uint16_t*)(const void*)zero, to);
+        qlora__lines_pack_lines(cpu, bf16, side, p, width, stride, zero, out);
     } else {
-        qlora__lines_pack_quads(cpu, bf16, side, p, width, stride, to);
+        qlora__lines_pack_quads(cpu, bf16, side, p, width, stride, out);
     }
 }
 
@@ -10877,8 +10891,9 @@ static int64_t qlora__panels_room(const qlora__panels* p) {
 static void qlora__panels_lines(const qlora__panels* p, const qlora__lines_piece* piece, bool left,
                                 int64_t width, int64_t stride, int64_t at, float* out) {
     if (p->bf16 != NULL) {
-        qlora__lines_pack_bf16(p->cpu, p->bf16, piece, left, width, stride, at, p->memory->zero,
-                               out);
+        const uint16_t* zero = (const uint16_t*)(const void*)p->memory->zero;
+        uint16_t* to = (uint16_t*)(void*)out + at * width;
+        qlora__lines_pack_bf16(p->cpu, p->bf16, piece, left, width, stride, zero, to);
     } else {
         qlora__lines_pack(p->cpu, piece, width, stride, at, p->memory->zero, out);
     }
@@ -10913,28 +10928,32 @@ typedef struct qlora__panels_job {
     float alpha;
 } qlora__panels_job;
 
-static void qlora__panels_chunks(void* user, int64_t begin, int64_t end) {
-    const qlora__panels_job* job = (const qlora__panels_job*)user;
+static void qlora__panels_chunk(const qlora__panels_job* job, int64_t chunk) {
     const qlora__panels* p = job->panels;
     int64_t width = p->tiles->rows;
-    for (int64_t chunk = begin; chunk < end; chunk++) {
-        qlora__lines_piece piece;
-        int64_t first = chunk * QLORA__CHUNK;
-        piece.from = job->from;
-        piece.first = p->row + first;
-        piece.count = qlora__min(QLORA__CHUNK, p->rows - first);
-        piece.k = job->k;
-        piece.steps = job->steps;
-        piece.round = p->round;
-        piece.factor = p->round ? job->alpha : 1.0f;
-        float* out = p->memory->a + first * p->stride;
-        qlora__panels_lines(p, &piece, true, width, p->stride, job->at, out);
-        for (int64_t i = 0; !p->round && job->alpha != 1.0f && i < piece.count; i += width) {
-            float* panel = out + i * p->stride + job->at * width;
-            for (int64_t j = 0; j < job->steps * width; j++) {
-                panel[j] *= job->alpha;
-            }
+    qlora__lines_piece piece;
+    int64_t first = chunk * QLORA__CHUNK;
+    piece.from = job->from;
+    piece.first = p->row + first;
+    piece.count = qlora__min(QLORA__CHUNK, p->rows - first);
+    piece.k = job->k;
+    piece.steps = job->steps;
+    piece.round = p->round;
+    piece.factor = p->round ? job->alpha : 1.0f;
+    float* out = p->memory->a + first * p->stride;
+    qlora__panels_lines(p, &piece, true, width, p->stride, job->at, out);
+    for (int64_t i = 0; !p->round && job->alpha != 1.0f && i < piece.count; i += width) {
+        float* panel = out + i * p->stride + job->at * width;
+        for (int64_t j = 0; j < job->steps * width; j++) {
+            panel[j] *= job->alpha;
         }
+    }
+}
+
+static void qlora__panels_chunks(void* user, int64_t begin, int64_t end) {
+    const qlora__panels_job* job = (const qlora__panels_job*)user;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        qlora__panels_chunk(job, chunk);
     }
 }
 
@@ -10960,6 +10979,22 @@ typedef struct qlora__segment {
     int64_t steps;
 } qlora__segment;
 
+// Where the sums of a product are: row 0 of the slice, column 0. add: they go on from what is
+// there.
+typedef struct qlora__sums {
+    float* c;
+    int64_t ld;
+    bool add;
+} qlora__sums;
+
+static qlora__sums qlora__sums_at(float* c, int64_t ld, bool add) {
+    qlora__sums to;
+    to.c = c;
+    to.ld = ld;
+    to.add = add;
+    return to;
+}
+
 // C (+)= the panels' steps from `at` on, times the segments, one below the other.
 typedef struct qlora__multiply {
     const qlora__panels* left;
@@ -10968,9 +11003,7 @@ typedef struct qlora__multiply {
     int segments;
     int64_t col; // the first column of the right side
     int64_t cols;
-    float* c; // row 0 of the slice, column 0
-    int64_t ldc;
-    bool add;
+    qlora__sums to;
     // How the work is divided
     qlora__tile_fn tile;
     int64_t width;  // columns of a tile
@@ -11009,21 +11042,22 @@ static void qlora__multiply_pack(const qlora__multiply* m, int64_t col, int64_t 
 static void qlora__multiply_tile(const qlora__multiply* m, int64_t steps, const float* a,
                                  const float* b, int64_t row, int64_t col, bool add) {
     int64_t height = m->left->tiles->rows;
-    float* c = m->c + row * m->ldc + col;
+    int64_t ldc = m->to.ld;
+    float* c = m->to.c + row * ldc + col;
     int64_t rows = qlora__min(height, m->left->rows - row);
     int64_t cols = qlora__min(m->width, m->cols - col);
     if (rows == height && cols == m->width) {
-        m->tile(steps, a, b, c, m->ldc, add);
+        m->tile(steps, a, b, c, ldc, add);
         return;
     }
     float copy[QLORA__MOST_TILE];
     memset(copy, 0, sizeof copy);
     for (int64_t i = 0; add && i < rows; i++) {
-        memcpy(copy + i * m->width, c + i * m->ldc, (size_t)cols * sizeof *c);
+        memcpy(copy + i * m->width, c + i * ldc, (size_t)cols * sizeof *c);
     }
     m->tile(steps, a, b, copy, m->width, add);
     for (int64_t i = 0; i < rows; i++) {
-        memcpy(c + i * m->ldc, copy + i * m->width, (size_t)cols * sizeof *c);
+        memcpy(c + i * ldc, copy + i * m->width, (size_t)cols * sizeof *c);
     }
 }
 
@@ -11032,7 +11066,7 @@ static void qlora__multiply_expect(const qlora__multiply* m, int64_t row, int64_
     int64_t last = qlora__min(row + m->left->tiles->rows, m->left->rows);
     int64_t cols = qlora__min(m->width, m->cols - col);
     for (int64_t i = row; i < last; i++) {
-        const float* c = m->c + i * m->ldc + col;
+        const float* c = m->to.c + i * m->to.ld + col;
         for (int64_t j = 0; j < cols; j += 16) {
             QLORA__WILL_WRITE(c + j);
         }
@@ -11054,7 +11088,7 @@ static void qlora__multiply_block(const qlora__multiply* m, int64_t k, int64_t s
             for (int64_t row = top; row < bottom; row += height) {
                 qlora__multiply_expect(m, row + height, col);
                 qlora__multiply_tile(m, steps, a + row * left->stride, b + (col - col0) * m->stride,
-                                     row, col, m->add || k > 0);
+                                     row, col, m->to.add || k > 0);
             }
         }
     }
@@ -11113,11 +11147,9 @@ static void qlora__multiply_divide(qlora__multiply* m) {
     m->unit_parts = qlora__ceil_div(m->left->rows, m->unit_rows);
 }
 
-// Multiplies by columns [col, col + cols) of the right side. c is the first element of the result:
-// the slice's first row.
+// Multiplies by columns [col, col + cols) of the right side.
 static void qlora__panels_multiply(const qlora__panels* p, int64_t at, const qlora__segment* right,
-                                   int segments, int64_t col, int64_t cols, float* c, int64_t ldc,
-                                   bool add) {
+                                   int segments, int64_t col, int64_t cols, qlora__sums to) {
     qlora__multiply m;
     memset(&m, 0, sizeof m);
     m.left = p;
@@ -11126,9 +11158,7 @@ static void qlora__panels_multiply(const qlora__panels* p, int64_t at, const qlo
     m.segments = segments;
     m.col = col;
     m.cols = cols;
-    m.c = c;
-    m.ldc = ldc;
-    m.add = add;
+    m.to = to;
     for (int i = 0; i < segments; i++) {
         m.steps += qlora__panels_steps(p, right[i].steps);
     }
@@ -11153,11 +11183,11 @@ static void qlora__packed_product_chunks(void* user, int64_t begin, int64_t end)
     const qlora__multiply* m = &job->m;
     for (int64_t chunk = begin; chunk < end; chunk++) {
         int64_t first = chunk * QLORA__CHUNK;
-        qlora__panels_chunks((void*)&job->pack, chunk, chunk + 1);
+        qlora__panels_chunk(&job->pack, chunk);
         qlora__multiply_block(m, 0, m->steps, job->b, 0, first,
                               qlora__min(first + QLORA__CHUNK, m->left->rows));
         if (job->back.steps > 0) {
-            qlora__panels_chunks((void*)&job->back, chunk, chunk + 1);
+            qlora__panels_chunk(&job->back, chunk);
         }
     }
 }
@@ -11169,33 +11199,41 @@ static bool qlora__panels_takes_columns(const qlora__panels* p, int64_t steps, i
            cols + p->tiles->cols <= QLORA__MC * QLORA__PART / (steps + 8);
 }
 
-// Packs steps [k, k + steps) of an operand as steps from `at` on, and multiplies them by the `cols`
-// columns of the right side. If back_at is not negative, the product, which is in the operand's
-// matrix from column back_k on, is packed as steps from back_at on.
+// Steps of an operand from k on, which are packed as steps of the panels from `at` on.
+typedef struct qlora__panels_shift {
+    int64_t k;
+    int64_t at;
+} qlora__panels_shift;
+
+// Packs steps of an operand, as many as the right side has, and multiplies them by the `cols`
+// columns of the right side. If `back` is not NULL, the product, which is in the operand's matrix
+// from column back->k on, is packed as well.
 static void qlora__panels_pack_product(const qlora__panels* p, const qlora__operand* from,
-                                       int64_t k, int64_t at, const qlora__segment* right,
-                                       int64_t cols, float* c, int64_t ldc, int64_t back_k,
-                                       int64_t back_at) {
+                                       qlora__panels_shift pack, const qlora__segment* right,
+                                       int64_t cols, qlora__sums to,
+                                       const qlora__panels_shift* back) {
     qlora__packed_product job;
     memset(&job, 0, sizeof job);
     job.pack.panels = p;
     job.pack.from = from;
-    job.pack.k = k;
+    job.pack.k = pack.k;
     job.pack.steps = right->steps;
-    job.pack.at = at;
+    job.pack.at = pack.at;
     job.pack.alpha = 1.0f;
     job.back = job.pack;
-    job.back.k = back_k;
-    job.back.steps = back_at >= 0 ? cols : 0;
-    job.back.at = back_at;
+    job.back.steps = 0;
+    if (back != NULL) {
+        job.back.k = back->k;
+        job.back.steps = cols;
+        job.back.at = back->at;
+    }
     qlora__multiply* m = &job.m;
     m->left = p;
-    m->at = at;
+    m->at = pack.at;
     m->right = right;
     m->segments = 1;
     m->cols = cols;
-    m->c = c;
-    m->ldc = ldc;
+    m->to = to;
     m->steps = right->steps;
     qlora__multiply_divide(m);
     m->range = m->steps;
@@ -11255,8 +11293,8 @@ static void qlora__packed_slice(qlora__packed* p, void* C) {
         right.k = k;
         right.steps = qlora__min(room, g->K - k);
         qlora__panels_pack(&p->left, &p->a, k, right.steps, 0, g->alpha);
-        qlora__panels_multiply(&p->left, 0, &right, 1, p->col, p->cols, p->c, p->ldc,
-                               k > 0 || g->beta != 0.0f);
+        qlora__panels_multiply(&p->left, 0, &right, 1, p->col, p->cols,
+                               qlora__sums_at(p->c, p->ldc, k > 0 || g->beta != 0.0f));
     }
     if (!in_place) {
         qlora__packed_move(p, C, false);
@@ -23942,31 +23980,39 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
     return QLORA_OK;
 }
 
+// The blocks of a launch, the threads of a block, and its bytes of dynamic shared memory.
+typedef struct qlora__launch_size {
+    int64_t x;
+    int64_t y;
+    int64_t z;
+    uint32_t threads;
+    uint32_t shared;
+} qlora__launch_size;
+
 // Launches a kernel of the registry; does nothing if the grid is empty.
 static QLORA__UNUSED qlora_result qlora__launch_as(qlora_ctx* ctx, qlora__kernel_id id,
-                                                   qlora__launch_kind kind, int64_t grid_x,
-                                                   int64_t grid_y, int64_t grid_z,
-                                                   uint32_t threads, uint32_t shared, void** args) {
-    if (grid_x <= 0 || grid_y <= 0 || grid_z <= 0) {
+                                                   qlora__launch_kind kind, qlora__launch_size size,
+                                                   void** args) {
+    if (size.x <= 0 || size.y <= 0 || size.z <= 0) {
         return QLORA_OK;
     }
-    if (grid_x > INT32_MAX || grid_y > 65535 || grid_z > 65535) {
+    if (size.x > INT32_MAX || size.y > 65535 || size.z > 65535) {
         return qlora__fail(
             ctx, QLORA_ERR_LIMIT, "kernel %s: a grid of %lld x %lld x %lld exceeds CUDA's limits",
-            qlora__kernel_rows[id].name, (long long)grid_x, (long long)grid_y, (long long)grid_z);
+            qlora__kernel_rows[id].name, (long long)size.x, (long long)size.y, (long long)size.z);
     }
     qlora_kernel* kernel = NULL;
     QLORA__TRY(qlora__kernel_ready(ctx, id, &kernel));
-    uint32_t grid[3] = {(uint32_t)grid_x, (uint32_t)grid_y, (uint32_t)grid_z};
-    uint32_t block[3] = {threads, 1, 1};
-    return qlora__launch_checked(ctx, kernel, kind, grid, block, shared, args);
+    uint32_t grid[3] = {(uint32_t)size.x, (uint32_t)size.y, (uint32_t)size.z};
+    uint32_t block[3] = {size.threads, 1, 1};
+    return qlora__launch_checked(ctx, kernel, kind, grid, block, size.shared, args);
 }
 
 static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
                                                 int64_t grid_y, int64_t grid_z, uint32_t threads,
                                                 uint32_t shared, void** args) {
-    return qlora__launch_as(ctx, id, QLORA__LAUNCH_PLAIN, grid_x, grid_y, grid_z, threads, shared,
-                            args);
+    qlora__launch_size size = {grid_x, grid_y, grid_z, threads, shared};
+    return qlora__launch_as(ctx, id, QLORA__LAUNCH_PLAIN, size, args);
 }
 
 static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
@@ -25645,9 +25691,9 @@ static qlora_path qlora__product_path(uint32_t flags) {
 }
 
 // The three named products.
-static qlora_result qlora__gemm_named(qlora_ctx* ctx, qlora_math math, bool trans_a, bool trans_b,
-                                      bool backward, uint32_t flags, const qlora_tensor* a,
-                                      const qlora_tensor* b, const qlora_tensor* c) {
+static qlora_result qlora__gemm_named(qlora_ctx* ctx, bool trans_a, bool trans_b, bool backward,
+                                      uint32_t flags, const qlora_tensor* a, const qlora_tensor* b,
+                                      const qlora_tensor* c) {
     QLORA__TRY(qlora__product_flags_check(ctx, flags, false));
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
@@ -25656,28 +25702,25 @@ static qlora_result qlora__gemm_named(qlora_ctx* ctx, qlora_math math, bool tran
     d.alpha = 1.0f;
     d.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
     d.path = qlora__product_path(flags);
-    return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
+    return qlora__gemm_run(ctx, ctx->desc.math, backward, &d, a, b, c);
 }
 
 qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
                                 const qlora_tensor* c, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_forward");
-    return qlora__leave(
-        ctx, qlora__gemm_named(ctx, ctx->desc.math, false, false, false, flags, a, b, c));
+    return qlora__leave(ctx, qlora__gemm_named(ctx, false, false, false, flags, a, b, c));
 }
 
 qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor* dc, const qlora_tensor* b,
                                    const qlora_tensor* da, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_backward_a");
-    return qlora__leave(
-        ctx, qlora__gemm_named(ctx, ctx->desc.math, false, true, true, flags, dc, b, da));
+    return qlora__leave(ctx, qlora__gemm_named(ctx, false, true, true, flags, dc, b, da));
 }
 
 qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* dc,
                                    const qlora_tensor* db, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_backward_b");
-    return qlora__leave(
-        ctx, qlora__gemm_named(ctx, ctx->desc.math, true, false, true, flags, a, dc, db));
+    return qlora__leave(ctx, qlora__gemm_named(ctx, true, false, true, flags, a, dc, db));
 }
 
 //@@ src/gemm/nf4.h
@@ -28926,7 +28969,8 @@ typedef struct qlora__rope_job {
 static QLORA__REAL* qlora__rope_get(const qlora__cpu_rows* rows, const qlora_tensor* x, int64_t row,
                                     int64_t col, int64_t step, int64_t n, QLORA__REAL* room) {
     if (step == 1) {
-        return (QLORA__REAL*)qlora__row_in(rows, x, row, col, n, room);
+        (void)qlora__row_in(rows, x, row, col, n, room);
+        return qlora__row_target(x, row, col, room);
     }
     for (int64_t i = 0; i < n; i++) {
         room[i] = qlora__at(x, row, col + step * i);
@@ -31191,9 +31235,9 @@ static qlora__operand qlora__linear_weight(const qlora_linear_part* p, bool line
                             : qlora__operand_matrix(p->dense, lines);
 }
 
-// Element (row, col) of an f32 matrix.
-static float* qlora__linear_at(const qlora_tensor* t, int64_t row, int64_t col) {
-    return (float*)t->data + row * t->ld + col;
+// Where the sums of a product with the panels are: in an f32 matrix, from column `col` on.
+static qlora__sums qlora__linear_at(const qlora__panels* p, const qlora_tensor* t, int64_t col) {
+    return qlora__sums_at((float*)t->data + p->row * t->ld + col, t->ld, false);
 }
 
 // With what panels in bf16 add to each part.
@@ -31234,8 +31278,8 @@ static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora_
     int64_t first = adapters ? qlora__linear_ranks(l, 0, &next) : 0;
     if (qlora__panels_takes_columns(p, l->in, first)) {
         qlora__segment a = qlora__segment_of(qlora__operand_matrix(l->parts[0].a, true), l->in);
-        qlora__panels_pack_product(p, &rows, 0, 0, &a, first, qlora__linear_at(x, p->row, at),
-                                   x->ld, 0, -1);
+        qlora__panels_shift whole = {0, 0};
+        qlora__panels_pack_product(p, &rows, whole, &a, first, qlora__linear_at(p, x, at), NULL);
         at += first;
     } else {
         qlora__panels_pack(p, &rows, 0, l->in, 0, 1.0f);
@@ -31245,8 +31289,7 @@ static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora_
         int64_t rank = qlora__linear_ranks(l, i, &next);
         if (rank > 0) {
             qlora__segment a = qlora__segment_of(qlora__operand_matrix(l->parts[i].a, true), l->in);
-            qlora__panels_multiply(p, 0, &a, 1, 0, rank, qlora__linear_at(x, p->row, at), x->ld,
-                                   false);
+            qlora__panels_multiply(p, 0, &a, 1, 0, rank, qlora__linear_at(p, x, at));
         }
         at += rank;
     }
@@ -31261,7 +31304,7 @@ static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora_
             qlora__panels_pack(p, &rows, at, part->rank, qlora__panels_steps(p, l->in), 1.0f);
         }
         qlora__panels_multiply(p, 0, right, part->rank > 0 ? 2 : 1, 0, part->out,
-                               qlora__linear_at(y, p->row, col), y->ld, false);
+                               qlora__linear_at(p, y, col));
         col += part->out;
         at += part->rank;
     }
@@ -31294,20 +31337,22 @@ static int64_t qlora__linear_backward_steps(const qlora_ctx* ctx, const qlora_li
 // computed in the columns from `tail` on.
 static void qlora__linear_pack_dy(const qlora__panels* p, const qlora_linear_part* part,
                                   const qlora__operand* dy, int64_t col, int64_t tail, int64_t at,
-                                  float* u) {
+                                  qlora__sums u) {
     int64_t after = at + qlora__panels_steps(p, part->out);
+    qlora__panels_shift pack = {col, at};
+    qlora__panels_shift back = {tail, after};
     qlora__segment sb;
     memset(&sb, 0, sizeof sb);
     if (part->rank > 0) {
         sb = qlora__segment_of(qlora__operand_matrix(part->sb, false), part->out);
     }
     if (qlora__panels_takes_columns(p, part->out, part->rank)) {
-        qlora__panels_pack_product(p, dy, col, at, &sb, part->rank, u, dy->ld, tail, after);
+        qlora__panels_pack_product(p, dy, pack, &sb, part->rank, u, &back);
         return;
     }
     qlora__panels_pack(p, dy, col, part->out, at, 1.0f);
     if (part->rank > 0) {
-        qlora__panels_multiply(p, at, &sb, 1, 0, part->rank, u, dy->ld, false);
+        qlora__panels_multiply(p, at, &sb, 1, 0, part->rank, u);
         qlora__panels_pack(p, dy, tail, part->rank, after, 1.0f);
     }
 }
@@ -31324,7 +31369,7 @@ static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__pane
     int64_t tail = out;
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* part = &l->parts[i];
-        qlora__linear_pack_dy(p, part, &rows, col, tail, at, qlora__linear_at(dy, p->row, tail));
+        qlora__linear_pack_dy(p, part, &rows, col, tail, at, qlora__linear_at(p, dy, tail));
         right[segments] = qlora__segment_of(qlora__linear_weight(part, false), part->out);
         segments++;
         if (part->rank > 0) {
@@ -31335,8 +31380,7 @@ static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__pane
         col += part->out;
         tail += part->rank;
     }
-    qlora__panels_multiply(p, 0, right, segments, 0, l->in, qlora__linear_at(dx, p->row, 0), dx->ld,
-                           false);
+    qlora__panels_multiply(p, 0, right, segments, 0, l->in, qlora__linear_at(p, dx, 0));
 }
 
 static void qlora__linear_dx_panels(qlora_ctx* ctx, const qlora_linear_desc* l,
@@ -31480,17 +31524,26 @@ static bool qlora__linear_joined(const qlora_linear_desc* l, int64_t pad, qlora_
     return true;
 }
 
-// C = alpha op(A) op(B) + beta C, with the precision of forward or backward products.
-static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool backward, bool ta,
-                                       bool tb, float alpha, float beta, const qlora_tensor* a,
-                                       const qlora_tensor* b, const qlora_tensor* c) {
+// The products of a layer.
+typedef enum qlora__linear_product {
+    QLORA__LINEAR_FORWARD,  // C = A B^T, forward: z = x A^T, y = x W^T + z (sB)^T
+    QLORA__LINEAR_WEIGHT,   // C = A B, forward: W + sB A
+    QLORA__LINEAR_BACKWARD, // C = A B, backward: u = dy sB, dx = dy W + u A
+    QLORA__LINEAR_GRADIENT  // C = A^T B, backward: dA = u^T x, dB = dy^T z
+} qlora__linear_product;
+
+// C = alpha times the product + beta C, with the precision of forward or backward products.
+static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math,
+                                       qlora__linear_product product, float alpha, float beta,
+                                       const qlora_tensor* a, const qlora_tensor* b,
+                                       const qlora_tensor* c) {
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
-    d.trans_a = ta;
-    d.trans_b = tb;
+    d.trans_a = product == QLORA__LINEAR_GRADIENT;
+    d.trans_b = product == QLORA__LINEAR_FORWARD;
     d.alpha = alpha;
     d.beta = beta;
-    return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
+    return qlora__gemm_run(ctx, math, product >= QLORA__LINEAR_BACKWARD, &d, a, b, c);
 }
 
 // y = x W^T, or dx = dy W, of a part whose weight has codes.
@@ -31859,7 +31912,7 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
         QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
         QLORA__TRY(qlora__tensor_view(ctx, z, done, now, 0, z->cols, &to));
         QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
-        QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, &m.rows,
+        QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_FORWARD, 1.0f, 0.0f, &m.rows,
                                       l->parts[i].a, &to));
     }
     qlora__scratch_release(ctx, m.scratch_before);
@@ -31893,7 +31946,7 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
     // all parts at once, including the zero columns
     if (l->dropout == 0.0f && qlora__linear_joined(l, pad, &a, &sb)) {
         QLORA__TRY(
-            qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail));
+            qlora__linear_gemm(ctx, math, QLORA__LINEAR_FORWARD, 1.0f, 0.0f, inner, &a, &tail));
         return qlora__linear_keep_own(ctx, l, inner, &tail);
     }
     int64_t at = 0;
@@ -31903,7 +31956,7 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
         if (z.cols > 0 && l->dropout > 0.0f) {
             QLORA__TRY(qlora__linear_z_masked(ctx, math, l, i, inner, &z));
         } else if (z.cols > 0) {
-            QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner,
+            QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_FORWARD, 1.0f, 0.0f, inner,
                                           l->parts[i].a, &z));
         }
         at += z.cols;
@@ -31925,12 +31978,12 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
         QLORA__TRY(p->dense == NULL ? qlora__linear_coded(ctx, math, false, inner, p, &part, 0)
-                                    : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
-                                                         inner, p->dense, &part));
+                                    : qlora__linear_gemm(ctx, math, QLORA__LINEAR_FORWARD, 1.0f,
+                                                         0.0f, inner, p->dense, &part));
         qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0) {
             QLORA__TRY(
-                qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
+                qlora__linear_gemm(ctx, math, QLORA__LINEAR_FORWARD, 1.0f, 1.0f, &z, p->sb, &part));
         }
         if (p->bias != NULL) {
             QLORA__TRY(qlora__linear_bias(ctx, p->bias, &part, true));
@@ -31957,8 +32010,8 @@ static qlora_result qlora__linear_forward_fp8(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &z));
     if (pad > 0 && qlora__linear_joined(l, pad, &a, &sb)) {
-        QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, biased ? 1.0f : 0.0f, &z,
-                                      &sb, y));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_FORWARD, 1.0f, biased ? 1.0f : 0.0f,
+                                      &z, &sb, y));
     }
     return qlora__fp8_product(ctx, l->fp8, false, coded, &inner, y, biased || pad > 0);
 }
@@ -31985,8 +32038,8 @@ static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, qlora_math math
     }
     qlora_tensor upper; // [W sB]
     QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, 0, l->operand->cols, &upper));
-    return qlora__linear_gemm(ctx, math, false, false, true, 1.0f, biased ? 1.0f : 0.0f, x, &upper,
-                              y);
+    return qlora__linear_gemm(ctx, math, QLORA__LINEAR_FORWARD, 1.0f, biased ? 1.0f : 0.0f, x,
+                              &upper, y);
 }
 
 // The plain form with panels that the products share; with dropout, z is computed before.
@@ -32079,7 +32132,7 @@ static qlora_result qlora__linear_u_joined(qlora_ctx* ctx, qlora_math math,
         b.batch = l->count;
         u.batch = l->count;
     }
-    QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &dy, &b, &u));
+    QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_BACKWARD, 1.0f, 0.0f, &dy, &b, &u));
     return qlora__linear_keep_own(ctx, l, inner, tail);
 }
 
@@ -32104,8 +32157,8 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, dy->rows, at, p->rank, &u));
         if (p->rank > 0) {
-            QLORA__TRY(
-                qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &part, p->sb, &u));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_BACKWARD, 1.0f, 0.0f, &part,
+                                          p->sb, &u));
         }
         col += p->out;
         at += p->rank;
@@ -32126,7 +32179,7 @@ static qlora_result qlora__linear_dx_fp8(qlora_ctx* ctx, qlora_math math,
     qlora_tensor sb;
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, inner->cols, pad, &u));
     if (adds && qlora__linear_joined(l, pad, &a, &sb)) {
-        QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &u, &a, dx));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_BACKWARD, 1.0f, 0.0f, &u, &a, dx));
     }
     return qlora__fp8_product(ctx, l->fp8, true, coded, inner, dx, adds);
 }
@@ -32143,7 +32196,7 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
         const qlora_tensor* left = l->dropout > 0.0f ? inner : dy;
         qlora_tensor below; // [W ; A], or W alone
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, left->cols, 0, l->in, &below));
-        return qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, left, &below, dx);
+        return qlora__linear_gemm(ctx, math, QLORA__LINEAR_BACKWARD, 1.0f, 0.0f, left, &below, dx);
     }
     int64_t col = 0;
     int64_t at = inner->cols;
@@ -32158,11 +32211,12 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
         QLORA__TRY(p->dense == NULL
                        ? qlora__linear_coded(ctx, math, true, &part, p, dx,
                                              i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
-                       : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta, &part,
+                       : qlora__linear_gemm(ctx, math, QLORA__LINEAR_BACKWARD, 1.0f, beta, &part,
                                             p->dense, dx));
         qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0 && l->dropout == 0.0f) {
-            QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, math, QLORA__LINEAR_BACKWARD, 1.0f, 1.0f, &u, p->a, dx));
         }
         col += p->out;
         at += p->rank;
@@ -32345,12 +32399,12 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, qlora_math ma
         QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
         QLORA__TRY(qlora__tensor_view(ctx, u, done, now, 0, u->cols, &some));
         QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
-        QLORA__TRY(qlora__linear_gemm(ctx, math, true, true, false, 1.0f, done > 0 ? 1.0f : beta,
-                                      &some, &m.rows, p->da));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_GRADIENT, 1.0f,
+                                      done > 0 ? 1.0f : beta, &some, &m.rows, p->da));
         if (dx != NULL) {
             QLORA__TRY(qlora__tensor_view(ctx, dx, done, now, 0, l->in, &to));
-            QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &some, p->a,
-                                          &m.rows));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_BACKWARD, 1.0f, 0.0f, &some,
+                                          p->a, &m.rows));
             QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &m.rows, &to, true));
         }
     }
@@ -32384,12 +32438,42 @@ static bool qlora__linear_da_joined(const qlora_linear_desc* l, qlora_tensor* jo
 #define QLORA__GRADIENT_A 1u
 #define QLORA__GRADIENT_B 2u
 
+// What the gradients of a stack are products of, and which of them are computed.
+typedef struct qlora__linear_factors {
+    const qlora_tensor* x;
+    const qlora_tensor* z;  // NULL: in the last columns of x
+    const qlora_tensor* dy; // with u in its last columns
+    float beta;             // 1 adds to the gradients, 0 overwrites them
+    unsigned which;
+} qlora__linear_factors;
+
+static qlora__linear_factors qlora__linear_factors_of(const qlora_tensor* x, const qlora_tensor* z,
+                                                      const qlora_tensor* dy, float beta,
+                                                      unsigned which) {
+    qlora__linear_factors f;
+    f.x = x;
+    f.z = z;
+    f.dy = dy;
+    f.beta = beta;
+    f.which = which;
+    return f;
+}
+
+// The columns of z that belong to the part whose rank begins in column `at` of it.
+static qlora_result qlora__linear_z_of(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                       const qlora__linear_factors* f, int64_t at, int64_t rank,
+                                       qlora_tensor* z) {
+    return f->z != NULL ? qlora__tensor_view(ctx, f->z, 0, f->x->rows, at, rank, z)
+                        : qlora__tensor_view(ctx, f->x, 0, f->x->rows, l->in + at, rank, z);
+}
+
 // Sets k to the launch of all gradients, dA first, if there is one: without dropout, in bf16 on a
 // GPU. *has: whether there is.
 static qlora_result qlora__linear_skinny(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                         const qlora_tensor* x, const qlora_tensor* tail,
-                                         const qlora_tensor* dy, float beta, unsigned which,
-                                         qlora__skinny* k, bool* has) {
+                                         const qlora__linear_factors* f, qlora__skinny* k,
+                                         bool* has) {
+    const qlora_tensor* x = f->x;
+    const qlora_tensor* dy = f->dy;
     qlora_tensor w;
     qlora_tensor s;
     qlora_tensor all;
@@ -32402,20 +32486,18 @@ static qlora_result qlora__linear_skinny(qlora_ctx* ctx, const qlora_linear_desc
         return QLORA_OK;
     }
     memset(k, 0, sizeof *k);
-    k->add = beta != 0.0f;
-    if ((which & QLORA__GRADIENT_A) != 0) {
+    k->add = f->beta != 0.0f;
+    if ((f->which & QLORA__GRADIENT_A) != 0) {
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &w));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, x->rows, qlora_linear_out(l), all.rows, &s));
         if (!qlora__skinny_add(k, &s, &w, &all, false, 1.0f)) {
             return QLORA_OK;
         }
     }
-    for (int32_t i = 0; i < l->count && (which & QLORA__GRADIENT_B) != 0; i++) {
+    for (int32_t i = 0; i < l->count && (f->which & QLORA__GRADIENT_B) != 0; i++) {
         const qlora_linear_part* p = &l->parts[i];
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, x->rows, col, p->out, &w));
-        QLORA__TRY(tail != NULL
-                       ? qlora__tensor_view(ctx, tail, 0, x->rows, at, p->rank, &s)
-                       : qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &s));
+        QLORA__TRY(qlora__linear_z_of(ctx, l, f, at, p->rank, &s));
         if (p->rank > 0 && !qlora__skinny_add(k, &s, &w, p->db, true, p->scale)) {
             return QLORA_OK;
         }
@@ -32460,24 +32542,25 @@ static QLORA__UNUSED int64_t qlora__linear_parts(const qlora_linear_desc* l, int
     return most;
 }
 
-// tail: z, if it is not in the last columns of x. parts: memory for parts of sums; NULL: scratch.
-// If it is too small, the gradients are products one by one, which need none.
+// Also dx += u A, if there is dropout. parts: memory for parts of sums; NULL: scratch. If it is too
+// small, the gradients are products one by one, which need none.
 static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
-                                            const qlora_linear_desc* l, const qlora_tensor* x,
-                                            const qlora_tensor* tail, const qlora_tensor* dy,
-                                            const qlora_tensor* dx, float beta, unsigned which,
+                                            const qlora_linear_desc* l,
+                                            const qlora__linear_factors* f, const qlora_tensor* dx,
                                             const qlora_tensor* parts) {
+    const qlora_tensor* x = f->x;
+    const qlora_tensor* dy = f->dy;
     int64_t col = 0;
     int64_t at = 0;
     int64_t out = qlora_linear_out(l);
-    bool wants_a = (which & QLORA__GRADIENT_A) != 0;
-    bool wants_b = (which & QLORA__GRADIENT_B) != 0;
+    bool wants_a = (f->which & QLORA__GRADIENT_A) != 0;
+    bool wants_b = (f->which & QLORA__GRADIENT_B) != 0;
     bool has = false;
     qlora__skinny k;
     qlora_tensor inner;
     qlora_tensor all;
-    QLORA__TRY(qlora__linear_skinny(ctx, l, x, tail, dy, beta, which, &k, &has));
-    int64_t room = qlora__linear_parts_of(l, x->rows, which);
+    QLORA__TRY(qlora__linear_skinny(ctx, l, f, &k, &has));
+    int64_t room = qlora__linear_parts_of(l, x->rows, f->which);
     int64_t most = parts != NULL ? parts->cols
                                  : (int64_t)(qlora__scratch_free(ctx) / sizeof(float));
     if (has && room > 0 && room <= most) {
@@ -32492,7 +32575,8 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
     if (joined && wants_a) {
         qlora_tensor u;
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out, all.rows, &u));
-        QLORA__TRY(qlora__linear_gemm(ctx, math, true, true, false, 1.0f, beta, &u, &inner, &all));
+        QLORA__TRY(
+            qlora__linear_gemm(ctx, math, QLORA__LINEAR_GRADIENT, 1.0f, f->beta, &u, &inner, &all));
     }
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* p = &l->parts[i];
@@ -32501,18 +32585,16 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
         qlora_tensor u;
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out + at, p->rank, &u));
-        QLORA__TRY(tail != NULL
-                       ? qlora__tensor_view(ctx, tail, 0, x->rows, at, p->rank, &z)
-                       : qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
+        QLORA__TRY(qlora__linear_z_of(ctx, l, f, at, p->rank, &z));
         if (p->rank > 0 && l->dropout > 0.0f) {
-            QLORA__TRY(qlora__linear_masked_gradients(ctx, math, l, i, &inner, &u, dx, beta));
+            QLORA__TRY(qlora__linear_masked_gradients(ctx, math, l, i, &inner, &u, dx, f->beta));
         } else if (p->rank > 0 && !joined && wants_a) {
-            QLORA__TRY(
-                qlora__linear_gemm(ctx, math, true, true, false, 1.0f, beta, &u, &inner, p->da));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_GRADIENT, 1.0f, f->beta, &u,
+                                          &inner, p->da));
         }
         if (p->rank > 0 && wants_b) {
-            QLORA__TRY(
-                qlora__linear_gemm(ctx, math, true, true, false, p->scale, beta, &part, &z, p->db));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_GRADIENT, p->scale, f->beta,
+                                          &part, &z, p->db));
         }
         col += p->out;
         at += p->rank;
@@ -32546,8 +32628,9 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
     QLORA__TRY(qlora__linear_u_dx(ctx, math, l, dy, &inner, false, dx));
     float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
-    return qlora__linear_gradients(ctx, math, l, x, NULL, dy, dx, beta,
-                                   QLORA__GRADIENT_A | QLORA__GRADIENT_B, NULL);
+    qlora__linear_factors all =
+        qlora__linear_factors_of(x, NULL, dy, beta, QLORA__GRADIENT_A | QLORA__GRADIENT_B);
+    return qlora__linear_gradients(ctx, math, l, &all, dx, NULL);
 }
 
 qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
@@ -33333,14 +33416,29 @@ static void qlora__block_queries(const qlora__attention_job* job, const qlora_te
     qlora__block_clear(y, b->rows * width, qlora__block_pad(b->rows, QLORA__BLOCK_ROWS) * width);
 }
 
-// c[m, n] = a[m, k] b[k, n], or c += a b; m and n are padded.
-static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, int64_t n, int64_t k,
+// c[m, n] = a[m, k] b[k, n].
+typedef struct qlora__block_shape {
+    int64_t m;
+    int64_t n;
+    int64_t k;
+} qlora__block_shape;
+
+static qlora__block_shape qlora__block_shape_of(int64_t m, int64_t n, int64_t k) {
+    qlora__block_shape shape;
+    shape.m = m;
+    shape.n = n;
+    shape.k = k;
+    return shape;
+}
+
+// c = a b, or c += a b; m and n are padded. transposed: a is stored [k, m].
+static void qlora__block_multiply(const qlora__attention_job* job, qlora__block_shape shape,
                                   qlora__block_matrix a, bool transposed, qlora__block_matrix b,
                                   qlora__block_matrix c, bool add) {
     qlora__block_product p;
-    p.m = qlora__block_pad(m, QLORA__BLOCK_ROWS);
-    p.n = qlora__block_pad(n, QLORA__BLOCK_COLS);
-    p.k = k;
+    p.m = qlora__block_pad(shape.m, QLORA__BLOCK_ROWS);
+    p.n = qlora__block_pad(shape.n, QLORA__BLOCK_COLS);
+    p.k = shape.k;
     p.a = a.data;
     p.lda = a.ld;
     p.b = b.data;
@@ -33394,9 +33492,9 @@ static qlora__block_pair qlora__pair_of(const qlora__query_block* b, int64_t j, 
 // s = x[rows, width] times y, which is the transposed keys or values, of which there are n.
 static void qlora__block_dots_of(const qlora__attention_job* job, int64_t rows, int64_t n,
                                  QLORA__REAL* x, QLORA__REAL* y, int64_t width, QLORA__REAL* s) {
-    qlora__block_multiply(job, rows, n, job->a->hd, qlora__block_of(x, width), false,
-                          qlora__block_of(y, QLORA__BLOCK), qlora__block_of(s, QLORA__BLOCK),
-                          false);
+    qlora__block_multiply(job, qlora__block_shape_of(rows, n, job->a->hd),
+                          qlora__block_of(x, width), false, qlora__block_of(y, QLORA__BLOCK),
+                          qlora__block_of(s, QLORA__BLOCK), false);
 }
 
 // How weights are multiplied.
@@ -33424,8 +33522,9 @@ static void qlora__pair_add(const qlora__attention_job* job, const qlora__block_
     }
     // A sum of squares in double precision is finite if all values are; otherwise at most slow.
     if (qlora__finite((float)squares)) {
-        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK),
-                              way != QLORA__WEIGHTS, x, qlora__block_of(c, width), true);
+        qlora__block_multiply(job, qlora__block_shape_of(m, width, k),
+                              qlora__block_of(weights, QLORA__BLOCK), way != QLORA__WEIGHTS, x,
+                              qlora__block_of(c, width), true);
         return;
     }
     for (int64_t i = 0; i < m; i++) {
@@ -33520,7 +33619,7 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
         qlora__block_matrix k = qlora__block_key_rows(job, j, n, kv_head, width, room->at[2]);
         qlora__block_matrix v = qlora__block_keys(job, a->v, j, n, kv_head, width, room->at[4]);
-        qlora__block_multiply(job, n, b->rows, a->hd, k, false,
+        qlora__block_multiply(job, qlora__block_shape_of(n, b->rows, a->hd), k, false,
                               qlora__block_of(room->at[1], QLORA__BLOCK),
                               qlora__block_of(room->s, QLORA__BLOCK), false);
         qlora__block_softmax(job, room, b, j, n);
@@ -40757,7 +40856,7 @@ static qlora_result qlora__dora_weight(qlora_ctx* ctx, const qlora_model* m,
     QLORA__TRY(qlora__is_coded(p)
                    ? qlora__coded_window(ctx, qlora__codes_of(p), 0, 0, w)
                    : qlora__point(ctx, QLORA__POINT_SCALE, &p->dense, NULL, 1.0f, w));
-    return qlora__linear_gemm(ctx, m->math, false, false, false, 1.0f, 1.0f, &p->sb, &p->a, w);
+    return qlora__linear_gemm(ctx, m->math, QLORA__LINEAR_WEIGHT, 1.0f, 1.0f, &p->sb, &p->a, w);
 }
 
 // Computes the norms and gains of all projections anew; with `start`, the magnitudes as well, which
@@ -42254,10 +42353,11 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
     const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
     qlora_result r = wants_z ? qlora__stack_z(pass, stack, group, x) : QLORA_OK;
     if (r == QLORA_OK) {
-        r = qlora__linear_gradients(
-            ctx, pass->math, &stack->linear, x, stack->z.cols > 0 ? &stack->z : NULL, dy, NULL,
-            stack->linear.owners != NULL ? 0.0f : 1.0f, qlora__gradients_left(pass, layer, group),
-            &pass->m->work.skinny_parts);
+        qlora__linear_factors factors = qlora__linear_factors_of(
+            x, stack->z.cols > 0 ? &stack->z : NULL, dy, stack->linear.owners != NULL ? 0.0f : 1.0f,
+            qlora__gradients_left(pass, layer, group));
+        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, &factors, NULL,
+                                    &pass->m->work.skinny_parts);
     }
     if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
         const qlora__wide_layer* wide = &pass->m->wide[stack->linear.layer];
@@ -42627,7 +42727,8 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     if (room == 0 || room > m->work.skinny_parts.cols) {
         return QLORA_OK;
     }
-    return qlora__linear_skinny(pass->ctx, &stack->linear, h, &z, dy, 1.0f, which, k, has);
+    qlora__linear_factors factors = qlora__linear_factors_of(h, &z, dy, 1.0f, which);
+    return qlora__linear_skinny(pass->ctx, &stack->linear, &factors, k, has);
 }
 
 // Where the norm before a branch writes the codes of its result, which is dy of the product after
@@ -43696,7 +43797,7 @@ static qlora_result qlora__head_gradients(const qlora__pass* pass) {
     const qlora_model* m = pass->m;
     float alpha = (float)(1.0 / m->plan.config.logits_divisor);
     if (m->tables.saved_head || m->tables.saved_tied) {
-        return qlora__linear_gemm(pass->ctx, pass->math, true, true, false, alpha, 1.0f,
+        return qlora__linear_gemm(pass->ctx, pass->math, QLORA__LINEAR_GRADIENT, alpha, 1.0f,
                                   &m->work.logits, &m->work.rows_x,
                                   m->tables.saved_head ? &m->tables.d_head : &m->tables.d_embed);
     }
@@ -44269,8 +44370,8 @@ static qlora__launch_kind qlora__decode_way(const qlora_model* m) {
 static qlora_result qlora__decode_launch(const qlora_model* m, qlora__kernel_id id, int64_t grid_x,
                                          int64_t grid_y, int64_t grid_z, uint32_t threads,
                                          uint32_t shared, void** args) {
-    return qlora__launch_as(m->ctx, id, qlora__decode_way(m), grid_x, grid_y, grid_z, threads,
-                            shared, args);
+    qlora__launch_size size = {grid_x, grid_y, grid_z, threads, shared};
+    return qlora__launch_as(m->ctx, id, qlora__decode_way(m), size, args);
 }
 
 // Tiles of 16 rows that a product has; gate and up count once.
@@ -44815,8 +44916,8 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     qlora__kernel_id id = whole ? QLORA__K_decode_many_norm : QLORA__K_decode_norm;
     uint32_t threads = p.z_rank == 0 && d->texts == 1 ? 512 : 1024; // the next kernel fits beside
     qlora__launch_kind kind = first ? QLORA__LAUNCH_PLAIN : qlora__decode_way(m);
-    qlora_result r = qlora__launch_as(m->ctx, id, kind, qlora__max(1, blocks), d->texts, 1,
-                                      threads, (uint32_t)shared, args);
+    qlora__launch_size size = {qlora__max(1, blocks), d->texts, 1, threads, (uint32_t)shared};
+    qlora_result r = qlora__launch_as(m->ctx, id, kind, size, args);
     if (r != QLORA_OK || !many || whole || b->next == NULL) {
         return r;
     }
@@ -45199,8 +45300,8 @@ static qlora_result qlora__decode_layers_run(const qlora_model* m, int stream, i
     void* args[] = {&p};
     size_t bytes = (size_t)d->marks.cols * 4;
     QLORA__TRY(qlora__zero(m->ctx, d->marks.data, bytes, bytes, 1));
-    return qlora__launch_as(m->ctx, QLORA__K_decode_layers, QLORA__LAUNCH_TOGETHER, blocks, 1, 1,
-                            QLORA__LAYERS_WARPS * 32, (uint32_t)shared, args);
+    qlora__launch_size size = {blocks, 1, 1, QLORA__LAYERS_WARPS * 32, (uint32_t)shared};
+    return qlora__launch_as(m->ctx, QLORA__K_decode_layers, QLORA__LAUNCH_TOGETHER, size, args);
 }
 
 #endif // QLORA_NO_CUDA
@@ -53576,7 +53677,7 @@ static qlora_result qlora__piece_kind_run(const qlora_trainer* t, const qlora__p
 }
 
 // Only what is trained has dropout.
-static qlora_result qlora__piece_run(const qlora_trainer* t, const qlora__piece_of* piece) {
+static qlora_result qlora__piece_run(qlora_trainer* t, const qlora__piece_of* piece) {
     qlora_model* m = t->m;
     qlora__pass pass =
         qlora__pass_of_micro(m, &t->micro, !piece->reference && !t->micro.mismatched);
@@ -56852,4 +56953,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 653d3150b7397fa8
+//@@ end 75d5333bccbf5bbf

@@ -7368,13 +7368,33 @@ static qlora_result qlora__parquet_unpack(qlora__env* env, qlora__parquet* p, in
                                  p->zstd->fault);
 }
 
+// Bytes of a page as they are in the file, and how many they are in memory.
+typedef struct qlora__parquet_stored {
+    const uint8_t* data;
+    size_t size;
+    uint64_t wanted;
+    bool compressed;
+} qlora__parquet_stored;
+
+static qlora__parquet_stored qlora__parquet_whole_page(const qlora__parquet_leaf* leaf,
+                                                       const qlora__parquet_page* page) {
+    qlora__parquet_stored s;
+    s.data = leaf->at;
+    s.size = (size_t)page->stored;
+    s.wanted = (uint64_t)page->size;
+    s.compressed = leaf->codec != 0;
+    return s;
+}
+
 // The bytes of a page: in the file if they are not compressed, else in `block`.
 static qlora_result qlora__parquet_open_page(qlora__env* env, qlora__parquet* p,
-                                             const qlora__parquet_leaf* leaf, bool compressed,
-                                             const uint8_t* in, size_t size, uint64_t wanted,
+                                             const qlora__parquet_leaf* leaf,
+                                             qlora__parquet_stored stored,
                                              qlora__parquet_block* block, const uint8_t** out) {
-    if (!compressed || (size == 0 && wanted == 0)) {
-        *out = in;
+    size_t size = stored.size;
+    uint64_t wanted = stored.wanted;
+    if (!stored.compressed || (size == 0 && wanted == 0)) {
+        *out = stored.data;
         return size == wanted
                    ? QLORA_OK
                    : qlora__env_fail(env, QLORA_ERR_FORMAT, "a page has two sizes, %llu and %llu",
@@ -7393,7 +7413,8 @@ static qlora_result qlora__parquet_open_page(qlora__env* env, qlora__parquet* p,
     }
     QLORA__TRY(qlora__parquet_block_room(env, &p->held, block, wanted + 1));
     *out = block->data;
-    return qlora__parquet_unpack(env, p, leaf->codec, in, size, block->data, (size_t)wanted);
+    return qlora__parquet_unpack(env, p, leaf->codec, stored.data, size, block->data,
+                                 (size_t)wanted);
 }
 
 // ---- dictionaries
@@ -7430,8 +7451,7 @@ static qlora_result qlora__parquet_dictionary(qlora__env* env, qlora__parquet* p
                                "its dictionary has the encoding %lld; only PLAIN is supported",
                                (long long)page->encoding);
     }
-    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, leaf->codec != 0, leaf->at,
-                                        (size_t)page->stored, (uint64_t)page->size,
+    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, qlora__parquet_whole_page(leaf, page),
                                         &leaf->dictionary, &leaf->words));
     leaf->words_size = (size_t)page->size;
     leaf->word_count = (uint32_t)page->entries;
@@ -7505,9 +7525,8 @@ static qlora_result qlora__parquet_first_version(qlora__env* env, qlora__parquet
                                "levels in another encoding than RLE (BIT_PACKED, say) are not "
                                "supported");
     }
-    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, leaf->codec != 0, leaf->at,
-                                        (size_t)page->stored, (uint64_t)page->size, &leaf->page,
-                                        &data));
+    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, qlora__parquet_whole_page(leaf, page),
+                                        &leaf->page, &data));
     if (!qlora__parquet_levels(data, size, &at, leaf->max_repetition, &leaf->repetitions) ||
         !qlora__parquet_levels(data, size, &at, leaf->max_definition, &leaf->definitions)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "the levels of a page do not fit in it");
@@ -7531,13 +7550,15 @@ static qlora_result qlora__parquet_second_version(qlora__env* env, qlora__parque
                               qlora__parquet_level_bits(leaf->max_repetition));
     qlora__parquet_runs_begin(&leaf->definitions, leaf->at + repetition, levels - repetition,
                               qlora__parquet_level_bits(leaf->max_definition));
-    uint64_t size = (uint64_t)page->size - levels;
+    qlora__parquet_stored stored = qlora__parquet_whole_page(leaf, page);
+    stored.data += levels; // which are never compressed
+    stored.size -= levels;
+    stored.wanted -= levels;
+    stored.compressed = stored.compressed && !page->plain;
     const uint8_t* data = NULL;
-    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, leaf->codec != 0 && !page->plain,
-                                        leaf->at + levels, (size_t)page->stored - levels, size,
-                                        &leaf->page, &data));
+    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, stored, &leaf->page, &data));
     leaf->values = data;
-    leaf->values_end = data + size;
+    leaf->values_end = data + stored.wanted;
     return QLORA_OK;
 }
 
@@ -15484,8 +15505,8 @@ typedef struct qlora__text_gguf {
     qlora__gguf_vocab v;
 } qlora__text_gguf;
 
-static qlora_result qlora__text_gguf_token_add(const qlora__text_gguf* t, int32_t id,
-                                               const char* name, size_t size) {
+static qlora_result qlora__text_gguf_token_add(qlora__text_gguf* t, int32_t id, const char* name,
+                                               size_t size) {
     qlora_text_tok* tok = t->tok;
     qlora__gguf_token token;
     QLORA__TRY(qlora__gguf_vocab_token(t->env, &t->v, (uint64_t)id, name, size, &token));
@@ -15506,7 +15527,7 @@ static qlora_result qlora__text_gguf_token_add(const qlora__text_gguf* t, int32_
     return QLORA_OK;
 }
 
-static qlora_result qlora__text_gguf_tokens(const qlora__text_gguf* t) {
+static qlora_result qlora__text_gguf_tokens(qlora__text_gguf* t) {
     uint64_t at = 0;
     QLORA__TRY(qlora__text_words_reserve(t->env, &t->tok->words, (size_t)t->v.tokens->count));
     for (uint64_t i = 0; i < t->v.tokens->count; i++) {
@@ -15538,7 +15559,7 @@ static qlora_result qlora__text_gguf_scores(const qlora__text_gguf* t, qlora__te
     return qlora__text_load_scored_merges(t->env, t->tok, scored, count);
 }
 
-static qlora_result qlora__text_gguf_pieces(const qlora__text_gguf* t) {
+static qlora_result qlora__text_gguf_pieces(qlora__text_gguf* t) {
     size_t room = (size_t)t->v.tokens->count;
     qlora__text_scored* scored =
         (qlora__text_scored*)qlora__text_zalloc(t->env, room, sizeof *scored);
@@ -15551,7 +15572,7 @@ static qlora_result qlora__text_gguf_pieces(const qlora__text_gguf* t) {
 }
 
 // Byte-level BPE: "left right", divided at the first blank that is not the first character.
-static qlora_result qlora__text_gguf_merges(const qlora__text_gguf* t) {
+static qlora_result qlora__text_gguf_merges(qlora__text_gguf* t) {
     const qlora__gguf_value* merges = NULL;
     uint64_t at = 0;
     QLORA__TRY(qlora__gguf_get_array(t->env, t->v.g, "tokenizer.ggml.merges", QLORA__GGUF_STRING,
@@ -15583,7 +15604,7 @@ static qlora_result qlora__text_gguf_merges(const qlora__text_gguf* t) {
 // ---- the steps around the model -----------------------------------------------------------------
 
 // Blanks become U+2581; one is put in front of a text and after a special token.
-static qlora_result qlora__text_gguf_piece_steps(const qlora__text_gguf* t) {
+static qlora_result qlora__text_gguf_piece_steps(qlora__text_gguf* t) {
     qlora__env* env = t->env;
     qlora_text_tok* tok = t->tok;
     qlora__text_step* step = NULL;
@@ -15609,8 +15630,7 @@ static qlora_result qlora__text_gguf_piece_steps(const qlora__text_gguf* t) {
     return qlora__text_copy(env, " ", 1, &step->a, &step->a_size);
 }
 
-static qlora_result qlora__text_gguf_byte_steps(const qlora__text_gguf* t,
-                                                const qlora__gguf_pre* pre) {
+static qlora_result qlora__text_gguf_byte_steps(qlora__text_gguf* t, const qlora__gguf_pre* pre) {
     qlora__env* env = t->env;
     qlora_text_tok* tok = t->tok;
     qlora__text_step* step = NULL;
@@ -15631,7 +15651,7 @@ static qlora_result qlora__text_gguf_byte_steps(const qlora__text_gguf* t,
 }
 
 // What is added before and after a text.
-static qlora_result qlora__text_gguf_ends(const qlora__text_gguf* t, const qlora__gguf_pre* pre) {
+static qlora_result qlora__text_gguf_ends(qlora__text_gguf* t, const qlora__gguf_pre* pre) {
     int64_t ends[2];
     QLORA__TRY(qlora__gguf_vocab_ends(t->env, &t->v, pre, ends));
     if (ends[0] >= 0) {
@@ -17845,7 +17865,7 @@ static size_t qlora__jin_back_space(const char* text, size_t begin, size_t end) 
     return end;
 }
 
-static qlora_result qlora__jin_lex_fail(const qlora__jin_lexer* x, const char* why) {
+static qlora_result qlora__jin_lex_fail(qlora__jin_lexer* x, const char* why) {
     x->m->line = x->line;
     return qlora__jin_fail(x->m, "%s", why);
 }
@@ -28968,8 +28988,7 @@ static qlora__text_output qlora__text_output_start(qlora_text_ids* ids, qlora_te
     return o;
 }
 
-static qlora_result qlora__text_output_label(qlora__env* env, const qlora__text_output* o,
-                                             bool trained) {
+static qlora_result qlora__text_output_label(qlora__env* env, qlora__text_output* o, bool trained) {
     while (o->labels != NULL && o->labels->count - o->labels_start < o->ids->count - o->start) {
         int32_t id = o->ids->data[o->start + (o->labels->count - o->labels_start)];
         QLORA__TRY(qlora__text_ids_add(env, o->labels, trained ? id : -100));
@@ -28996,7 +29015,7 @@ static bool qlora__text_chat_marker(const qlora_text_chat* chat, int32_t id) {
 }
 
 // The ids of one piece of the text of a built-in format: EOS is its id, never its letters.
-static qlora_result qlora__text_output_ids(qlora__env* env, const qlora__text_output* o,
+static qlora_result qlora__text_output_ids(qlora__env* env, qlora__text_output* o,
                                            const qlora_text_chat* chat, const char* text,
                                            size_t size) {
     const qlora__text_owned* name = &chat->tokens[1];
@@ -29023,7 +29042,7 @@ static qlora_result qlora__text_output_ids(qlora__env* env, const qlora__text_ou
 }
 
 // One piece of the text of a built-in format, all trained or all not.
-static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_output* o,
+static qlora_result qlora__text_output_piece(qlora__env* env, qlora__text_output* o,
                                              const qlora_text_chat* chat, const char* text,
                                              size_t size, bool trained) {
     size_t from = o->ids->count;
@@ -29137,9 +29156,8 @@ static size_t qlora__text_stretch_last(const qlora__text_stretch* s) {
 // that the tokenizer prepended. *fits is false if they are not the bytes of the text (it was
 // normalised), or if a token is mixed and that is not wanted.
 static qlora_result qlora__text_stretch_label(qlora__env* env, const qlora__text_stretch* s,
-                                              const qlora__text_output* o,
-                                              const qlora_text_chat* chat, size_t from, size_t skip,
-                                              bool* fits) {
+                                              qlora__text_output* o, const qlora_text_chat* chat,
+                                              size_t from, size_t skip, bool* fits) {
     qlora_text_bytes bytes;
     size_t at = s->begin;
     size_t last = qlora__text_stretch_last(s);
@@ -29174,8 +29192,7 @@ static qlora_result qlora__text_stretch_label(qlora__env* env, const qlora__text
 // trained and other text is trained if the template has generation blocks, as in transformers.
 // Otherwise the text is encoded in parts: at inference, the prompt ends where the span begins.
 static qlora_result qlora__text_stretch_cut(qlora__env* env, const qlora__text_stretch* s,
-                                            const qlora__text_output* o,
-                                            const qlora_text_chat* chat) {
+                                            qlora__text_output* o, const qlora_text_chat* chat) {
     size_t from = o->ids->count;
     size_t labels = o->labels != NULL ? o->labels->count : 0;
     bool fits = false;
@@ -29210,7 +29227,7 @@ static qlora_result qlora__text_stretch_cut(qlora__env* env, const qlora__text_s
 }
 
 // The whole text at once, as transformers encodes it.
-static qlora_result qlora__text_output_marked(qlora__env* env, const qlora__text_output* o,
+static qlora_result qlora__text_output_marked(qlora__env* env, qlora__text_output* o,
                                               const qlora_text_chat* chat, const char* text,
                                               size_t size, const qlora_text_spans* spans) {
     qlora_text_tok* tok = chat->tok;
@@ -29254,7 +29271,7 @@ static qlora_result qlora__text_output_marked(qlora__env* env, const qlora__text
 }
 
 // The text of a built-in format, piece by piece: an answer without an end marker gets one.
-static qlora_result qlora__text_output_pieces(qlora__env* env, const qlora__text_output* o,
+static qlora_result qlora__text_output_pieces(qlora__env* env, qlora__text_output* o,
                                               const qlora_text_chat* chat, const char* text,
                                               size_t size, const qlora_text_spans* spans) {
     size_t at = 0;
@@ -29273,7 +29290,7 @@ static qlora_result qlora__text_output_pieces(qlora__env* env, const qlora__text
 }
 
 // A whole text. Spans are in order and do not overlap.
-static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_output* o,
+static qlora_result qlora__text_output_text(qlora__env* env, qlora__text_output* o,
                                             const qlora_text_chat* chat,
                                             const qlora_text_bytes* text,
                                             const qlora_text_spans* spans) {
@@ -29600,8 +29617,8 @@ static qlora_result qlora__text_talk_set(qlora__jin_machine* m, const qlora__tex
 }
 
 // Renders the first `count` turns into `out`, which is emptied first.
-static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_talk* talk,
-                                            size_t count, bool prompt, qlora_text_bytes* out,
+static qlora_result qlora__text_talk_render(qlora__env* env, qlora__text_talk* talk, size_t count,
+                                            bool prompt, qlora_text_bytes* out,
                                             qlora_text_spans* spans) {
     qlora_text_chat* chat = talk->chat;
     qlora_text_template* source = qlora__text_talk_template(talk);
@@ -29866,7 +29883,7 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
 
 // The sample of turn k alone, for templates that change earlier turns.
 static QLORA__UNUSED qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* talk,
-                                                        size_t k, const qlora__text_output* o) {
+                                                        size_t k, qlora__text_output* o) {
     size_t begin = 0;
     size_t end = 0;
     QLORA__TRY(qlora__text_turn_span(env, talk, k, true, &begin, &end));
@@ -30834,7 +30851,7 @@ struct qlora__text_loader {
 };
 
 // BOS before ids[begin..), unless the text itself starts with it.
-static qlora_result qlora__text_data_bos(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_data_bos(qlora__env* env, qlora__text_loader* loader,
                                          size_t begin) {
     qlora_text_ids* ids = &loader->data->ids;
     int32_t bos = loader->desc->chat->bos;
@@ -30842,7 +30859,7 @@ static qlora_result qlora__text_data_bos(qlora__env* env, const qlora__text_load
     return bos < 0 ? QLORA_OK : qlora__text_ids_add(env, &loader->data->labels, -100);
 }
 
-static qlora_result qlora__text_data_eos(qlora__env* env, const qlora__text_loader* loader) {
+static qlora_result qlora__text_data_eos(qlora__env* env, qlora__text_loader* loader) {
     qlora_text_data* data = loader->data;
     int32_t eos = loader->desc->chat->eos;
     bool there = data->ids.count > 0 && data->ids.data[data->ids.count - 1] == eos;
@@ -30859,7 +30876,7 @@ static bool qlora__text_asks(const qlora__text_loader* loader) {
 }
 
 // A text to be continued. `answer` is the record's, or NULL.
-static qlora_result qlora__text_ask_plain(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_ask_plain(qlora__env* env, qlora__text_loader* loader,
                                           const char* prompt, size_t size, const char* answer,
                                           size_t answer_size) {
     qlora_text_data* data = loader->data;
@@ -30872,7 +30889,7 @@ static qlora_result qlora__text_ask_plain(qlora__env* env, const qlora__text_loa
 }
 
 // A conversation to be continued: without its last message, if that is an answer.
-static qlora_result qlora__text_ask_talk(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_ask_talk(qlora__env* env, qlora__text_loader* loader,
                                          qlora__text_talk* talk) {
     qlora_text_data* data = loader->data;
     const qlora__text_turn* last = &talk->turns[talk->count - 1];
@@ -30892,7 +30909,7 @@ static qlora_result qlora__text_ask_talk(qlora__env* env, const qlora__text_load
 }
 
 // {"text"} and {"prompt", "completion"}: the first part, which may be empty, is not trained.
-static qlora_result qlora__text_data_plain(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_data_plain(qlora__env* env, qlora__text_loader* loader,
                                            const char* prompt, size_t prompt_size, const char* text,
                                            size_t size) {
     qlora_text_data* data = loader->data;
@@ -31156,7 +31173,7 @@ static void qlora__text_data_turns(const qlora__text_loader* loader) {
     }
 }
 
-static void qlora__text_data_train_all(const qlora__text_loader* loader, size_t begin) {
+static void qlora__text_data_train_all(qlora__text_loader* loader, size_t begin) {
     qlora_text_data* data = loader->data;
     for (size_t i = begin; loader->desc->train_prompt && i < data->ids.count; i++) {
         bool bos = i == begin && data->ids.data[i] == loader->desc->chat->bos;
@@ -31238,7 +31255,7 @@ static qlora_result qlora__text_data_train_rest(qlora__env* env, qlora__text_loa
 
 // Notes whether what is trained from ids[begin] on ends with neither a stop id nor a marker.
 // Whitespace after an end marker does not count.
-static qlora_result qlora__text_data_ended(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_data_ended(qlora__env* env, qlora__text_loader* loader,
                                            size_t begin) {
     qlora_text_data* data = loader->data;
     const qlora_text_chat* chat = loader->desc->chat;
@@ -31291,7 +31308,7 @@ static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader
 
 // A conversation without an answer is not trained. Where it has one under another name, that would
 // be a surprise.
-static qlora_result qlora__text_data_answers(qlora__env* env, const qlora__text_loader* loader) {
+static qlora_result qlora__text_data_answers(qlora__env* env, qlora__text_loader* loader) {
     size_t other = loader->message_count;
     for (size_t i = loader->message_count; i-- > 0;) {
         const char* role = loader->messages[i].role;
@@ -31811,7 +31828,7 @@ static qlora_result qlora__text_record_preference(qlora__env* env, qlora__text_l
 
 // true or false beside an answer says whether it is a good one: training on both would teach the
 // bad ones as well. A form that is given says that this is meant.
-static qlora_result qlora__text_record_judged(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_record_judged(qlora__env* env, qlora__text_loader* loader,
                                               const qlora__json_token* record,
                                               const qlora__text_form* form) {
     const qlora__json_token* label = qlora__text_json_get(loader->json, record, "label");
@@ -34225,4 +34242,4 @@ QLORA__ONCE_END
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 8293a016fc606730
+//@@ end e3312082772c65ff

@@ -156,12 +156,12 @@ static bool options_open(app* a, int argc, char** argv) {
     if (!parts_choose(a, argc, argv)) {
         return false;
     }
-    bool norms = o->train_norms;
+    bool norms = o->adapter.train_norms;
     if (!options_check(o, a->adapter, a->error)) {
         return false;
     }
-    a->norms_found = o->train_norms && !norms;
-    a->steps_and_epochs = o->steps > 0 && o->epochs > 0.0;
+    a->norms_found = o->adapter.train_norms && !norms;
+    a->steps_and_epochs = o->training.steps > 0 && o->training.epochs > 0.0;
     if (o->demo) {
         demo_defaults(o);
     }
@@ -218,13 +218,15 @@ static bool run(app* a, int argc, char** argv) {
     if (a->o.jobs != NULL) {
         return jobs_run(a);
     }
-    if (a->o.ranks > 1 && a->ranks.launcher != NULL && a->ranks.world != a->o.ranks) {
+    if (a->o.machine.ranks > 1 && a->ranks.launcher != NULL &&
+        a->ranks.world != a->o.machine.ranks) {
         return error_set(a->error, "--ranks %lld, but the variables of %s say %d process%s",
-                         (long long)a->o.ranks, a->ranks.launcher, (int)a->ranks.world,
+                         (long long)a->o.machine.ranks, a->ranks.launcher, (int)a->ranks.world,
                          a->ranks.world == 1 ? "" : "es");
     }
-    if (!a->o.doctor && !a->o.plan && !a->o.eval_only) {
-        return a->o.ranks > 1 && a->ranks.launcher == NULL ? ranks_start(a, argv) : train_whole(a);
+    if (!a->o.doctor && !a->o.plan && !a->o.eval.only) {
+        return a->o.machine.ranks > 1 && a->ranks.launcher == NULL ? ranks_start(a, argv)
+                                                                   : train_whole(a);
     }
     if (a->ranks.rank > 0) { // rank 0 prints it
         return true;
@@ -237,7 +239,7 @@ static bool run(app* a, int argc, char** argv) {
         notes_print(a);
         return doctor_print(a);
     }
-    if (a->o.eval_only) {
+    if (a->o.eval.only) {
         return evaluate_only(a);
     }
     plan_show(a);

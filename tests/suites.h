@@ -47,6 +47,8 @@
     X(model_suite, SLOW)                                                                           \
     X(long_suite, SLOW)                                                                            \
     X(gradient_suite, SLOW)                                                                        \
+    X(reference_suite, SHORT ARCH)                                                                 \
+    X(reference_double_suite, SHORT)                                                               \
     X(modes_suite, SHORT)                                                                          \
     X(threads_suite, SHORT LIBC THREADS WINDOWS)                                                   \
     X(steps_suite, SLOW THREADS WINDOWS)                                                           \

@@ -305,31 +305,39 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
     return QLORA_OK;
 }
 
+// The blocks of a launch, the threads of a block, and its bytes of dynamic shared memory.
+typedef struct qlora__launch_size {
+    int64_t x;
+    int64_t y;
+    int64_t z;
+    uint32_t threads;
+    uint32_t shared;
+} qlora__launch_size;
+
 // Launches a kernel of the registry; does nothing if the grid is empty.
 static QLORA__UNUSED qlora_result qlora__launch_as(qlora_ctx* ctx, qlora__kernel_id id,
-                                                   qlora__launch_kind kind, int64_t grid_x,
-                                                   int64_t grid_y, int64_t grid_z,
-                                                   uint32_t threads, uint32_t shared, void** args) {
-    if (grid_x <= 0 || grid_y <= 0 || grid_z <= 0) {
+                                                   qlora__launch_kind kind, qlora__launch_size size,
+                                                   void** args) {
+    if (size.x <= 0 || size.y <= 0 || size.z <= 0) {
         return QLORA_OK;
     }
-    if (grid_x > INT32_MAX || grid_y > 65535 || grid_z > 65535) {
+    if (size.x > INT32_MAX || size.y > 65535 || size.z > 65535) {
         return qlora__fail(
             ctx, QLORA_ERR_LIMIT, "kernel %s: a grid of %lld x %lld x %lld exceeds CUDA's limits",
-            qlora__kernel_rows[id].name, (long long)grid_x, (long long)grid_y, (long long)grid_z);
+            qlora__kernel_rows[id].name, (long long)size.x, (long long)size.y, (long long)size.z);
     }
     qlora_kernel* kernel = NULL;
     QLORA__TRY(qlora__kernel_ready(ctx, id, &kernel));
-    uint32_t grid[3] = {(uint32_t)grid_x, (uint32_t)grid_y, (uint32_t)grid_z};
-    uint32_t block[3] = {threads, 1, 1};
-    return qlora__launch_checked(ctx, kernel, kind, grid, block, shared, args);
+    uint32_t grid[3] = {(uint32_t)size.x, (uint32_t)size.y, (uint32_t)size.z};
+    uint32_t block[3] = {size.threads, 1, 1};
+    return qlora__launch_checked(ctx, kernel, kind, grid, block, size.shared, args);
 }
 
 static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
                                                 int64_t grid_y, int64_t grid_z, uint32_t threads,
                                                 uint32_t shared, void** args) {
-    return qlora__launch_as(ctx, id, QLORA__LAUNCH_PLAIN, grid_x, grid_y, grid_z, threads, shared,
-                            args);
+    qlora__launch_size size = {grid_x, grid_y, grid_z, threads, shared};
+    return qlora__launch_as(ctx, id, QLORA__LAUNCH_PLAIN, size, args);
 }
 
 static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,

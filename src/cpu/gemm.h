@@ -46,22 +46,30 @@ static bool qlora__gemm_is_coded(const qlora__gemm* g) {
 #define QLORA__TILES 4
 #define QLORA__STEP 64
 
-static void qlora__gemm_pack(const void* data, qlora_dtype dtype, int64_t base, int64_t stride_k,
-                             int64_t stride_i, int64_t steps, int64_t count, int64_t width,
-                             QLORA__REAL* out) {
-    const QLORA__REAL* real = (const QLORA__REAL*)data;
+// op(A) or op(B): where its element (i, k) is, for row i of C, or column i.
+typedef struct qlora__gemm_side {
+    const void* data;
+    qlora_dtype dtype;
+    int64_t k; // from one step to the next
+    int64_t i;
+} qlora__gemm_side;
+
+// Packs `count` lines of some steps, from element `base` on.
+static void qlora__gemm_pack(qlora__gemm_side side, int64_t base, int64_t steps, int64_t count,
+                             int64_t width, QLORA__REAL* out) {
+    const QLORA__REAL* real = (const QLORA__REAL*)side.data;
     for (int64_t k = 0; k < steps; k++) {
-        int64_t from = base + k * stride_k;
+        int64_t from = base + k * side.k;
         QLORA__REAL* to = out + k * width;
-        if (dtype != QLORA_F32) {
+        if (side.dtype != QLORA_F32) {
             for (int64_t i = 0; i < count; i++) {
-                to[i] = qlora__load(data, dtype, from + i * stride_i);
+                to[i] = qlora__load(side.data, side.dtype, from + i * side.i);
             }
-        } else if (stride_i == 1) {
+        } else if (side.i == 1) {
             memcpy(to, real + from, (size_t)count * sizeof *to);
         } else {
             for (int64_t i = 0; i < count; i++) {
-                to[i] = real[from + i * stride_i];
+                to[i] = real[from + i * side.i];
             }
         }
         for (int64_t i = count; i < width; i++) {
@@ -159,10 +167,8 @@ static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
     const qlora__gemm* g = (const qlora__gemm*)user;
     int64_t groups = qlora__ceil_div(g->N, QLORA__TILE * QLORA__TILES);
     int64_t panels = qlora__ceil_div(g->M, QLORA__PANEL);
-    int64_t a_k = g->ta ? g->lda : 1;
-    int64_t a_i = g->ta ? 1 : g->lda;
-    int64_t b_k = g->tb ? 1 : g->ldb;
-    int64_t b_j = g->tb ? g->ldb : 1;
+    qlora__gemm_side left = {g->A, g->a_type, g->ta ? g->lda : 1, g->ta ? 1 : g->lda};
+    qlora__gemm_side right = {g->B, g->b_type, g->tb ? 1 : g->ldb, g->tb ? g->ldb : 1};
     QLORA__REAL a[QLORA__STEP * QLORA__PANEL];
     QLORA__REAL b[QLORA__STEP * QLORA__TILE];
     QLORA__REAL acc[QLORA__TILES][QLORA__PANEL * QLORA__TILE];
@@ -175,15 +181,15 @@ static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
         memset(acc, 0, sizeof acc);
         for (int64_t k0 = 0; k0 < g->K; k0 += QLORA__STEP) {
             int64_t steps = qlora__min(QLORA__STEP, g->K - k0);
-            qlora__gemm_pack(g->A, g->a_type, batch * g->sA + i0 * a_i + k0 * a_k, a_k, a_i, steps,
-                             rows, QLORA__PANEL, a);
+            qlora__gemm_pack(left, batch * g->sA + i0 * left.i + k0 * left.k, steps, rows,
+                             QLORA__PANEL, a);
             if (g->bf16) {
                 qlora__gemm_round(a, steps * QLORA__PANEL, g->alpha);
             }
             for (int64_t t = 0; t < tiles; t++) {
                 int64_t j = j0 + t * QLORA__TILE;
-                qlora__gemm_pack(g->B, g->b_type, batch * g->sB + j * b_j + k0 * b_k, b_k, b_j,
-                                 steps, qlora__min(QLORA__TILE, g->N - j), QLORA__TILE, b);
+                qlora__gemm_pack(right, batch * g->sB + j * right.i + k0 * right.k, steps,
+                                 qlora__min(QLORA__TILE, g->N - j), QLORA__TILE, b);
                 if (g->bf16) {
                     qlora__gemm_round(b, steps * QLORA__TILE, 1.0f);
                 }

@@ -4,7 +4,14 @@
 
 static void qlora__neon_tile(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
                              bool add) {
-    qlora__neon_sums(steps, a, 8, b, 12, 0, c, ldc, add);
+    qlora__block_product p;
+    p.k = steps;
+    p.lda = 8;
+    p.ldb = 12;
+    p.ldc = ldc;
+    p.add = add;
+    p.ahead = 0;
+    qlora__neon_sums(&p, a, b, c);
 }
 
 #define QLORA__ROW(i, a, lane)                                                                     \

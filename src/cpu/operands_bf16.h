@@ -109,17 +109,15 @@ static void qlora__lines_pack_quads(const qlora__cpu_gemm* cpu, const qlora__cpu
     }
 }
 
-// `at` and the steps are counted in k; `at` is a multiple of the group.
+// Packs into the panels from `out` on, whose first step begins a group.
 static void qlora__lines_pack_bf16(const qlora__cpu_gemm* cpu, const qlora__cpu_bf16* bf16,
                                    const qlora__lines_piece* p, bool left, int64_t width,
-                                   int64_t stride, int64_t at, const float* zero, float* out) {
-    uint16_t* to = (uint16_t*)(void*)out + at * width;
+                                   int64_t stride, const uint16_t* zero, uint16_t* out) {
     const qlora__cpu_bf16_side* side = left ? &bf16->left : &bf16->right;
     if (p->from->lines) {
-        qlora__lines_pack_lines(cpu, bf16, side, p, width, stride,
-                                (const uint16_t*)(const void*)zero, to);
+        qlora__lines_pack_lines(cpu, bf16, side, p, width, stride, zero, out);
     } else {
-        qlora__lines_pack_quads(cpu, bf16, side, p, width, stride, to);
+        qlora__lines_pack_quads(cpu, bf16, side, p, width, stride, out);
     }
 }
 

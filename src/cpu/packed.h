@@ -44,8 +44,8 @@ static void qlora__packed_slice(qlora__packed* p, void* C) {
         right.k = k;
         right.steps = qlora__min(room, g->K - k);
         qlora__panels_pack(&p->left, &p->a, k, right.steps, 0, g->alpha);
-        qlora__panels_multiply(&p->left, 0, &right, 1, p->col, p->cols, p->c, p->ldc,
-                               k > 0 || g->beta != 0.0f);
+        qlora__panels_multiply(&p->left, 0, &right, 1, p->col, p->cols,
+                               qlora__sums_at(p->c, p->ldc, k > 0 || g->beta != 0.0f));
     }
     if (!in_place) {
         qlora__packed_move(p, C, false);

@@ -61,8 +61,9 @@ static int64_t qlora__panels_room(const qlora__panels* p) {
 static void qlora__panels_lines(const qlora__panels* p, const qlora__lines_piece* piece, bool left,
                                 int64_t width, int64_t stride, int64_t at, float* out) {
     if (p->bf16 != NULL) {
-        qlora__lines_pack_bf16(p->cpu, p->bf16, piece, left, width, stride, at, p->memory->zero,
-                               out);
+        const uint16_t* zero = (const uint16_t*)(const void*)p->memory->zero;
+        uint16_t* to = (uint16_t*)(void*)out + at * width;
+        qlora__lines_pack_bf16(p->cpu, p->bf16, piece, left, width, stride, zero, to);
     } else {
         qlora__lines_pack(p->cpu, piece, width, stride, at, p->memory->zero, out);
     }
@@ -97,28 +98,32 @@ typedef struct qlora__panels_job {
     float alpha;
 } qlora__panels_job;
 
-static void qlora__panels_chunks(void* user, int64_t begin, int64_t end) {
-    const qlora__panels_job* job = (const qlora__panels_job*)user;
+static void qlora__panels_chunk(const qlora__panels_job* job, int64_t chunk) {
     const qlora__panels* p = job->panels;
     int64_t width = p->tiles->rows;
-    for (int64_t chunk = begin; chunk < end; chunk++) {
-        qlora__lines_piece piece;
-        int64_t first = chunk * QLORA__CHUNK;
-        piece.from = job->from;
-        piece.first = p->row + first;
-        piece.count = qlora__min(QLORA__CHUNK, p->rows - first);
-        piece.k = job->k;
-        piece.steps = job->steps;
-        piece.round = p->round;
-        piece.factor = p->round ? job->alpha : 1.0f;
-        float* out = p->memory->a + first * p->stride;
-        qlora__panels_lines(p, &piece, true, width, p->stride, job->at, out);
-        for (int64_t i = 0; !p->round && job->alpha != 1.0f && i < piece.count; i += width) {
-            float* panel = out + i * p->stride + job->at * width;
-            for (int64_t j = 0; j < job->steps * width; j++) {
-                panel[j] *= job->alpha;
-            }
+    qlora__lines_piece piece;
+    int64_t first = chunk * QLORA__CHUNK;
+    piece.from = job->from;
+    piece.first = p->row + first;
+    piece.count = qlora__min(QLORA__CHUNK, p->rows - first);
+    piece.k = job->k;
+    piece.steps = job->steps;
+    piece.round = p->round;
+    piece.factor = p->round ? job->alpha : 1.0f;
+    float* out = p->memory->a + first * p->stride;
+    qlora__panels_lines(p, &piece, true, width, p->stride, job->at, out);
+    for (int64_t i = 0; !p->round && job->alpha != 1.0f && i < piece.count; i += width) {
+        float* panel = out + i * p->stride + job->at * width;
+        for (int64_t j = 0; j < job->steps * width; j++) {
+            panel[j] *= job->alpha;
         }
+    }
+}
+
+static void qlora__panels_chunks(void* user, int64_t begin, int64_t end) {
+    const qlora__panels_job* job = (const qlora__panels_job*)user;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        qlora__panels_chunk(job, chunk);
     }
 }
 
@@ -144,6 +149,22 @@ typedef struct qlora__segment {
     int64_t steps;
 } qlora__segment;
 
+// Where the sums of a product are: row 0 of the slice, column 0. add: they go on from what is
+// there.
+typedef struct qlora__sums {
+    float* c;
+    int64_t ld;
+    bool add;
+} qlora__sums;
+
+static qlora__sums qlora__sums_at(float* c, int64_t ld, bool add) {
+    qlora__sums to;
+    to.c = c;
+    to.ld = ld;
+    to.add = add;
+    return to;
+}
+
 // C (+)= the panels' steps from `at` on, times the segments, one below the other.
 typedef struct qlora__multiply {
     const qlora__panels* left;
@@ -152,9 +173,7 @@ typedef struct qlora__multiply {
     int segments;
     int64_t col; // the first column of the right side
     int64_t cols;
-    float* c; // row 0 of the slice, column 0
-    int64_t ldc;
-    bool add;
+    qlora__sums to;
     // How the work is divided
     qlora__tile_fn tile;
     int64_t width;  // columns of a tile
@@ -193,21 +212,22 @@ static void qlora__multiply_pack(const qlora__multiply* m, int64_t col, int64_t 
 static void qlora__multiply_tile(const qlora__multiply* m, int64_t steps, const float* a,
                                  const float* b, int64_t row, int64_t col, bool add) {
     int64_t height = m->left->tiles->rows;
-    float* c = m->c + row * m->ldc + col;
+    int64_t ldc = m->to.ld;
+    float* c = m->to.c + row * ldc + col;
     int64_t rows = qlora__min(height, m->left->rows - row);
     int64_t cols = qlora__min(m->width, m->cols - col);
     if (rows == height && cols == m->width) {
-        m->tile(steps, a, b, c, m->ldc, add);
+        m->tile(steps, a, b, c, ldc, add);
         return;
     }
     float copy[QLORA__MOST_TILE];
     memset(copy, 0, sizeof copy);
     for (int64_t i = 0; add && i < rows; i++) {
-        memcpy(copy + i * m->width, c + i * m->ldc, (size_t)cols * sizeof *c);
+        memcpy(copy + i * m->width, c + i * ldc, (size_t)cols * sizeof *c);
     }
     m->tile(steps, a, b, copy, m->width, add);
     for (int64_t i = 0; i < rows; i++) {
-        memcpy(c + i * m->ldc, copy + i * m->width, (size_t)cols * sizeof *c);
+        memcpy(c + i * ldc, copy + i * m->width, (size_t)cols * sizeof *c);
     }
 }
 
@@ -216,7 +236,7 @@ static void qlora__multiply_expect(const qlora__multiply* m, int64_t row, int64_
     int64_t last = qlora__min(row + m->left->tiles->rows, m->left->rows);
     int64_t cols = qlora__min(m->width, m->cols - col);
     for (int64_t i = row; i < last; i++) {
-        const float* c = m->c + i * m->ldc + col;
+        const float* c = m->to.c + i * m->to.ld + col;
         for (int64_t j = 0; j < cols; j += 16) {
             QLORA__WILL_WRITE(c + j);
         }
@@ -238,7 +258,7 @@ static void qlora__multiply_block(const qlora__multiply* m, int64_t k, int64_t s
             for (int64_t row = top; row < bottom; row += height) {
                 qlora__multiply_expect(m, row + height, col);
                 qlora__multiply_tile(m, steps, a + row * left->stride, b + (col - col0) * m->stride,
-                                     row, col, m->add || k > 0);
+                                     row, col, m->to.add || k > 0);
             }
         }
     }
@@ -297,11 +317,9 @@ static void qlora__multiply_divide(qlora__multiply* m) {
     m->unit_parts = qlora__ceil_div(m->left->rows, m->unit_rows);
 }
 
-// Multiplies by columns [col, col + cols) of the right side. c is the first element of the result:
-// the slice's first row.
+// Multiplies by columns [col, col + cols) of the right side.
 static void qlora__panels_multiply(const qlora__panels* p, int64_t at, const qlora__segment* right,
-                                   int segments, int64_t col, int64_t cols, float* c, int64_t ldc,
-                                   bool add) {
+                                   int segments, int64_t col, int64_t cols, qlora__sums to) {
     qlora__multiply m;
     memset(&m, 0, sizeof m);
     m.left = p;
@@ -310,9 +328,7 @@ static void qlora__panels_multiply(const qlora__panels* p, int64_t at, const qlo
     m.segments = segments;
     m.col = col;
     m.cols = cols;
-    m.c = c;
-    m.ldc = ldc;
-    m.add = add;
+    m.to = to;
     for (int i = 0; i < segments; i++) {
         m.steps += qlora__panels_steps(p, right[i].steps);
     }
@@ -337,11 +353,11 @@ static void qlora__packed_product_chunks(void* user, int64_t begin, int64_t end)
     const qlora__multiply* m = &job->m;
     for (int64_t chunk = begin; chunk < end; chunk++) {
         int64_t first = chunk * QLORA__CHUNK;
-        qlora__panels_chunks((void*)&job->pack, chunk, chunk + 1);
+        qlora__panels_chunk(&job->pack, chunk);
         qlora__multiply_block(m, 0, m->steps, job->b, 0, first,
                               qlora__min(first + QLORA__CHUNK, m->left->rows));
         if (job->back.steps > 0) {
-            qlora__panels_chunks((void*)&job->back, chunk, chunk + 1);
+            qlora__panels_chunk(&job->back, chunk);
         }
     }
 }
@@ -353,33 +369,41 @@ static bool qlora__panels_takes_columns(const qlora__panels* p, int64_t steps, i
            cols + p->tiles->cols <= QLORA__MC * QLORA__PART / (steps + 8);
 }
 
-// Packs steps [k, k + steps) of an operand as steps from `at` on, and multiplies them by the `cols`
-// columns of the right side. If back_at is not negative, the product, which is in the operand's
-// matrix from column back_k on, is packed as steps from back_at on.
+// Steps of an operand from k on, which are packed as steps of the panels from `at` on.
+typedef struct qlora__panels_shift {
+    int64_t k;
+    int64_t at;
+} qlora__panels_shift;
+
+// Packs steps of an operand, as many as the right side has, and multiplies them by the `cols`
+// columns of the right side. If `back` is not NULL, the product, which is in the operand's matrix
+// from column back->k on, is packed as well.
 static void qlora__panels_pack_product(const qlora__panels* p, const qlora__operand* from,
-                                       int64_t k, int64_t at, const qlora__segment* right,
-                                       int64_t cols, float* c, int64_t ldc, int64_t back_k,
-                                       int64_t back_at) {
+                                       qlora__panels_shift pack, const qlora__segment* right,
+                                       int64_t cols, qlora__sums to,
+                                       const qlora__panels_shift* back) {
     qlora__packed_product job;
     memset(&job, 0, sizeof job);
     job.pack.panels = p;
     job.pack.from = from;
-    job.pack.k = k;
+    job.pack.k = pack.k;
     job.pack.steps = right->steps;
-    job.pack.at = at;
+    job.pack.at = pack.at;
     job.pack.alpha = 1.0f;
     job.back = job.pack;
-    job.back.k = back_k;
-    job.back.steps = back_at >= 0 ? cols : 0;
-    job.back.at = back_at;
+    job.back.steps = 0;
+    if (back != NULL) {
+        job.back.k = back->k;
+        job.back.steps = cols;
+        job.back.at = back->at;
+    }
     qlora__multiply* m = &job.m;
     m->left = p;
-    m->at = at;
+    m->at = pack.at;
     m->right = right;
     m->segments = 1;
     m->cols = cols;
-    m->c = c;
-    m->ldc = ldc;
+    m->to = to;
     m->steps = right->steps;
     qlora__multiply_divide(m);
     m->range = m->steps;

@@ -600,16 +600,19 @@ static void qlora__soften_neon(const qlora__soften_block* b) {
     vst1q_f32(c + i * ldc + 8, c##i##2)
 
 // C[8][12] += a[k][8] b[k][12]: 24 sums, two vectors of a and three of b fill 29 of 32 registers.
-// Rows of a are lda apart, those of b ldb. If `ahead` is not 0, the memory that many elements after
-// b is soon read.
-static QLORA__INLINE void qlora__neon_sums(int64_t steps, const float* a, int64_t lda,
-                                           const float* b, int64_t ldb, int64_t ahead, float* c,
-                                           int64_t ldc, bool add) {
+// If p->ahead is not 0, the memory that many elements after b is soon read.
+static QLORA__INLINE void qlora__neon_sums(const qlora__block_product* p, const float* a,
+                                           const float* b, float* c) {
+    int64_t steps = p->k;
+    int64_t lda = p->lda;
+    int64_t ldb = p->ldb;
+    int64_t ldc = p->ldc;
+    int64_t ahead = p->ahead;
     float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c02 = c00, c10 = c00, c11 = c00, c12 = c00;
     float32x4_t c20 = c00, c21 = c00, c22 = c00, c30 = c00, c31 = c00, c32 = c00;
     float32x4_t c40 = c00, c41 = c00, c42 = c00, c50 = c00, c51 = c00, c52 = c00;
     float32x4_t c60 = c00, c61 = c00, c62 = c00, c70 = c00, c71 = c00, c72 = c00;
-    if (add) {
+    if (p->add) {
         QLORA__ROW_LOAD(0);
         QLORA__ROW_LOAD(1);
         QLORA__ROW_LOAD(2);
@@ -725,7 +728,7 @@ static void qlora__tile_neon(const qlora__block_product* p, const float* a, cons
 
 static QLORA__NOINLINE void qlora__transposed_neon(const qlora__block_product* p, const float* a,
                                                const float* b, float* c) {
-    qlora__neon_sums(p->k, a, p->lda, b, p->ldb, p->ahead, c, p->ldc, p->add);
+    qlora__neon_sums(p, a, b, c);
 }
 
 static void qlora__product_neon(const qlora__block_product* p) {

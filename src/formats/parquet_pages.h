@@ -183,13 +183,33 @@ static qlora_result qlora__parquet_unpack(qlora__env* env, qlora__parquet* p, in
                                  p->zstd->fault);
 }
 
+// Bytes of a page as they are in the file, and how many they are in memory.
+typedef struct qlora__parquet_stored {
+    const uint8_t* data;
+    size_t size;
+    uint64_t wanted;
+    bool compressed;
+} qlora__parquet_stored;
+
+static qlora__parquet_stored qlora__parquet_whole_page(const qlora__parquet_leaf* leaf,
+                                                       const qlora__parquet_page* page) {
+    qlora__parquet_stored s;
+    s.data = leaf->at;
+    s.size = (size_t)page->stored;
+    s.wanted = (uint64_t)page->size;
+    s.compressed = leaf->codec != 0;
+    return s;
+}
+
 // The bytes of a page: in the file if they are not compressed, else in `block`.
 static qlora_result qlora__parquet_open_page(qlora__env* env, qlora__parquet* p,
-                                             const qlora__parquet_leaf* leaf, bool compressed,
-                                             const uint8_t* in, size_t size, uint64_t wanted,
+                                             const qlora__parquet_leaf* leaf,
+                                             qlora__parquet_stored stored,
                                              qlora__parquet_block* block, const uint8_t** out) {
-    if (!compressed || (size == 0 && wanted == 0)) {
-        *out = in;
+    size_t size = stored.size;
+    uint64_t wanted = stored.wanted;
+    if (!stored.compressed || (size == 0 && wanted == 0)) {
+        *out = stored.data;
         return size == wanted
                    ? QLORA_OK
                    : qlora__env_fail(env, QLORA_ERR_FORMAT, "a page has two sizes, %llu and %llu",
@@ -208,7 +228,8 @@ static qlora_result qlora__parquet_open_page(qlora__env* env, qlora__parquet* p,
     }
     QLORA__TRY(qlora__parquet_block_room(env, &p->held, block, wanted + 1));
     *out = block->data;
-    return qlora__parquet_unpack(env, p, leaf->codec, in, size, block->data, (size_t)wanted);
+    return qlora__parquet_unpack(env, p, leaf->codec, stored.data, size, block->data,
+                                 (size_t)wanted);
 }
 
 // ---- dictionaries
@@ -245,8 +266,7 @@ static qlora_result qlora__parquet_dictionary(qlora__env* env, qlora__parquet* p
                                "its dictionary has the encoding %lld; only PLAIN is supported",
                                (long long)page->encoding);
     }
-    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, leaf->codec != 0, leaf->at,
-                                        (size_t)page->stored, (uint64_t)page->size,
+    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, qlora__parquet_whole_page(leaf, page),
                                         &leaf->dictionary, &leaf->words));
     leaf->words_size = (size_t)page->size;
     leaf->word_count = (uint32_t)page->entries;
@@ -320,9 +340,8 @@ static qlora_result qlora__parquet_first_version(qlora__env* env, qlora__parquet
                                "levels in another encoding than RLE (BIT_PACKED, say) are not "
                                "supported");
     }
-    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, leaf->codec != 0, leaf->at,
-                                        (size_t)page->stored, (uint64_t)page->size, &leaf->page,
-                                        &data));
+    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, qlora__parquet_whole_page(leaf, page),
+                                        &leaf->page, &data));
     if (!qlora__parquet_levels(data, size, &at, leaf->max_repetition, &leaf->repetitions) ||
         !qlora__parquet_levels(data, size, &at, leaf->max_definition, &leaf->definitions)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "the levels of a page do not fit in it");
@@ -346,13 +365,15 @@ static qlora_result qlora__parquet_second_version(qlora__env* env, qlora__parque
                               qlora__parquet_level_bits(leaf->max_repetition));
     qlora__parquet_runs_begin(&leaf->definitions, leaf->at + repetition, levels - repetition,
                               qlora__parquet_level_bits(leaf->max_definition));
-    uint64_t size = (uint64_t)page->size - levels;
+    qlora__parquet_stored stored = qlora__parquet_whole_page(leaf, page);
+    stored.data += levels; // which are never compressed
+    stored.size -= levels;
+    stored.wanted -= levels;
+    stored.compressed = stored.compressed && !page->plain;
     const uint8_t* data = NULL;
-    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, leaf->codec != 0 && !page->plain,
-                                        leaf->at + levels, (size_t)page->stored - levels, size,
-                                        &leaf->page, &data));
+    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, stored, &leaf->page, &data));
     leaf->values = data;
-    leaf->values_end = data + size;
+    leaf->values_end = data + stored.wanted;
     return QLORA_OK;
 }
 

@@ -487,9 +487,9 @@ static qlora_path qlora__product_path(uint32_t flags) {
 }
 
 // The three named products.
-static qlora_result qlora__gemm_named(qlora_ctx* ctx, qlora_math math, bool trans_a, bool trans_b,
-                                      bool backward, uint32_t flags, const qlora_tensor* a,
-                                      const qlora_tensor* b, const qlora_tensor* c) {
+static qlora_result qlora__gemm_named(qlora_ctx* ctx, bool trans_a, bool trans_b, bool backward,
+                                      uint32_t flags, const qlora_tensor* a, const qlora_tensor* b,
+                                      const qlora_tensor* c) {
     QLORA__TRY(qlora__product_flags_check(ctx, flags, false));
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
@@ -498,26 +498,23 @@ static qlora_result qlora__gemm_named(qlora_ctx* ctx, qlora_math math, bool tran
     d.alpha = 1.0f;
     d.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
     d.path = qlora__product_path(flags);
-    return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
+    return qlora__gemm_run(ctx, ctx->desc.math, backward, &d, a, b, c);
 }
 
 qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
                                 const qlora_tensor* c, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_forward");
-    return qlora__leave(
-        ctx, qlora__gemm_named(ctx, ctx->desc.math, false, false, false, flags, a, b, c));
+    return qlora__leave(ctx, qlora__gemm_named(ctx, false, false, false, flags, a, b, c));
 }
 
 qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor* dc, const qlora_tensor* b,
                                    const qlora_tensor* da, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_backward_a");
-    return qlora__leave(
-        ctx, qlora__gemm_named(ctx, ctx->desc.math, false, true, true, flags, dc, b, da));
+    return qlora__leave(ctx, qlora__gemm_named(ctx, false, true, true, flags, dc, b, da));
 }
 
 qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* dc,
                                    const qlora_tensor* db, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_backward_b");
-    return qlora__leave(
-        ctx, qlora__gemm_named(ctx, ctx->desc.math, true, false, true, flags, a, dc, db));
+    return qlora__leave(ctx, qlora__gemm_named(ctx, true, false, true, flags, a, dc, db));
 }

@@ -265,7 +265,8 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     if (room == 0 || room > m->work.skinny_parts.cols) {
         return QLORA_OK;
     }
-    return qlora__linear_skinny(pass->ctx, &stack->linear, h, &z, dy, 1.0f, which, k, has);
+    qlora__linear_factors factors = qlora__linear_factors_of(h, &z, dy, 1.0f, which);
+    return qlora__linear_skinny(pass->ctx, &stack->linear, &factors, k, has);
 }
 
 // Where the norm before a branch writes the codes of its result, which is dy of the product after

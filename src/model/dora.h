@@ -21,7 +21,7 @@ static qlora_result qlora__dora_weight(qlora_ctx* ctx, const qlora_model* m,
     QLORA__TRY(qlora__is_coded(p)
                    ? qlora__coded_window(ctx, qlora__codes_of(p), 0, 0, w)
                    : qlora__point(ctx, QLORA__POINT_SCALE, &p->dense, NULL, 1.0f, w));
-    return qlora__linear_gemm(ctx, m->math, false, false, false, 1.0f, 1.0f, &p->sb, &p->a, w);
+    return qlora__linear_gemm(ctx, m->math, QLORA__LINEAR_WEIGHT, 1.0f, 1.0f, &p->sb, &p->a, w);
 }
 
 // Computes the norms and gains of all projections anew; with `start`, the magnitudes as well, which

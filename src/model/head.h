@@ -27,7 +27,7 @@ static qlora_result qlora__head_gradients(const qlora__pass* pass) {
     const qlora_model* m = pass->m;
     float alpha = (float)(1.0 / m->plan.config.logits_divisor);
     if (m->tables.saved_head || m->tables.saved_tied) {
-        return qlora__linear_gemm(pass->ctx, pass->math, true, true, false, alpha, 1.0f,
+        return qlora__linear_gemm(pass->ctx, pass->math, QLORA__LINEAR_GRADIENT, alpha, 1.0f,
                                   &m->work.logits, &m->work.rows_x,
                                   m->tables.saved_head ? &m->tables.d_head : &m->tables.d_embed);
     }

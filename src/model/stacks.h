@@ -268,10 +268,11 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
     const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
     qlora_result r = wants_z ? qlora__stack_z(pass, stack, group, x) : QLORA_OK;
     if (r == QLORA_OK) {
-        r = qlora__linear_gradients(
-            ctx, pass->math, &stack->linear, x, stack->z.cols > 0 ? &stack->z : NULL, dy, NULL,
-            stack->linear.owners != NULL ? 0.0f : 1.0f, qlora__gradients_left(pass, layer, group),
-            &pass->m->work.skinny_parts);
+        qlora__linear_factors factors = qlora__linear_factors_of(
+            x, stack->z.cols > 0 ? &stack->z : NULL, dy, stack->linear.owners != NULL ? 0.0f : 1.0f,
+            qlora__gradients_left(pass, layer, group));
+        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, &factors, NULL,
+                                    &pass->m->work.skinny_parts);
     }
     if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
         const qlora__wide_layer* wide = &pass->m->wide[stack->linear.layer];

@@ -135,8 +135,8 @@ static qlora__launch_kind qlora__decode_way(const qlora_model* m) {
 static qlora_result qlora__decode_launch(const qlora_model* m, qlora__kernel_id id, int64_t grid_x,
                                          int64_t grid_y, int64_t grid_z, uint32_t threads,
                                          uint32_t shared, void** args) {
-    return qlora__launch_as(m->ctx, id, qlora__decode_way(m), grid_x, grid_y, grid_z, threads,
-                            shared, args);
+    qlora__launch_size size = {grid_x, grid_y, grid_z, threads, shared};
+    return qlora__launch_as(m->ctx, id, qlora__decode_way(m), size, args);
 }
 
 // Tiles of 16 rows that a product has; gate and up count once.
@@ -681,8 +681,8 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     qlora__kernel_id id = whole ? QLORA__K_decode_many_norm : QLORA__K_decode_norm;
     uint32_t threads = p.z_rank == 0 && d->texts == 1 ? 512 : 1024; // the next kernel fits beside
     qlora__launch_kind kind = first ? QLORA__LAUNCH_PLAIN : qlora__decode_way(m);
-    qlora_result r = qlora__launch_as(m->ctx, id, kind, qlora__max(1, blocks), d->texts, 1,
-                                      threads, (uint32_t)shared, args);
+    qlora__launch_size size = {qlora__max(1, blocks), d->texts, 1, threads, (uint32_t)shared};
+    qlora_result r = qlora__launch_as(m->ctx, id, kind, size, args);
     if (r != QLORA_OK || !many || whole || b->next == NULL) {
         return r;
     }

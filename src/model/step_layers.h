@@ -273,8 +273,8 @@ static qlora_result qlora__decode_layers_run(const qlora_model* m, int stream, i
     void* args[] = {&p};
     size_t bytes = (size_t)d->marks.cols * 4;
     QLORA__TRY(qlora__zero(m->ctx, d->marks.data, bytes, bytes, 1));
-    return qlora__launch_as(m->ctx, QLORA__K_decode_layers, QLORA__LAUNCH_TOGETHER, blocks, 1, 1,
-                            QLORA__LAYERS_WARPS * 32, (uint32_t)shared, args);
+    qlora__launch_size size = {blocks, 1, 1, QLORA__LAYERS_WARPS * 32, (uint32_t)shared};
+    return qlora__launch_as(m->ctx, QLORA__K_decode_layers, QLORA__LAUNCH_TOGETHER, size, args);
 }
 
 #endif // QLORA_NO_CUDA

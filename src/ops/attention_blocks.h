@@ -134,14 +134,29 @@ static void qlora__block_queries(const qlora__attention_job* job, const qlora_te
     qlora__block_clear(y, b->rows * width, qlora__block_pad(b->rows, QLORA__BLOCK_ROWS) * width);
 }
 
-// c[m, n] = a[m, k] b[k, n], or c += a b; m and n are padded.
-static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, int64_t n, int64_t k,
+// c[m, n] = a[m, k] b[k, n].
+typedef struct qlora__block_shape {
+    int64_t m;
+    int64_t n;
+    int64_t k;
+} qlora__block_shape;
+
+static qlora__block_shape qlora__block_shape_of(int64_t m, int64_t n, int64_t k) {
+    qlora__block_shape shape;
+    shape.m = m;
+    shape.n = n;
+    shape.k = k;
+    return shape;
+}
+
+// c = a b, or c += a b; m and n are padded. transposed: a is stored [k, m].
+static void qlora__block_multiply(const qlora__attention_job* job, qlora__block_shape shape,
                                   qlora__block_matrix a, bool transposed, qlora__block_matrix b,
                                   qlora__block_matrix c, bool add) {
     qlora__block_product p;
-    p.m = qlora__block_pad(m, QLORA__BLOCK_ROWS);
-    p.n = qlora__block_pad(n, QLORA__BLOCK_COLS);
-    p.k = k;
+    p.m = qlora__block_pad(shape.m, QLORA__BLOCK_ROWS);
+    p.n = qlora__block_pad(shape.n, QLORA__BLOCK_COLS);
+    p.k = shape.k;
     p.a = a.data;
     p.lda = a.ld;
     p.b = b.data;
@@ -195,9 +210,9 @@ static qlora__block_pair qlora__pair_of(const qlora__query_block* b, int64_t j, 
 // s = x[rows, width] times y, which is the transposed keys or values, of which there are n.
 static void qlora__block_dots_of(const qlora__attention_job* job, int64_t rows, int64_t n,
                                  QLORA__REAL* x, QLORA__REAL* y, int64_t width, QLORA__REAL* s) {
-    qlora__block_multiply(job, rows, n, job->a->hd, qlora__block_of(x, width), false,
-                          qlora__block_of(y, QLORA__BLOCK), qlora__block_of(s, QLORA__BLOCK),
-                          false);
+    qlora__block_multiply(job, qlora__block_shape_of(rows, n, job->a->hd),
+                          qlora__block_of(x, width), false, qlora__block_of(y, QLORA__BLOCK),
+                          qlora__block_of(s, QLORA__BLOCK), false);
 }
 
 // How weights are multiplied.
@@ -225,8 +240,9 @@ static void qlora__pair_add(const qlora__attention_job* job, const qlora__block_
     }
     // A sum of squares in double precision is finite if all values are; otherwise at most slow.
     if (qlora__finite((float)squares)) {
-        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK),
-                              way != QLORA__WEIGHTS, x, qlora__block_of(c, width), true);
+        qlora__block_multiply(job, qlora__block_shape_of(m, width, k),
+                              qlora__block_of(weights, QLORA__BLOCK), way != QLORA__WEIGHTS, x,
+                              qlora__block_of(c, width), true);
         return;
     }
     for (int64_t i = 0; i < m; i++) {
@@ -321,7 +337,7 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
         qlora__block_matrix k = qlora__block_key_rows(job, j, n, kv_head, width, room->at[2]);
         qlora__block_matrix v = qlora__block_keys(job, a->v, j, n, kv_head, width, room->at[4]);
-        qlora__block_multiply(job, n, b->rows, a->hd, k, false,
+        qlora__block_multiply(job, qlora__block_shape_of(n, b->rows, a->hd), k, false,
                               qlora__block_of(room->at[1], QLORA__BLOCK),
                               qlora__block_of(room->s, QLORA__BLOCK), false);
         qlora__block_softmax(job, room, b, j, n);

@@ -120,17 +120,26 @@ static bool qlora__linear_joined(const qlora_linear_desc* l, int64_t pad, qlora_
     return true;
 }
 
-// C = alpha op(A) op(B) + beta C, with the precision of forward or backward products.
-static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool backward, bool ta,
-                                       bool tb, float alpha, float beta, const qlora_tensor* a,
-                                       const qlora_tensor* b, const qlora_tensor* c) {
+// The products of a layer.
+typedef enum qlora__linear_product {
+    QLORA__LINEAR_FORWARD,  // C = A B^T, forward: z = x A^T, y = x W^T + z (sB)^T
+    QLORA__LINEAR_WEIGHT,   // C = A B, forward: W + sB A
+    QLORA__LINEAR_BACKWARD, // C = A B, backward: u = dy sB, dx = dy W + u A
+    QLORA__LINEAR_GRADIENT  // C = A^T B, backward: dA = u^T x, dB = dy^T z
+} qlora__linear_product;
+
+// C = alpha times the product + beta C, with the precision of forward or backward products.
+static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math,
+                                       qlora__linear_product product, float alpha, float beta,
+                                       const qlora_tensor* a, const qlora_tensor* b,
+                                       const qlora_tensor* c) {
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
-    d.trans_a = ta;
-    d.trans_b = tb;
+    d.trans_a = product == QLORA__LINEAR_GRADIENT;
+    d.trans_b = product == QLORA__LINEAR_FORWARD;
     d.alpha = alpha;
     d.beta = beta;
-    return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
+    return qlora__gemm_run(ctx, math, product >= QLORA__LINEAR_BACKWARD, &d, a, b, c);
 }
 
 // y = x W^T, or dx = dy W, of a part whose weight has codes.
@@ -499,7 +508,7 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
         QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
         QLORA__TRY(qlora__tensor_view(ctx, z, done, now, 0, z->cols, &to));
         QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
-        QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, &m.rows,
+        QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_FORWARD, 1.0f, 0.0f, &m.rows,
                                       l->parts[i].a, &to));
     }
     qlora__scratch_release(ctx, m.scratch_before);
@@ -533,7 +542,7 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
     // all parts at once, including the zero columns
     if (l->dropout == 0.0f && qlora__linear_joined(l, pad, &a, &sb)) {
         QLORA__TRY(
-            qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail));
+            qlora__linear_gemm(ctx, math, QLORA__LINEAR_FORWARD, 1.0f, 0.0f, inner, &a, &tail));
         return qlora__linear_keep_own(ctx, l, inner, &tail);
     }
     int64_t at = 0;
@@ -543,7 +552,7 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
         if (z.cols > 0 && l->dropout > 0.0f) {
             QLORA__TRY(qlora__linear_z_masked(ctx, math, l, i, inner, &z));
         } else if (z.cols > 0) {
-            QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner,
+            QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_FORWARD, 1.0f, 0.0f, inner,
                                           l->parts[i].a, &z));
         }
         at += z.cols;
@@ -565,12 +574,12 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
         QLORA__TRY(p->dense == NULL ? qlora__linear_coded(ctx, math, false, inner, p, &part, 0)
-                                    : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
-                                                         inner, p->dense, &part));
+                                    : qlora__linear_gemm(ctx, math, QLORA__LINEAR_FORWARD, 1.0f,
+                                                         0.0f, inner, p->dense, &part));
         qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0) {
             QLORA__TRY(
-                qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
+                qlora__linear_gemm(ctx, math, QLORA__LINEAR_FORWARD, 1.0f, 1.0f, &z, p->sb, &part));
         }
         if (p->bias != NULL) {
             QLORA__TRY(qlora__linear_bias(ctx, p->bias, &part, true));
@@ -597,8 +606,8 @@ static qlora_result qlora__linear_forward_fp8(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &z));
     if (pad > 0 && qlora__linear_joined(l, pad, &a, &sb)) {
-        QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, biased ? 1.0f : 0.0f, &z,
-                                      &sb, y));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_FORWARD, 1.0f, biased ? 1.0f : 0.0f,
+                                      &z, &sb, y));
     }
     return qlora__fp8_product(ctx, l->fp8, false, coded, &inner, y, biased || pad > 0);
 }
@@ -625,8 +634,8 @@ static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, qlora_math math
     }
     qlora_tensor upper; // [W sB]
     QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, 0, l->operand->cols, &upper));
-    return qlora__linear_gemm(ctx, math, false, false, true, 1.0f, biased ? 1.0f : 0.0f, x, &upper,
-                              y);
+    return qlora__linear_gemm(ctx, math, QLORA__LINEAR_FORWARD, 1.0f, biased ? 1.0f : 0.0f, x,
+                              &upper, y);
 }
 
 // The plain form with panels that the products share; with dropout, z is computed before.
@@ -719,7 +728,7 @@ static qlora_result qlora__linear_u_joined(qlora_ctx* ctx, qlora_math math,
         b.batch = l->count;
         u.batch = l->count;
     }
-    QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &dy, &b, &u));
+    QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_BACKWARD, 1.0f, 0.0f, &dy, &b, &u));
     return qlora__linear_keep_own(ctx, l, inner, tail);
 }
 
@@ -744,8 +753,8 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, dy->rows, at, p->rank, &u));
         if (p->rank > 0) {
-            QLORA__TRY(
-                qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &part, p->sb, &u));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_BACKWARD, 1.0f, 0.0f, &part,
+                                          p->sb, &u));
         }
         col += p->out;
         at += p->rank;
@@ -766,7 +775,7 @@ static qlora_result qlora__linear_dx_fp8(qlora_ctx* ctx, qlora_math math,
     qlora_tensor sb;
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, inner->cols, pad, &u));
     if (adds && qlora__linear_joined(l, pad, &a, &sb)) {
-        QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &u, &a, dx));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_BACKWARD, 1.0f, 0.0f, &u, &a, dx));
     }
     return qlora__fp8_product(ctx, l->fp8, true, coded, inner, dx, adds);
 }
@@ -783,7 +792,7 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
         const qlora_tensor* left = l->dropout > 0.0f ? inner : dy;
         qlora_tensor below; // [W ; A], or W alone
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, left->cols, 0, l->in, &below));
-        return qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, left, &below, dx);
+        return qlora__linear_gemm(ctx, math, QLORA__LINEAR_BACKWARD, 1.0f, 0.0f, left, &below, dx);
     }
     int64_t col = 0;
     int64_t at = inner->cols;
@@ -798,11 +807,12 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
         QLORA__TRY(p->dense == NULL
                        ? qlora__linear_coded(ctx, math, true, &part, p, dx,
                                              i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
-                       : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta, &part,
+                       : qlora__linear_gemm(ctx, math, QLORA__LINEAR_BACKWARD, 1.0f, beta, &part,
                                             p->dense, dx));
         qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0 && l->dropout == 0.0f) {
-            QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, math, QLORA__LINEAR_BACKWARD, 1.0f, 1.0f, &u, p->a, dx));
         }
         col += p->out;
         at += p->rank;

@@ -44,9 +44,9 @@ static qlora__operand qlora__linear_weight(const qlora_linear_part* p, bool line
                             : qlora__operand_matrix(p->dense, lines);
 }
 
-// Element (row, col) of an f32 matrix.
-static float* qlora__linear_at(const qlora_tensor* t, int64_t row, int64_t col) {
-    return (float*)t->data + row * t->ld + col;
+// Where the sums of a product with the panels are: in an f32 matrix, from column `col` on.
+static qlora__sums qlora__linear_at(const qlora__panels* p, const qlora_tensor* t, int64_t col) {
+    return qlora__sums_at((float*)t->data + p->row * t->ld + col, t->ld, false);
 }
 
 // With what panels in bf16 add to each part.
@@ -87,8 +87,8 @@ static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora_
     int64_t first = adapters ? qlora__linear_ranks(l, 0, &next) : 0;
     if (qlora__panels_takes_columns(p, l->in, first)) {
         qlora__segment a = qlora__segment_of(qlora__operand_matrix(l->parts[0].a, true), l->in);
-        qlora__panels_pack_product(p, &rows, 0, 0, &a, first, qlora__linear_at(x, p->row, at),
-                                   x->ld, 0, -1);
+        qlora__panels_shift whole = {0, 0};
+        qlora__panels_pack_product(p, &rows, whole, &a, first, qlora__linear_at(p, x, at), NULL);
         at += first;
     } else {
         qlora__panels_pack(p, &rows, 0, l->in, 0, 1.0f);
@@ -98,8 +98,7 @@ static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora_
         int64_t rank = qlora__linear_ranks(l, i, &next);
         if (rank > 0) {
             qlora__segment a = qlora__segment_of(qlora__operand_matrix(l->parts[i].a, true), l->in);
-            qlora__panels_multiply(p, 0, &a, 1, 0, rank, qlora__linear_at(x, p->row, at), x->ld,
-                                   false);
+            qlora__panels_multiply(p, 0, &a, 1, 0, rank, qlora__linear_at(p, x, at));
         }
         at += rank;
     }
@@ -114,7 +113,7 @@ static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora_
             qlora__panels_pack(p, &rows, at, part->rank, qlora__panels_steps(p, l->in), 1.0f);
         }
         qlora__panels_multiply(p, 0, right, part->rank > 0 ? 2 : 1, 0, part->out,
-                               qlora__linear_at(y, p->row, col), y->ld, false);
+                               qlora__linear_at(p, y, col));
         col += part->out;
         at += part->rank;
     }
@@ -147,20 +146,22 @@ static int64_t qlora__linear_backward_steps(const qlora_ctx* ctx, const qlora_li
 // computed in the columns from `tail` on.
 static void qlora__linear_pack_dy(const qlora__panels* p, const qlora_linear_part* part,
                                   const qlora__operand* dy, int64_t col, int64_t tail, int64_t at,
-                                  float* u) {
+                                  qlora__sums u) {
     int64_t after = at + qlora__panels_steps(p, part->out);
+    qlora__panels_shift pack = {col, at};
+    qlora__panels_shift back = {tail, after};
     qlora__segment sb;
     memset(&sb, 0, sizeof sb);
     if (part->rank > 0) {
         sb = qlora__segment_of(qlora__operand_matrix(part->sb, false), part->out);
     }
     if (qlora__panels_takes_columns(p, part->out, part->rank)) {
-        qlora__panels_pack_product(p, dy, col, at, &sb, part->rank, u, dy->ld, tail, after);
+        qlora__panels_pack_product(p, dy, pack, &sb, part->rank, u, &back);
         return;
     }
     qlora__panels_pack(p, dy, col, part->out, at, 1.0f);
     if (part->rank > 0) {
-        qlora__panels_multiply(p, at, &sb, 1, 0, part->rank, u, dy->ld, false);
+        qlora__panels_multiply(p, at, &sb, 1, 0, part->rank, u);
         qlora__panels_pack(p, dy, tail, part->rank, after, 1.0f);
     }
 }
@@ -177,7 +178,7 @@ static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__pane
     int64_t tail = out;
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* part = &l->parts[i];
-        qlora__linear_pack_dy(p, part, &rows, col, tail, at, qlora__linear_at(dy, p->row, tail));
+        qlora__linear_pack_dy(p, part, &rows, col, tail, at, qlora__linear_at(p, dy, tail));
         right[segments] = qlora__segment_of(qlora__linear_weight(part, false), part->out);
         segments++;
         if (part->rank > 0) {
@@ -188,8 +189,7 @@ static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__pane
         col += part->out;
         tail += part->rank;
     }
-    qlora__panels_multiply(p, 0, right, segments, 0, l->in, qlora__linear_at(dx, p->row, 0), dx->ld,
-                           false);
+    qlora__panels_multiply(p, 0, right, segments, 0, l->in, qlora__linear_at(p, dx, 0));
 }
 
 static void qlora__linear_dx_panels(qlora_ctx* ctx, const qlora_linear_desc* l,

@@ -17,12 +17,12 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, qlora_math ma
         QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
         QLORA__TRY(qlora__tensor_view(ctx, u, done, now, 0, u->cols, &some));
         QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
-        QLORA__TRY(qlora__linear_gemm(ctx, math, true, true, false, 1.0f, done > 0 ? 1.0f : beta,
-                                      &some, &m.rows, p->da));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_GRADIENT, 1.0f,
+                                      done > 0 ? 1.0f : beta, &some, &m.rows, p->da));
         if (dx != NULL) {
             QLORA__TRY(qlora__tensor_view(ctx, dx, done, now, 0, l->in, &to));
-            QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &some, p->a,
-                                          &m.rows));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_BACKWARD, 1.0f, 0.0f, &some,
+                                          p->a, &m.rows));
             QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &m.rows, &to, true));
         }
     }
@@ -56,12 +56,42 @@ static bool qlora__linear_da_joined(const qlora_linear_desc* l, qlora_tensor* jo
 #define QLORA__GRADIENT_A 1u
 #define QLORA__GRADIENT_B 2u
 
+// What the gradients of a stack are products of, and which of them are computed.
+typedef struct qlora__linear_factors {
+    const qlora_tensor* x;
+    const qlora_tensor* z;  // NULL: in the last columns of x
+    const qlora_tensor* dy; // with u in its last columns
+    float beta;             // 1 adds to the gradients, 0 overwrites them
+    unsigned which;
+} qlora__linear_factors;
+
+static qlora__linear_factors qlora__linear_factors_of(const qlora_tensor* x, const qlora_tensor* z,
+                                                      const qlora_tensor* dy, float beta,
+                                                      unsigned which) {
+    qlora__linear_factors f;
+    f.x = x;
+    f.z = z;
+    f.dy = dy;
+    f.beta = beta;
+    f.which = which;
+    return f;
+}
+
+// The columns of z that belong to the part whose rank begins in column `at` of it.
+static qlora_result qlora__linear_z_of(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                       const qlora__linear_factors* f, int64_t at, int64_t rank,
+                                       qlora_tensor* z) {
+    return f->z != NULL ? qlora__tensor_view(ctx, f->z, 0, f->x->rows, at, rank, z)
+                        : qlora__tensor_view(ctx, f->x, 0, f->x->rows, l->in + at, rank, z);
+}
+
 // Sets k to the launch of all gradients, dA first, if there is one: without dropout, in bf16 on a
 // GPU. *has: whether there is.
 static qlora_result qlora__linear_skinny(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                         const qlora_tensor* x, const qlora_tensor* tail,
-                                         const qlora_tensor* dy, float beta, unsigned which,
-                                         qlora__skinny* k, bool* has) {
+                                         const qlora__linear_factors* f, qlora__skinny* k,
+                                         bool* has) {
+    const qlora_tensor* x = f->x;
+    const qlora_tensor* dy = f->dy;
     qlora_tensor w;
     qlora_tensor s;
     qlora_tensor all;
@@ -74,20 +104,18 @@ static qlora_result qlora__linear_skinny(qlora_ctx* ctx, const qlora_linear_desc
         return QLORA_OK;
     }
     memset(k, 0, sizeof *k);
-    k->add = beta != 0.0f;
-    if ((which & QLORA__GRADIENT_A) != 0) {
+    k->add = f->beta != 0.0f;
+    if ((f->which & QLORA__GRADIENT_A) != 0) {
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &w));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, x->rows, qlora_linear_out(l), all.rows, &s));
         if (!qlora__skinny_add(k, &s, &w, &all, false, 1.0f)) {
             return QLORA_OK;
         }
     }
-    for (int32_t i = 0; i < l->count && (which & QLORA__GRADIENT_B) != 0; i++) {
+    for (int32_t i = 0; i < l->count && (f->which & QLORA__GRADIENT_B) != 0; i++) {
         const qlora_linear_part* p = &l->parts[i];
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, x->rows, col, p->out, &w));
-        QLORA__TRY(tail != NULL
-                       ? qlora__tensor_view(ctx, tail, 0, x->rows, at, p->rank, &s)
-                       : qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &s));
+        QLORA__TRY(qlora__linear_z_of(ctx, l, f, at, p->rank, &s));
         if (p->rank > 0 && !qlora__skinny_add(k, &s, &w, p->db, true, p->scale)) {
             return QLORA_OK;
         }
@@ -132,24 +160,25 @@ static QLORA__UNUSED int64_t qlora__linear_parts(const qlora_linear_desc* l, int
     return most;
 }
 
-// tail: z, if it is not in the last columns of x. parts: memory for parts of sums; NULL: scratch.
-// If it is too small, the gradients are products one by one, which need none.
+// Also dx += u A, if there is dropout. parts: memory for parts of sums; NULL: scratch. If it is too
+// small, the gradients are products one by one, which need none.
 static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
-                                            const qlora_linear_desc* l, const qlora_tensor* x,
-                                            const qlora_tensor* tail, const qlora_tensor* dy,
-                                            const qlora_tensor* dx, float beta, unsigned which,
+                                            const qlora_linear_desc* l,
+                                            const qlora__linear_factors* f, const qlora_tensor* dx,
                                             const qlora_tensor* parts) {
+    const qlora_tensor* x = f->x;
+    const qlora_tensor* dy = f->dy;
     int64_t col = 0;
     int64_t at = 0;
     int64_t out = qlora_linear_out(l);
-    bool wants_a = (which & QLORA__GRADIENT_A) != 0;
-    bool wants_b = (which & QLORA__GRADIENT_B) != 0;
+    bool wants_a = (f->which & QLORA__GRADIENT_A) != 0;
+    bool wants_b = (f->which & QLORA__GRADIENT_B) != 0;
     bool has = false;
     qlora__skinny k;
     qlora_tensor inner;
     qlora_tensor all;
-    QLORA__TRY(qlora__linear_skinny(ctx, l, x, tail, dy, beta, which, &k, &has));
-    int64_t room = qlora__linear_parts_of(l, x->rows, which);
+    QLORA__TRY(qlora__linear_skinny(ctx, l, f, &k, &has));
+    int64_t room = qlora__linear_parts_of(l, x->rows, f->which);
     int64_t most = parts != NULL ? parts->cols
                                  : (int64_t)(qlora__scratch_free(ctx) / sizeof(float));
     if (has && room > 0 && room <= most) {
@@ -164,7 +193,8 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
     if (joined && wants_a) {
         qlora_tensor u;
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out, all.rows, &u));
-        QLORA__TRY(qlora__linear_gemm(ctx, math, true, true, false, 1.0f, beta, &u, &inner, &all));
+        QLORA__TRY(
+            qlora__linear_gemm(ctx, math, QLORA__LINEAR_GRADIENT, 1.0f, f->beta, &u, &inner, &all));
     }
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* p = &l->parts[i];
@@ -173,18 +203,16 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
         qlora_tensor u;
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out + at, p->rank, &u));
-        QLORA__TRY(tail != NULL
-                       ? qlora__tensor_view(ctx, tail, 0, x->rows, at, p->rank, &z)
-                       : qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
+        QLORA__TRY(qlora__linear_z_of(ctx, l, f, at, p->rank, &z));
         if (p->rank > 0 && l->dropout > 0.0f) {
-            QLORA__TRY(qlora__linear_masked_gradients(ctx, math, l, i, &inner, &u, dx, beta));
+            QLORA__TRY(qlora__linear_masked_gradients(ctx, math, l, i, &inner, &u, dx, f->beta));
         } else if (p->rank > 0 && !joined && wants_a) {
-            QLORA__TRY(
-                qlora__linear_gemm(ctx, math, true, true, false, 1.0f, beta, &u, &inner, p->da));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_GRADIENT, 1.0f, f->beta, &u,
+                                          &inner, p->da));
         }
         if (p->rank > 0 && wants_b) {
-            QLORA__TRY(
-                qlora__linear_gemm(ctx, math, true, true, false, p->scale, beta, &part, &z, p->db));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, QLORA__LINEAR_GRADIENT, p->scale, f->beta,
+                                          &part, &z, p->db));
         }
         col += p->out;
         at += p->rank;
@@ -218,8 +246,9 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
     QLORA__TRY(qlora__linear_u_dx(ctx, math, l, dy, &inner, false, dx));
     float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
-    return qlora__linear_gradients(ctx, math, l, x, NULL, dy, dx, beta,
-                                   QLORA__GRADIENT_A | QLORA__GRADIENT_B, NULL);
+    qlora__linear_factors all =
+        qlora__linear_factors_of(x, NULL, dy, beta, QLORA__GRADIENT_A | QLORA__GRADIENT_B);
+    return qlora__linear_gradients(ctx, math, l, &all, dx, NULL);
 }
 
 qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,

@@ -184,7 +184,8 @@ typedef struct qlora__rope_job {
 static QLORA__REAL* qlora__rope_get(const qlora__cpu_rows* rows, const qlora_tensor* x, int64_t row,
                                     int64_t col, int64_t step, int64_t n, QLORA__REAL* room) {
     if (step == 1) {
-        return (QLORA__REAL*)qlora__row_in(rows, x, row, col, n, room);
+        (void)qlora__row_in(rows, x, row, col, n, room);
+        return qlora__row_target(x, row, col, room);
     }
     for (int64_t i = 0; i < n; i++) {
         room[i] = qlora__at(x, row, col + step * i);

@@ -96,7 +96,7 @@ static qlora_result qlora__piece_kind_run(const qlora_trainer* t, const qlora__p
 }
 
 // Only what is trained has dropout.
-static qlora_result qlora__piece_run(const qlora_trainer* t, const qlora__piece_of* piece) {
+static qlora_result qlora__piece_run(qlora_trainer* t, const qlora__piece_of* piece) {
     qlora_model* m = t->m;
     qlora__pass pass =
         qlora__pass_of_micro(m, &t->micro, !piece->reference && !t->micro.mismatched);

@@ -176,6 +176,11 @@ defect functions "61 lines without a reason" '{ echo "static int f(void) {"
     yes "    a();" | head -59; echo "}"; } >>tools/embed.c'
 defect functions "101 lines with a reason" '{ echo "// long because"; echo "static int f(int a,"
     echo "    int b) {"; yes "    a();" | head -98; echo "}"; } >>src/graph.h'
+defect functions "9 parameters" '{ echo "static void qlora__f(int a, int b, int c, int d, int e,"
+    echo "    int f, int g, void (*h)(int, int), int i[2]) {"; echo "}"; } >>src/graph.h'
+defect functions "61 fields" '{ echo "typedef struct qlora__f {"
+    yes "    int a[2], (*b)(int, int);" | head -30; echo "    int c;"
+    echo "} qlora__f;"; } >>src/graph.h'
 defect functions "a condition inside QLORA__TRY" \
     'core "#define QLORA__T(x) QLORA__TRY(x > 0 ? qlora__u(x) : QLORA_OK);"'
 defect words "malloc outside platform" 'core "static void* qlora__m(void) { return malloc(1); }"'
@@ -190,7 +195,7 @@ defect words "a method by name, not by its row" \
     'sed -i "s/if (t->method->report != NULL)/if (t->desc.method != QLORA_METHOD_SFT)/" \
         src/train/checkpoint.h'
 defect words "a method by name in finetune" \
-    'sed -i "s/if (method->preferences)/if (a->o.method != QLORA_METHOD_SFT)/" \
+    'sed -i "s/if (method->preferences)/if (a->o.method.kind != QLORA_METHOD_SFT)/" \
         programs/finetune/reports/log.h'
 defect words "a sentence that nobody can follow" \
     '{ echo; yes and so on | head -14 | tr "\n" " "; echo; } >>docs/questions.md'

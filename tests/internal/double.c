@@ -16,6 +16,9 @@
 
 #include "internal/linear.c"
 
+#define REFERENCE_SUITE reference_double_suite
+#include "internal/reference.c"
+
 const ops_api* ops_in_double(void) {
     static const ops_api api = {sizeof(double), OPS_API_FUNCTIONS};
     return &api;

@@ -27,6 +27,9 @@ static long layers_split_from = 12;
 
 #include "internal/model.c"
 
+#define REFERENCE_SUITE reference_suite
+#include "internal/reference.c"
+
 #include "internal/system.c"
 
 #include "internal/rows.c"

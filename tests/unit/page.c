@@ -280,8 +280,8 @@ TEST settings_keep_every_text(void) {
         ASSERT(setting_line(row, texts[i], &line) && blob_add(&line, "", 1));
         line.count--;
         ASSERT(config_read(&set, "settings.txt", &line, error));
-        ASSERT_WHOLE(1, o.sample_prompts.count);
-        ASSERT_STR_EQ(texts[i], o.sample_prompts.items[0]);
+        ASSERT_WHOLE(1, o.sampling.prompts.count);
+        ASSERT_STR_EQ(texts[i], o.sampling.prompts.items[0]);
         blob_free(&line);
     }
     PASS();

@@ -158,7 +158,7 @@ static bool tokens_lines(app* a, const char* path, const blob* text, bool json) 
 }
 
 static bool tokens_read(app* a) {
-    const char* path = a->o.add_tokens;
+    const char* path = a->o.adapter.add_tokens;
     blob text;
     memset(&text, 0, sizeof text);
     int code = blob_read_path(&text, path);
@@ -175,8 +175,8 @@ static bool tokens_read(app* a) {
 
 // The folder whose tokenizer is used: the adapter's, if it has one, for it may have more tokens.
 static const char* tokenizer_folder(const app* a) {
-    const char* adapter = a->o.adapter;
-    return adapter != NULL && !file_missing(adapter, "tokenizer.json") ? adapter : a->o.model;
+    const char* adapter = a->o.adapter.from;
+    return adapter != NULL && !file_missing(adapter, "tokenizer.json") ? adapter : a->o.model.path;
 }
 
 // The rows that the row of a token starts from: those of its text in "init".
@@ -237,7 +237,7 @@ static bool new_tokens_open(app* a) {
     new_tokens* n = &a->new_tokens;
     qlora_text_tok* known = NULL;
     qlora_text_tok* grown = NULL;
-    if (a->o.add_tokens == NULL) {
+    if (a->o.adapter.add_tokens == NULL) {
         return true;
     }
     if (!text_open(a) || !tokens_read(a)) {
@@ -246,10 +246,10 @@ static bool new_tokens_open(app* a) {
     for (size_t i = 0; i < n->count; i++) {
         n->tokens[i].text = n->texts[i].data;
     }
-    bool ok =
-        qlora_text_tok_open_with(a->text, a->o.model, n->tokens, n->count, &grown) == QLORA_OK ||
-        text_fail(a, "--add-tokens: ");
-    ok = ok && (qlora_text_tok_open(a->text, a->o.model, &known) == QLORA_OK ||
+    bool ok = qlora_text_tok_open_with(a->text, a->o.model.path, n->tokens, n->count, &grown) ==
+                  QLORA_OK ||
+              text_fail(a, "--add-tokens: ");
+    ok = ok && (qlora_text_tok_open(a->text, a->o.model.path, &known) == QLORA_OK ||
                 text_fail(a, "the model's tokenizer: "));
     for (size_t i = 0; ok && i < n->count; i++) {
         ok = token_init(a, known, i);

@@ -101,7 +101,7 @@ static size_t input_order(app* a, size_t number, int64_t epoch, uint32_t* mine, 
     size_t part = wanted - whole;
     for (; records < wanted; records++) {
         if (records == whole) {
-            shuffle(mine, count, mix(mix((uint64_t)a->o.seed ^ 0x6d697875u) + number));
+            shuffle(mine, count, mix(mix((uint64_t)a->o.training.seed ^ 0x6d697875u) + number));
         }
         size_t at = records < whole
                         ? records % count
@@ -143,7 +143,7 @@ static uint32_t* epoch_order(app* a, int64_t epoch, size_t* count) {
 }
 
 static bool epoch_make(app* a, int64_t epoch, packs* out) {
-    uint64_t key = mix(mix((uint64_t)a->o.seed) ^ (uint64_t)epoch);
+    uint64_t key = mix(mix((uint64_t)a->o.training.seed) ^ (uint64_t)epoch);
     size_t count = 0;
     uint32_t* order = epoch_order(a, epoch, &count);
     if (order != NULL) {
@@ -155,9 +155,9 @@ static bool epoch_make(app* a, int64_t epoch, packs* out) {
 // The end of the step that starts at a pack. Mismatched texts have the prompt of one text and the
 // answer of another one of the step, so that a text is never left alone: it joins its neighbours.
 static size_t step_end(const app* a, const packs* p, size_t first) {
-    size_t end = first + (size_t)a->o.accumulate;
+    size_t end = first + (size_t)a->o.training.accumulate;
     end = end < p->count ? end : p->count;
-    while (method_of(a->o.method)->mismatched && end < p->count &&
+    while (method_of(a->o.method.kind)->mismatched && end < p->count &&
            (p->starts[end] - p->starts[first] < 2 || p->starts[p->count] - p->starts[end] < 2)) {
         end++;
     }
@@ -203,15 +203,15 @@ static bool epochs_tell(app* a, int64_t epoch, double total) {
 }
 
 static bool total_steps_find(app* a) {
-    if (a->o.steps > 0) {
-        a->progress.total_steps = a->o.steps;
+    if (a->o.training.steps > 0) {
+        a->progress.total_steps = a->o.training.steps;
         return true;
     }
     packs p;
     memset(&p, 0, sizeof p);
-    double left = a->o.epochs;
+    double left = a->o.training.epochs;
     for (int64_t epoch = 0; left > 1e-9; epoch++, left -= 1.0) {
-        if (!epoch_make(a, epoch, &p) || !epochs_tell(a, epoch, a->o.epochs)) {
+        if (!epoch_make(a, epoch, &p) || !epochs_tell(a, epoch, a->o.training.epochs)) {
             packs_free(&p);
             return false;
         }
@@ -228,7 +228,7 @@ static bool position_seek(app* a, int64_t step) {
     for (a->progress.epoch = 0;; a->progress.epoch++) {
         if (!epoch_make(a, a->progress.epoch, &a->progress.now) ||
             !epochs_tell(a, a->progress.epoch,
-                         fmax(a->o.epochs, (double)a->progress.epoch + 1.0))) {
+                         fmax(a->o.training.epochs, (double)a->progress.epoch + 1.0))) {
             return false;
         }
         int64_t here = epoch_steps(a, &a->progress.now);
@@ -297,7 +297,7 @@ static void batch_begin(const app* a, const batch_cursor* c, bool references, ql
     out->labels = c->labels;
     out->lengths = c->lengths;
     out->sequences = c->places;
-    out->roles = method_of(a->o.method)->roles ? c->roles : NULL;
+    out->roles = method_of(a->o.method.kind)->roles ? c->roles : NULL;
     out->references = references ? c->references : NULL;
 }
 

@@ -11,18 +11,20 @@ static bool tokenizer_open(app* a) {
     if (!text_open(a)) {
         return false;
     }
-    const char* folder = a->o.demo ? a->o.model : tokenizer_folder(a);
-    if (a->tok == NULL && (a->new_tokens.row_count > 0
-                               ? qlora_text_tok_open_with(a->text, a->o.model, a->new_tokens.tokens,
-                                                          a->new_tokens.count, &a->tok)
-                               : qlora_text_tok_open(a->text, folder, &a->tok)) != QLORA_OK) {
-        return text_fail(a, folder == a->o.model ? "the model's tokenizer: "
-                                                 : "the adapter's tokenizer: ");
+    const char* folder = a->o.demo ? a->o.model.path : tokenizer_folder(a);
+    if (a->tok == NULL &&
+        (a->new_tokens.row_count > 0
+             ? qlora_text_tok_open_with(a->text, a->o.model.path, a->new_tokens.tokens,
+                                        a->new_tokens.count, &a->tok)
+             : qlora_text_tok_open(a->text, folder, &a->tok)) != QLORA_OK) {
+        return text_fail(a, folder == a->o.model.path ? "the model's tokenizer: "
+                                                      : "the adapter's tokenizer: ");
     }
     if (qlora_text_tok_query(a->tok, &info) != QLORA_OK) {
         return text_fail(a, "");
     }
-    if (a->o.adapter != NULL && adapter_has_rows(a->o.adapter) && info.count > a->config.vocab) {
+    if (a->o.adapter.from != NULL && adapter_has_rows(a->o.adapter.from) &&
+        info.count > a->config.vocab) {
         a->config.vocab = info.count; // the adapter has their rows; without them, it is refused
     }
     if (info.count > a->config.vocab) {
@@ -32,22 +34,24 @@ static bool tokenizer_open(app* a) {
         say(a, "note: %s\n", error);
     }
     desc.tok = a->tok;
-    desc.folder = a->o.demo ? NULL : a->o.model;
-    desc.tokenizer_folder = a->o.adapter;
-    desc.name = a->o.template_name;
-    desc.template_file = a->o.chat_template;
+    desc.folder = a->o.demo ? NULL : a->o.model.path;
+    desc.tokenizer_folder = a->o.adapter.from;
+    desc.name = a->o.data.template_name;
+    desc.template_file = a->o.data.chat_template;
     if (qlora_text_chat_open(a->text, &desc, &a->chat) != QLORA_OK ||
         qlora_text_chat_query(a->chat, &chat) != QLORA_OK) {
         return text_fail(a, "the chat format (see --template): ");
     }
     if (chat.missing != NULL) {
         say(a, "note: %s %s: the tokenizer has no token %s; it is written as text\n",
-            a->o.template_name != NULL ? "--template" : "chat format", chat.name, chat.missing);
+            a->o.data.template_name != NULL ? "--template" : "chat format", chat.name,
+            chat.missing);
     }
     if (chat.replaced) {
         say(a, "note: --%s %s is used; %s was trained with another chat format\n",
-            a->o.template_name != NULL ? "template" : "chat-template",
-            a->o.template_name != NULL ? a->o.template_name : a->o.chat_template, a->o.adapter);
+            a->o.data.template_name != NULL ? "template" : "chat-template",
+            a->o.data.template_name != NULL ? a->o.data.template_name : a->o.data.chat_template,
+            a->o.adapter.from);
     }
     return true;
 }
@@ -68,13 +72,13 @@ static bool ignored_tell(app* a, const char* path, qlora_text_data* data) {
 #define STREAM_BYTES 1073741824.0
 
 static bool data_stream(const app* a, const char* path) {
-    return a->o.stream == STREAM_ON ||
-           (a->o.stream == STREAM_AUTO && path_size(path) > STREAM_BYTES);
+    return a->o.data.stream == STREAM_ON ||
+           (a->o.data.stream == STREAM_AUTO && path_size(path) > STREAM_BYTES);
 }
 
 // Then a name in --columns must be in one of them, not in each.
 static bool several_files(const app* a) {
-    return a->data.inputs.count + a->data.eval_inputs.count > 1 || a->o.eval_data.count > 0;
+    return a->data.inputs.count + a->data.eval_inputs.count > 1 || a->o.data.eval_files.count > 0;
 }
 
 static bool data_open(app* a, input* one) {
@@ -85,17 +89,17 @@ static bool data_open(app* a, input* one) {
     qlora_text_data_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.path = path;
-    desc.format = a->o.format;
-    desc.columns = a->o.columns;
+    desc.format = a->o.data.format;
+    desc.columns = a->o.data.columns;
     desc.columns_partial = !piped && several_files(a);
     desc.chat = a->chat;
-    desc.chunk_tokens = (size_t)a->o.length;
-    desc.train_prompt = a->o.train_prompt;
-    desc.last_turn_only = a->o.last_turn;
+    desc.chunk_tokens = (size_t)a->o.data.length;
+    desc.train_prompt = a->o.data.train_prompt;
+    desc.last_turn_only = a->o.data.last_turn;
     desc.stream = !piped && data_stream(a, path);
     desc.bad = a->o.doctor ? record_note : NULL;
     desc.bad_user = a;
-    desc.preference = method_of(a->o.method)->records;
+    desc.preference = method_of(a->o.method.kind)->records;
     a->data.reading = data_name(path);
     int code = piped ? blob_read(&text, stdin) : 0;
     if (code != 0) {
@@ -168,7 +172,7 @@ static bool sample_count(app* a, const qlora_text_sample* s, int32_t bos, counts
                          size_t* trained) {
     bool silent = false;
     size_t all = s->count;
-    bool too_long = all > (size_t)a->o.length;
+    bool too_long = all > (size_t)a->o.data.length;
     if (!sample_silent(a, s, bos, &silent)) {
         return false;
     }
@@ -178,13 +182,13 @@ static bool sample_count(app* a, const qlora_text_sample* s, int32_t bos, counts
     c->empty += all < 2 ? 1 : 0;
     c->silent += silent ? 1 : 0;
     // What is cut off is not trained, so the model does not see the end.
-    bool cut = s->labels[all > 0 ? all - 1 : 0] == -100 || (too_long && a->o.truncate);
+    bool cut = s->labels[all > 0 ? all - 1 : 0] == -100 || (too_long && a->o.data.truncate);
     c->no_end += all >= 2 && (cut || s->endless) ? 1 : 0;
     c->endless += all >= 2 && s->endless ? 1 : 0;
     c->two_bos += all >= 2 && bos >= 0 && s->ids[0] == bos && s->ids[1] == bos ? 1 : 0;
-    *length = too_long ? (size_t)a->o.length : all;
+    *length = too_long ? (size_t)a->o.data.length : all;
     *trained = trained_count(s->labels, *length);
-    bool skipped = too_long && !a->o.truncate;
+    bool skipped = too_long && !a->o.data.truncate;
     c->masked += !skipped && *length >= 2 && *trained == 0 ? 1 : 0;
     if (*length < 2 || *trained == 0 || skipped) {
         *length = 0;
@@ -207,7 +211,7 @@ static uint64_t sample_key(const int32_t* ids, size_t length) {
 
 // The texts of a sample.
 static size_t sample_texts(const app* a) {
-    return method_of(a->o.method)->texts;
+    return method_of(a->o.method.kind)->texts;
 }
 
 static int32_t prompt_length(const qlora_text_sample* s) {
@@ -242,7 +246,7 @@ static bool text_take(app* a, const qlora_text_sample* s, int32_t bos, counts* c
     if (length > 0) {
         a->data.data_hash = hash_more(a->data.data_hash, s->ids, length * sizeof *s->ids);
         a->data.data_hash = hash_more(a->data.data_hash, s->labels, length * sizeof *s->labels);
-        a->data.data_hash = method_of(a->o.method)->preferences
+        a->data.data_hash = method_of(a->o.method.kind)->preferences
                                 ? hash_more(a->data.data_hash, &s->desirable, sizeof s->desirable)
                                 : a->data.data_hash;
     }
@@ -302,7 +306,7 @@ static bool sample_take(app* a, const input_list* list, size_t number, size_t i,
     }
     c->other_prompts += *usable && sample_texts(a) == 2 && prompts[0] != prompts[1] ? 1 : 0;
     t->number = (int32_t)(c->all - 1);
-    if (t->length > a->o.tokens) { // both texts of a pair are in one micro-batch
+    if (t->length > a->o.training.tokens) { // both texts of a pair are in one micro-batch
         c->no_room += *usable ? 1 : 0;
         *usable = false;
     }
@@ -312,7 +316,7 @@ static bool sample_take(app* a, const input_list* list, size_t number, size_t i,
 // Whether sample number i of a file belongs to a record beyond --max-samples.
 static bool sample_over(app* a, qlora_text_data* data, size_t i, const counts* c, bool* over) {
     qlora_text_sample s;
-    *over = a->o.max_samples > 0 && c->records == (size_t)a->o.max_samples;
+    *over = a->o.data.max_samples > 0 && c->records == (size_t)a->o.data.max_samples;
     if (*over) {
         if (qlora_text_sample_read(data, i, &s) != QLORA_OK) {
             return text_fail(a, "");
@@ -394,12 +398,13 @@ static bool sample_among(const samples* s, const sample* one) {
 
 // How many records are held out; 0 if none.
 static size_t records_held(const app* a, size_t all) {
-    double wish = a->o.eval < 1.0 ? fmin(200.0, ceil(a->o.eval * (double)all)) : a->o.eval;
+    double wish =
+        a->o.eval.share < 1.0 ? fmin(200.0, ceil(a->o.eval.share * (double)all)) : a->o.eval.share;
     size_t held = (size_t)wish;
-    if (held == 1 && a->o.eval < 1.0 && method_of(a->o.method)->mismatched) {
+    if (held == 1 && a->o.eval.share < 1.0 && method_of(a->o.method.kind)->mismatched) {
         held = 2; // one text cannot be mismatched
     }
-    return a->o.eval_data.count > 0 || all < 2 ? 0 : held;
+    return a->o.data.eval_files.count > 0 || all < 2 ? 0 : held;
 }
 
 // Moves the held-out records from a->data.train to a->data.eval: all samples of a record are on one
@@ -412,7 +417,7 @@ static bool samples_split(app* a) {
     }
     if (held >= all) {
         return error_set(a->error, "--eval %g would hold out all %zu %ss, leaving none to train on",
-                         a->o.eval, all, all != a->data.train.count ? "record" : "sample");
+                         a->o.eval.share, all, all != a->data.train.count ? "record" : "sample");
     }
     uint32_t* order = (uint32_t*)take(a, all, sizeof *order);
     sample* kept = (sample*)take(a, a->data.train.count, sizeof *kept);
@@ -425,7 +430,7 @@ static bool samples_split(app* a) {
     for (size_t i = 0, at = 0; i < all; i++, at = record_end(&a->data.train, at)) {
         order[i] = (uint32_t)at;
     }
-    shuffle(order, all, mix((uint64_t)a->o.seed ^ 0x6576616cu));
+    shuffle(order, all, mix((uint64_t)a->o.training.seed ^ 0x6576616cu));
     size_t count = 0;
     size_t records = 0; // held out
     for (size_t i = 0; i < all; i++) {
@@ -444,8 +449,8 @@ static bool samples_split(app* a) {
     free(a->data.train.data);
     a->data.train.data = kept;
     a->data.train.count = count;
-    return count > 0 ||
-           error_set(a->error, "--eval %g leaves no sentence of the demo to train on", a->o.eval);
+    return count > 0 || error_set(a->error, "--eval %g leaves no sentence of the demo to train on",
+                                  a->o.eval.share);
 }
 
 static int key_compare(const void* a, const void* b) {
@@ -483,12 +488,12 @@ static bool shared_count(app* a) {
 static void problems_print(app* a, const counts* c) {
     if (c->too_long > 0) {
         say(a, "  %zu too long for --length %lld (the longest has %zu tokens): %s\n", c->too_long,
-            (long long)a->o.length, c->longest,
-            a->o.truncate ? "truncated" : "skipped; use --truncate to shorten them instead");
+            (long long)a->o.data.length, c->longest,
+            a->o.data.truncate ? "truncated" : "skipped; use --truncate to shorten them instead");
     }
     if (c->no_room > 0) {
         say(a, "  %zu too long for --tokens %lld, which must hold both texts: skipped\n",
-            c->no_room, (long long)a->o.tokens);
+            c->no_room, (long long)a->o.training.tokens);
     }
     if (c->other_prompts > 0) {
         say(a, "  %zu whose texts differ before the answers: only the last answers are trained\n",
@@ -524,7 +529,7 @@ static void samples_print(app* a, const char* name, const samples* s) {
         snprintf(of, sizeof of, " from %zu record%s", records, records == 1 ? "" : "s");
     }
     say(a, "%s: %zu %s%s%s, %llu tokens, %llu of them %s\n", name, s->count,
-        method_of(a->o.method)->unit, s->count == 1 ? "" : "s", of, tokens, trained,
+        method_of(a->o.method.kind)->unit, s->count == 1 ? "" : "s", of, tokens, trained,
         s == &a->data.eval ? "evaluated" : "trained");
 }
 
@@ -534,7 +539,7 @@ static void counts_print(app* a) {
         problems_print(a, &a->data.counted);
     }
     if (a->data.eval.count > 0) {
-        bool given = a->o.eval_data.count > 0 || a->o.eval_only;
+        bool given = a->o.data.eval_files.count > 0 || a->o.eval.only;
         samples_print(a, given ? "evaluation data" : "held out", &a->data.eval);
         problems_print(a, &a->data.eval_counted);
     }
@@ -549,10 +554,10 @@ static void counts_print(app* a) {
             (long long)a->data.shared_start, a->data.eval.count);
     }
     size_t records = a->data.counted.used_records;
-    double wish = ceil(a->o.eval * (double)records);
-    if (a->o.eval_data.count == 0 && a->o.eval < 1.0 && wish > 200.0) {
+    double wish = ceil(a->o.eval.share * (double)records);
+    if (a->o.data.eval_files.count == 0 && a->o.eval.share < 1.0 && wish > 200.0) {
         say(a, "note: --eval %g would be %.0f %ss; 200 are held out, the most for a fraction\n",
-            a->o.eval, wish, records != a->data.counted.used ? "record" : "sample");
+            a->o.eval.share, wish, records != a->data.counted.used ? "record" : "sample");
     }
 }
 
@@ -569,8 +574,8 @@ static bool samples_need(app* a, const samples* s, const counts* c, const input_
                      "%s%s: %s be used: %zu too long for --length %lld, "
                      "%zu for --tokens %lld, %zu empty, %zu with nothing to train on; see --doctor",
                      data_name(list->data[0].path), list->count > 1 ? " and others" : "", which,
-                     c->too_long, (long long)a->o.length, c->no_room, (long long)a->o.tokens,
-                     c->empty, c->masked);
+                     c->too_long, (long long)a->o.data.length, c->no_room,
+                     (long long)a->o.training.tokens, c->empty, c->masked);
 }
 
 // Reads every file of an option.
@@ -628,7 +633,7 @@ static size_t files_lacking(const input_list* list, const char* name, size_t siz
 // Every name in --columns must be in one of the files. That others lack it is told once.
 static bool columns_check(app* a) {
     size_t files = a->data.inputs.count + a->data.eval_inputs.count;
-    for (const char* at = a->o.columns; at != NULL && *at != '\0' && several_files(a);) {
+    for (const char* at = a->o.data.columns; at != NULL && *at != '\0' && several_files(a);) {
         const char* example = "";
         size_t to = strcspn(at, "=");
         const char* name = at + to + (at[to] == '=' ? 1 : 0);
@@ -652,13 +657,14 @@ static bool columns_check(app* a) {
 
 static bool samples_open(app* a) {
     a->data.data_hash = new_tokens_hash(a, HASH_START);
-    if (a->o.demo
-            ? !samples_take(a, &a->data.inputs, 0, &a->data.train, &a->data.counted)
-            : !files_take(a, &a->o.data, true, &a->data.inputs, &a->data.train, &a->data.counted)) {
+    if (a->o.demo ? !samples_take(a, &a->data.inputs, 0, &a->data.train, &a->data.counted)
+                  : !files_take(a, &a->o.data.files, true, &a->data.inputs, &a->data.train,
+                                &a->data.counted)) {
         return false;
     }
-    if ((a->o.eval_data.count > 0 && !files_take(a, &a->o.eval_data, false, &a->data.eval_inputs,
-                                                 &a->data.eval, &a->data.eval_counted)) ||
+    if ((a->o.data.eval_files.count > 0 &&
+         !files_take(a, &a->o.data.eval_files, false, &a->data.eval_inputs, &a->data.eval,
+                     &a->data.eval_counted)) ||
         !columns_check(a) || !samples_split(a) || !shared_count(a)) {
         return false;
     }
@@ -668,8 +674,9 @@ static bool samples_open(app* a) {
 
 // The files that samples come from.
 static const input_list* inputs_of(const app* a, const samples* s) {
-    return s == &a->data.eval && a->o.eval_data.count > 0 && !a->o.eval_only ? &a->data.eval_inputs
-                                                                             : &a->data.inputs;
+    return s == &a->data.eval && a->o.data.eval_files.count > 0 && !a->o.eval.only
+               ? &a->data.eval_inputs
+               : &a->data.inputs;
 }
 
 #endif

@@ -117,13 +117,13 @@ static bool options_take(const option_set* set, int argc, char** argv, blob* tex
     if (!config_read(set, path, text, error)) {
         return false;
     }
-    if (given.epochs > 0.0 && given.steps == 0) {
-        o->steps = 0; // it would override the epochs of the command line
+    if (given.training.epochs > 0.0 && given.training.steps == 0) {
+        o->training.steps = 0; // it would override the epochs of the command line
     }
-    o->data.count = given.data.count > 0 ? 0 : o->data.count;
-    o->eval_data.count = given.eval_data.count > 0 ? 0 : o->eval_data.count;
-    o->sample_prompts.count = given.sample_prompts.count > 0 ? 0 : o->sample_prompts.count;
-    o->sample_messages.count = given.sample_messages.count > 0 ? 0 : o->sample_messages.count;
+    o->data.files.count = given.data.files.count > 0 ? 0 : o->data.files.count;
+    o->data.eval_files.count = given.data.eval_files.count > 0 ? 0 : o->data.eval_files.count;
+    o->sampling.prompts.count = given.sampling.prompts.count > 0 ? 0 : o->sampling.prompts.count;
+    o->sampling.messages.count = given.sampling.messages.count > 0 ? 0 : o->sampling.messages.count;
     return options_read(set, 1, argc, argv, error);
 }
 
@@ -139,46 +139,48 @@ static bool ends_in(const char* text, const char* ending) { // in any case
 }
 
 static bool adapter_is_folder(const options* o, char error[1024]) {
-    if (o->adapter != NULL && (ends_in(o->adapter, ".gguf") || file_is_gguf(o->adapter))) {
+    if (o->adapter.from != NULL &&
+        (ends_in(o->adapter.from, ".gguf") || file_is_gguf(o->adapter.from))) {
         return error_set(error,
                          "--adapter %s is a GGUF file; give the adapter's folder in PEFT format",
-                         o->adapter);
+                         o->adapter.from);
     }
     return true;
 }
 
 // What an adapter decides cannot be given beside it.
 static bool adapter_check(options* o, char adapter[FOLDER_PATH], char error[1024]) {
-    if (o->adapter == NULL) {
+    if (o->adapter.from == NULL) {
         return true;
     }
-    const char* beside = o->rank != 0              ? "rank"
-                         : o->alpha != 0.0         ? "alpha"
-                         : o->targets != 0         ? "targets"
-                         : o->rslora               ? "rslora"
-                         : o->dora                 ? "dora"
-                         : o->save_modules != 0    ? "save-modules"
-                         : o->train_tokens != NULL ? "train-tokens"
-                         : o->add_tokens != NULL   ? "add-tokens"
-                                                   : NULL;
+    const char* beside = o->adapter.rank != 0              ? "rank"
+                         : o->adapter.alpha != 0.0         ? "alpha"
+                         : o->adapter.targets != 0         ? "targets"
+                         : o->adapter.rslora               ? "rslora"
+                         : o->adapter.dora                 ? "dora"
+                         : o->adapter.save_modules != 0    ? "save-modules"
+                         : o->adapter.train_tokens != NULL ? "train-tokens"
+                         : o->adapter.add_tokens != NULL   ? "add-tokens"
+                                                           : NULL;
     if (beside != NULL) {
         return error_set(error, "--%s cannot be given with --adapter, which decides it", beside);
     }
-    if (!folder_adapter(o->adapter, adapter)) {
+    if (!folder_adapter(o->adapter.from, adapter)) {
         char why[HUB_ADVICE];
-        return error_set(error, "--adapter %s: adapter_config.json not found%s", o->adapter,
-                         adapter_advice(o->adapter, why));
+        return error_set(error, "--adapter %s: adapter_config.json not found%s", o->adapter.from,
+                         adapter_advice(o->adapter.from, why));
     }
-    o->adapter = adapter;
+    o->adapter.from = adapter;
     // Norms that were trained with the adapter belong to it.
-    o->train_norms = o->train_norms || !file_missing(adapter, "trained_norms.safetensors");
+    o->adapter.train_norms =
+        o->adapter.train_norms || !file_missing(adapter, "trained_norms.safetensors");
     return true;
 }
 
 // Standard input can be read once.
 static bool inputs_check(const options* o, char error[1024]) {
     int inputs = 0;
-    const option_texts* lists[2] = {&o->data, &o->eval_data};
+    const option_texts* lists[2] = {&o->data.files, &o->data.eval_files};
     for (int k = 0; k < 2; k++) {
         for (int64_t i = 0; i < lists[k]->count; i++) {
             inputs += strcmp(lists[k]->items[i], "-") == 0 ? 1 : 0;
@@ -191,7 +193,7 @@ static bool inputs_check(const options* o, char error[1024]) {
 // of a known form, as a text may begin with these letters.
 static bool data_is_not_gguf(const options* o, bool eval, const char* path, char error[1024]) {
     bool named = ends_in(path, ".gguf");
-    bool unknown = o->format == NULL && !qlora_text_data_known(path);
+    bool unknown = o->data.format == NULL && !qlora_text_data_known(path);
     if (path_is_file(path) && ((named && unknown) || ((named || unknown) && file_is_gguf(path)))) {
         return error_set(error, "--%s %s is a GGUF file, which contains a model and not data",
                          eval ? "eval-data" : "data", path);
@@ -203,12 +205,12 @@ static bool data_is_not_gguf(const options* o, bool eval, const char* path, char
 static bool format_check(const options* o, char error[1024]) {
     char names[256] = "";
     char endings[160] = "";
-    bool given = o->format == NULL;
+    bool given = o->data.format == NULL;
     for (size_t i = 0; qlora_text_data_formats(i) != NULL; i++) {
         const char* name = qlora_text_data_formats(i);
         size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "", name);
-        given = given || strcmp(name, o->format) == 0;
+        given = given || strcmp(name, o->data.format) == 0;
         char file[64];
         snprintf(file, sizeof file, "x.%s", name);
         used = strlen(endings);
@@ -217,12 +219,12 @@ static bool format_check(const options* o, char error[1024]) {
         }
     }
     if (!given) {
-        return error_set(error, "--format: '%.60s' is not one of %s", o->format, names);
+        return error_set(error, "--format: '%.60s' is not one of %s", o->data.format, names);
     }
-    const option_texts* lists[2] = {&o->data, &o->eval_data};
-    for (int64_t i = 0; i < o->data.count + o->eval_data.count; i++) {
-        bool eval = i >= o->data.count;
-        const char* path = lists[eval]->items[eval ? i - o->data.count : i];
+    const option_texts* lists[2] = {&o->data.files, &o->data.eval_files};
+    for (int64_t i = 0; i < o->data.files.count + o->data.eval_files.count; i++) {
+        bool eval = i >= o->data.files.count;
+        const char* path = lists[eval]->items[eval ? i - o->data.files.count : i];
         char why[HUB_ADVICE];
         const char* hub = hub_advice(path, eval ? "--eval-data" : "--data", why);
         if (hub[0] != '\0' && !qlora_text_data_known(path)) {
@@ -235,7 +237,7 @@ static bool format_check(const options* o, char error[1024]) {
         if (!data_is_not_gguf(o, eval, path, error)) {
             return false;
         }
-        if (o->format == NULL && !qlora_text_data_known(path)) {
+        if (o->data.format == NULL && !qlora_text_data_known(path)) {
             return error_set(error, "--%s %s: the name must end in %s, or --format must be given",
                              eval ? "eval-data" : "data", path, endings);
         }
@@ -248,18 +250,18 @@ static bool lines_check(const options* o, char error[1024]) {
     const struct {
         const char* name;
         const char* value;
-    } texts[] = {{"model", o->model},
-                 {"adapter", o->adapter},
-                 {"template", o->template_name},
-                 {"chat-template", o->chat_template},
-                 {"columns", o->columns},
-                 {"add-tokens", o->add_tokens}};
+    } texts[] = {{"model", o->model.path},
+                 {"adapter", o->adapter.from},
+                 {"template", o->data.template_name},
+                 {"chat-template", o->data.chat_template},
+                 {"columns", o->data.columns},
+                 {"add-tokens", o->adapter.add_tokens}};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         if (texts[i].value != NULL && strchr(texts[i].value, '\n') != NULL) {
             return error_set(error, "--%s: the value contains a line end", texts[i].name);
         }
     }
-    const option_texts* lists[2] = {&o->data, &o->eval_data};
+    const option_texts* lists[2] = {&o->data.files, &o->data.eval_files};
     for (int k = 0; k < 2; k++) {
         for (int64_t i = 0; i < lists[k]->count; i++) {
             if (strchr(lists[k]->items[i], '\n') != NULL) {
@@ -272,30 +274,31 @@ static bool lines_check(const options* o, char error[1024]) {
 }
 
 static bool needs_check(const options* o, char error[1024]) {
-    bool look = o->plan || o->doctor || o->eval_only;
-    if (o->demo && (o->model != NULL || o->data.count > 0)) {
+    bool look = o->plan || o->doctor || o->eval.only;
+    if (o->demo && (o->model.path != NULL || o->data.files.count > 0)) {
         return error_set(error, "--demo creates its own model and data; drop --model and --data");
     }
-    if (o->demo && o->rope_scale != NULL) {
+    if (o->demo && o->model.rope_scale != NULL) {
         return error_set(error, "--rope-scale needs --model; drop --demo");
     }
-    if (o->demo && o->eval_only) {
+    if (o->demo && o->eval.only) {
         return error_set(error, "--eval-only needs --model and --data; drop --demo");
     }
-    if (o->add_tokens != NULL && (o->demo || o->eval_only)) {
+    if (o->adapter.add_tokens != NULL && (o->demo || o->eval.only)) {
         return error_set(error, "--add-tokens cannot be used with %s",
                          o->demo ? "--demo" : "--eval-only");
     }
-    if (o->model == NULL && !o->demo) {
+    if (o->model.path == NULL && !o->demo) {
         return error_set(error, "--model DIR is required; see --help, or try --demo");
     }
-    if (o->data.count == 0 && !o->demo && !o->plan && !(o->eval_only && o->eval_data.count > 0)) {
+    if (o->data.files.count == 0 && !o->demo && !o->plan &&
+        !(o->eval.only && o->data.eval_files.count > 0)) {
         return error_set(error, "--data FILE is required");
     }
-    if (o->out == NULL && !look && !o->demo) {
+    if (o->output.folder == NULL && !look && !o->demo) {
         return error_set(error, "--out DIR is required: the adapter is saved there");
     }
-    if (o->json && !o->doctor && !o->eval_only) {
+    if (o->json && !o->doctor && !o->eval.only) {
         return error_set(error, "--json needs --doctor or --eval-only");
     }
     return true;
@@ -318,9 +321,9 @@ static int64_t token_rows_read(const char* text, int32_t* rows, int64_t room) {
 
 static bool train_tokens_check(const options* o, char error[1024]) {
     int32_t rows[MAX_TOKEN_ROWS];
-    return token_rows_read(o->train_tokens, rows, MAX_TOKEN_ROWS) >= 0 ||
+    return token_rows_read(o->adapter.train_tokens, rows, MAX_TOKEN_ROWS) >= 0 ||
            error_set(error, "--train-tokens: '%.60s' is not a list of at most %d token ids",
-                     o->train_tokens, MAX_TOKEN_ROWS);
+                     o->adapter.train_tokens, MAX_TOKEN_ROWS);
 }
 
 // Reads --lr-factors, NAME=X,...; false if it is not such a list.
@@ -349,31 +352,31 @@ static bool lr_factors_read(const char* text, double factors[QLORA_LR_FACTORS]) 
 
 static bool lr_factors_check(const options* o, char error[1024]) {
     double factors[QLORA_LR_FACTORS] = {0.0};
-    return lr_factors_read(o->lr_factors, factors) ||
+    return lr_factors_read(o->optimizer.lr_factors, factors) ||
            error_set(error,
                      "--lr-factors: '%.60s' is not a list of NAME=X, each name once, with X from "
                      "0.001 to 1000 and a name of q, k, v, o, gate, up, down, qkv, gate_up, norms, "
                      "embed",
-                     o->lr_factors);
+                     o->optimizer.lr_factors);
 }
 
 // Options of a method are refused where they would have no effect.
 static bool method_check(const options* o, char error[1024]) {
-    const method_row* method = method_of(o->method);
+    const method_row* method = method_of(o->method.kind);
     const struct {
         const char* name;
         bool given;
         int bit; // in the options of a method
-    } rows[] = {{"beta", o->beta > 0.0, METHOD_BETA},
-                {"label-smoothing", o->label_smoothing > 0.0, METHOD_PAIRS},
-                {"sft-alpha", o->sft_alpha > 0.0, METHOD_PAIRS},
-                {"desirable-weight", o->desirable_weight > 0.0, METHOD_WEIGHTS},
-                {"undesirable-weight", o->undesirable_weight > 0.0, METHOD_WEIGHTS},
-                {"reference", o->reference != REFERENCE_PRECOMPUTE, METHOD_REFERENCE},
-                {"train-prompt", o->train_prompt, METHOD_ANSWERS},
-                {"train-norms", o->train_norms, METHOD_ANSWERS},
+    } rows[] = {{"beta", o->method.beta > 0.0, METHOD_BETA},
+                {"label-smoothing", o->method.label_smoothing > 0.0, METHOD_PAIRS},
+                {"sft-alpha", o->method.sft_alpha > 0.0, METHOD_PAIRS},
+                {"desirable-weight", o->method.desirable_weight > 0.0, METHOD_WEIGHTS},
+                {"undesirable-weight", o->method.undesirable_weight > 0.0, METHOD_WEIGHTS},
+                {"reference", o->method.reference != REFERENCE_PRECOMPUTE, METHOD_REFERENCE},
+                {"train-prompt", o->data.train_prompt, METHOD_ANSWERS},
+                {"train-norms", o->adapter.train_norms, METHOD_ANSWERS},
                 {"demo", o->demo, METHOD_ANSWERS},
-                {"eval-only", o->eval_only, METHOD_ANSWERS}};
+                {"eval-only", o->eval.only, METHOD_ANSWERS}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (rows[i].given && (method->options & rows[i].bit) == 0) {
             return error_set(error, "--%s cannot be used with --method %s", rows[i].name,
@@ -389,25 +392,25 @@ static bool options_check(options* o, char adapter[FOLDER_PATH], char error[1024
         !train_tokens_check(o, error) || !lr_factors_check(o, error)) {
         return false;
     }
-    bool chosen = o->length != 0 && o->length != OPTION_MAX;
-    if (o->tokens != 0 && chosen && o->length > o->tokens) {
+    bool chosen = o->data.length != 0 && o->data.length != OPTION_MAX;
+    if (o->training.tokens != 0 && chosen && o->data.length > o->training.tokens) {
         return error_set(error,
                          "--length (%lld) must not exceed --tokens (%lld): a sample has to fit "
                          "into one micro-batch",
-                         (long long)o->length, (long long)o->tokens);
+                         (long long)o->data.length, (long long)o->training.tokens);
     }
-    if (o->eval >= 1.0 && o->eval != floor(o->eval)) {
+    if (o->eval.share >= 1.0 && o->eval.share != floor(o->eval.share)) {
         return error_set(error, "--eval: %g is neither a fraction below 1 nor a whole number",
-                         o->eval);
+                         o->eval.share);
     }
-    if (o->device >= 0 && o->backend == QLORA_BACKEND_CPU) {
+    if (o->machine.device >= 0 && o->machine.backend == QLORA_BACKEND_CPU) {
         return error_set(error, "--device %lld needs a GPU; drop --backend cpu",
-                         (long long)o->device);
+                         (long long)o->machine.device);
     }
     char why[HUB_ADVICE];
-    const char* fault = o->model != NULL ? model_fault(o->model, why) : NULL;
+    const char* fault = o->model.path != NULL ? model_fault(o->model.path, why) : NULL;
     if (fault != NULL) {
-        return error_set(error, "--model %s: %s", o->model, fault);
+        return error_set(error, "--model %s: %s", o->model.path, fault);
     }
     return adapter_check(o, adapter, error);
 }

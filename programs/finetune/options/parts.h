@@ -86,7 +86,8 @@ static int64_t steps_done(const app* a) {
     char path[PATH_SIZE];
     blob list;
     memset(&list, 0, sizeof list);
-    snprintf(path, sizeof path, "%s/checkpoint/latest", a->o.out != NULL ? a->o.out : "demo-out");
+    snprintf(path, sizeof path, "%s/checkpoint/latest",
+             a->o.output.folder != NULL ? a->o.output.folder : "demo-out");
     bool read = blob_read_path(&list, path) == 0 && strncmp(list.data, "step-", 5) == 0;
     int64_t done = read ? strtoll(list.data + 5, NULL, 10) : 0;
     blob_free(&list);
@@ -108,7 +109,7 @@ static const char* parts_replaced(const app* a, const options* given) {
 
 // Finds the part that this session repeats: the first one whose steps the run has not taken.
 static bool part_search(app* a, const options* given) {
-    bool anew = a->o.resume == RESUME_NEVER && !a->parts.next_part;
+    bool anew = a->o.output.resume == RESUME_NEVER && !a->parts.next_part;
     int64_t done = anew ? 0 : steps_done(a);
     int64_t before = 0;
     run_part p;
@@ -121,11 +122,11 @@ static bool part_search(app* a, const options* given) {
                              a->o.config, (int)(length < 100 ? length : 100), at,
                              (long long)before);
         }
-        a->o.extend = a->o.extend || (p.until == done && !anew);
+        a->o.output.extend = a->o.output.extend || (p.until == done && !anew);
         if (p.until <= done) {
             continue;
         }
-        if (a->ranks.world > 1 || a->o.ranks > 1) {
+        if (a->ranks.world > 1 || a->o.machine.ranks > 1) {
             return error_set(a->error,
                              "--config %s: the options of that run changed after step %lld, which "
                              "several processes cannot repeat; give the options of each part by "
@@ -144,7 +145,7 @@ static bool parts_choose(app* a, int argc, char** argv) {
     options given;
     option_set set = a->set;
     set.values = &given;
-    if (o->parts == NULL || o->plan || o->doctor || o->eval_only) {
+    if (o->parts == NULL || o->plan || o->doctor || o->eval.only) {
         return true;
     }
     options_clear(&given);
@@ -155,7 +156,7 @@ static bool parts_choose(app* a, int argc, char** argv) {
     if (a->parts.replaced == NULL && !part_search(a, &given)) {
         return false;
     }
-    o->resume = a->parts.next_part ? RESUME_MUST : o->resume;
+    o->output.resume = a->parts.next_part ? RESUME_MUST : o->output.resume;
     return true;
 }
 

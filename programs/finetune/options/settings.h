@@ -17,7 +17,7 @@ enum { MODE_TF32 = 2 }; // its place in the list of --mode: F32 with the context
 
 // The mode of a run, whatever --mode says.
 static const char* mode_name(const options* o, const qlora_plan* plan) {
-    return o->mode == MODE_TF32            ? "tf32"
+    return o->model.mode == MODE_TF32      ? "tf32"
            : plan->mode == QLORA_MODE_BF16 ? "bf16"
            : plan->mode == QLORA_MODE_FP8  ? "fp8"
                                            : "f32";
@@ -57,7 +57,7 @@ static bool setting_kept(const option* row) {
 }
 
 static bool samples_wanted(const options* o) {
-    return o->sample_prompts.count + o->sample_messages.count > 0 || o->sample_file != NULL;
+    return o->sampling.prompts.count + o->sampling.messages.count > 0 || o->sampling.file != NULL;
 }
 
 // Whether such an option has an effect in this run. A choice that is not made is the first one.
@@ -73,15 +73,16 @@ static bool setting_kept_used(const option_set* set, const option* row) {
 static bool setting_used(const options* o, const option* row) {
     static const char* const by_adapter[] = {"rank", "alpha",        "targets",     "rslora",
                                              "dora", "save-modules", "train-tokens"};
-    if (!row->fixed || (strcmp(row->name, "epochs") == 0 && o->steps > 0) ||
-        (strcmp(row->name, "eval") == 0 && o->eval_data.count > 0)) {
+    if (!row->fixed || (strcmp(row->name, "epochs") == 0 && o->training.steps > 0) ||
+        (strcmp(row->name, "eval") == 0 && o->data.eval_files.count > 0)) {
         return false;
     }
     static const char* const pairs[] = {"label-smoothing", "sft-alpha"};
-    if ((method_of(o->method)->options & METHOD_PAIRS) == 0 && name_among(row->name, pairs, 2)) {
+    if ((method_of(o->method.kind)->options & METHOD_PAIRS) == 0 &&
+        name_among(row->name, pairs, 2)) {
         return false;
     }
-    return o->adapter == NULL || !name_among(row->name, by_adapter, 7);
+    return o->adapter.from == NULL || !name_among(row->name, by_adapter, 7);
 }
 
 static void real_text(double value, char out[32]) { // the shortest that reads back the same
@@ -174,11 +175,12 @@ typedef enum settings_part {
 static bool setting_written(const option_set* set, const option* row, settings_part part) {
     const options* o = (const options*)set->values;
     // Runs that began before there was a choice of methods go on.
-    bool usual = (strcmp(row->name, "method") == 0 && method_of(o->method) == &method_rows[0]) ||
-                 (strcmp(row->name, "save-modules") == 0 && o->save_modules == 0) ||
-                 (strcmp(row->name, "neftune") == 0 && o->neftune == 0.0) ||
-                 (strcmp(row->name, "head") == 0 && o->head == QLORA_HEAD_FULL) ||
-                 (strcmp(row->name, "optimizer") == 0 && o->optimizer == QLORA_OPTIMIZER_ADAMW);
+    bool usual =
+        (strcmp(row->name, "method") == 0 && method_of(o->method.kind) == &method_rows[0]) ||
+        (strcmp(row->name, "save-modules") == 0 && o->adapter.save_modules == 0) ||
+        (strcmp(row->name, "neftune") == 0 && o->training.neftune == 0.0) ||
+        (strcmp(row->name, "head") == 0 && o->model.head == QLORA_HEAD_FULL) ||
+        (strcmp(row->name, "optimizer") == 0 && o->optimizer.kind == QLORA_OPTIMIZER_ADAMW);
     bool fixed = !usual && setting_used(o, row);
     bool kept = setting_kept_used(set, row);
     switch (part) {
@@ -250,23 +252,26 @@ static void difference_add(differences* d, const option* row, const char* then, 
 // More steps or epochs are what the run wants; fewer may be a mistake.
 static bool setting_higher(const options* then, const options* now, const option* row) {
     if (strcmp(row->name, "steps") == 0) {
-        return then->steps == 0 || now->steps == 0 || now->steps >= then->steps;
+        return then->training.steps == 0 || now->training.steps == 0 ||
+               now->training.steps >= then->training.steps;
     }
-    return strcmp(row->name, "epochs") == 0 && (then->steps > 0 || now->epochs >= then->epochs);
+    return strcmp(row->name, "epochs") == 0 &&
+           (then->training.steps > 0 || now->training.epochs >= then->training.epochs);
 }
 
 // The default of alpha follows the rank, whose difference is told.
 static bool alpha_same(const options* then, const options* now, const option* row) {
-    double a = then->alpha > 0.0 ? then->alpha : 2.0 * (double)then->rank;
-    double b = now->alpha > 0.0 ? now->alpha : 2.0 * (double)now->rank;
-    return strcmp(row->name, "alpha") == 0 && (a == b || (then->alpha == 0.0 && now->alpha == 0.0));
+    double a = then->adapter.alpha > 0.0 ? then->adapter.alpha : 2.0 * (double)then->adapter.rank;
+    double b = now->adapter.alpha > 0.0 ? now->adapter.alpha : 2.0 * (double)now->adapter.rank;
+    return strcmp(row->name, "alpha") == 0 &&
+           (a == b || (then->adapter.alpha == 0.0 && now->adapter.alpha == 0.0));
 }
 
 // Files for evaluation are compared by their content, but a run has them or has not.
 static bool eval_files_same(const options* then, const options* now, const option* row,
                             differences* d) {
-    const option_texts* a = &then->eval_data;
-    const option_texts* b = &now->eval_data;
+    const option_texts* a = &then->data.eval_files;
+    const option_texts* b = &now->data.eval_files;
     if (strcmp(row->name, "eval-data") == 0 && (a->count > 0) != (b->count > 0)) {
         difference_add(d, row, a->count > 0 ? a->items[0] : NULL,
                        b->count > 0 ? b->items[0] : NULL);

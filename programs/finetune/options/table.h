@@ -2,95 +2,145 @@
 #ifndef FINETUNE_TABLE_H
 #define FINETUNE_TABLE_H
 
-typedef struct options {
-    const char* model;
-    option_texts data;
-    option_texts eval_data;
-    const char* out;
-    const char* config;
-    const char* rope_scale;
-    const char* jobs;
-    const char* adapter;
-    const char* template_name;
-    const char* chat_template;
-    const char* format;
-    const char* columns;
+// The base model, and how its frozen weights are held.
+typedef struct model_options {
+    const char* path;
     const char* base_name;
-    const char* prompt;
-    option_texts sample_prompts;
-    option_texts sample_messages;
-    const char* sample_file;
-    const char* tensorboard;
-    const char* rescue;
-    int64_t sample_tokens;
-    double sample_temperature;
-    int64_t rank;
-    int64_t targets;
-    int64_t steps;
-    int64_t warmup;
-    int64_t length;
-    int64_t tokens;
-    int64_t accumulate;
-    int64_t rank_limit;
-    int64_t ranks;
-    int64_t seed;
-    int64_t eval_every;
-    int64_t save_every;
-    int64_t device;
-    int64_t threads;
-    int64_t memory;
-    int64_t host_budget;
-    int64_t samples;
-    int64_t schedule;
-    int64_t backend;
+    const char* rope_scale;
     int64_t mode;
     int64_t base;
-    int64_t recompute;
-    int64_t cache;
-    int64_t offload;
-    int64_t tile;
+    int64_t head;
     bool keep_quantised;
     const char* quantised_dir;
-    int64_t resume;
+} model_options;
+
+// What is trained on, and what of each record.
+typedef struct data_options {
+    option_texts files;
+    option_texts eval_files;
+    const char* format;
+    const char* columns;
+    const char* template_name;
+    const char* chat_template;
     int64_t max_samples;
     int64_t stream;
-    int64_t snapshot_every;
-    int64_t method;
-    int64_t reference;
+    int64_t length;
+    bool truncate;
+    bool train_prompt;
+    bool last_turn;
+} data_options;
+
+// What is trained.
+typedef struct adapter_options {
+    const char* from; // a folder: of an adapter, or of a run
+    int64_t rank;
+    double alpha;
+    int64_t targets;
+    bool rslora;
+    double dropout;
+    bool dora;
+    int64_t save_modules;
+    const char* train_tokens;
+    const char* add_tokens;
+    bool train_norms;
+} adapter_options;
+
+// The method of training, and what only some methods read.
+typedef struct method_options {
+    int64_t kind;
     double beta;
     double label_smoothing;
     double sft_alpha;
     double desirable_weight;
     double undesirable_weight;
-    double loraplus_ratio;
-    const char* lr_factors;
-    double neftune;
-    int64_t optimizer;
-    int64_t head;
-    double alpha;
-    double dropout;
+    int64_t reference;
+} method_options;
+
+// AdamW and its learning rate.
+typedef struct optimizer_options {
+    int64_t kind;
     double lr;
-    double epochs;
+    int64_t schedule;
+    int64_t warmup;
     double beta2;
     double weight_decay;
     double max_norm;
-    double eval;
-    const char* train_tokens;
-    const char* add_tokens;
-    int64_t save_modules;
-    bool dora;
-    bool rslora;
-    bool train_norms;
-    bool truncate;
-    bool train_prompt;
-    bool last_turn;
-    int64_t patience;
+    double loraplus_ratio;
+    const char* lr_factors;
+} optimizer_options;
+
+// How long, and in what steps.
+typedef struct training_options {
+    double epochs;
+    int64_t steps;
+    int64_t tokens;
+    int64_t accumulate;
+    int64_t seed;
+    double neftune;
+} training_options;
+
+// The loss of held-out samples.
+typedef struct eval_options {
+    double share; // of the records, or their number
+    int64_t every;
     bool keep_best;
+    int64_t patience;
+    bool only; // nothing is trained
+} eval_options;
+
+// Texts that show what has been learned.
+typedef struct sampling_options {
+    const char* prompt; // before and after training
+    option_texts prompts; // at every evaluation, as the others
+    option_texts messages;
+    const char* file;
+    int64_t tokens;
+    double temperature;
+} sampling_options;
+
+// The output folder, and how a run goes on from it.
+typedef struct output_options {
+    const char* folder;
     bool csv;
+    const char* tensorboard;
+    const char* rescue;
+    int64_t save_every;
+    int64_t snapshot_every;
+    int64_t resume;
     bool extend;
-    bool eval_only;
+} output_options;
+
+// Where it is computed, and within what memory.
+typedef struct machine_options {
+    int64_t backend;
+    int64_t device;
+    int64_t threads;
+    int64_t ranks;
+    int64_t rank_limit;
+    int64_t recompute;
+    int64_t cache;
+    int64_t offload;
+    int64_t tile;
+    int64_t memory;
+    int64_t host_budget;
+} machine_options;
+
+typedef struct options {
+    model_options model;
+    data_options data;
+    adapter_options adapter;
+    method_options method;
+    optimizer_options optimizer;
+    training_options training;
+    eval_options eval;
+    sampling_options sampling;
+    output_options output;
+    machine_options machine;
+    const char* config;
+    const char* jobs;
     bool plan;
     bool doctor;
+    int64_t doctor_samples;
     bool json;
     bool demo;
     bool verbose;
@@ -110,29 +160,29 @@ enum { REFERENCE_PRECOMPUTE = 0, REFERENCE_BESIDE };
 // clang-format off
 static const option option_table[] = {
     {"Model and data", OPT_HEADING, 0, false, 0, 0, "", ""},
-    {"model", OPT_TEXT, AT(model), true, 0, 0, "DIR",
+    {"model", OPT_TEXT, AT(model.path), true, 0, 0, "DIR",
         "model folder (Hugging Face) or GGUF file (required)"},
-    {"data", OPT_TEXTS, AT(data), true, 0, 0, "FILE[:W]",
+    {"data", OPT_TEXTS, AT(data.files), true, 0, 0, "FILE[:W]",
         "training data: a file (see below), a folder of such files, or - for standard input; W is "
         "its weight (see below); may be repeated (required)"},
-    {"out", OPT_TEXT, AT(out), false, 0, 0, "DIR",
+    {"out", OPT_TEXT, AT(output.folder), false, 0, 0, "DIR",
         "output folder for the adapter, checkpoint, log, plot and page (required)"},
-    {"template", OPT_TEXT, AT(template_name), true, 0, 0, "NAME",
+    {"template", OPT_TEXT, AT(data.template_name), true, 0, 0, "NAME",
         "built-in chat format, see below (default: the adapter's or the model's own template)"},
-    {"chat-template", OPT_TEXT, AT(chat_template), true, 0, 0, "FILE",
+    {"chat-template", OPT_TEXT, AT(data.chat_template), true, 0, 0, "FILE",
         "Jinja template of the chat (default: the adapter's or the model's own)"},
-    {"adapter", OPT_TEXT, AT(adapter), true, 0, 0, "DIR",
+    {"adapter", OPT_TEXT, AT(adapter.from), true, 0, 0, "DIR",
         "start from this PEFT adapter or finetune run; sets rank, alpha, targets and rslora"},
-    {"base-name", OPT_TEXT, AT(base_name), false, 0, 0, "NAME",
+    {"base-name", OPT_TEXT, AT(model.base_name), false, 0, 0, "NAME",
         "name of the base in the adapter's config and README.md, by which others find it, as in "
         "OWNER/NAME (default: that of a folder in the hub's cache, otherwise --model)"},
-    {"format", OPT_TEXT, AT(format), true, 0, 0, "NAME",
+    {"format", OPT_TEXT, AT(data.format), true, 0, 0, "NAME",
         "data format, see below (default: from the file's ending and the names in each record)"},
-    {"columns", OPT_TEXT, AT(columns), true, 0, 0, "LIST",
+    {"columns", OPT_TEXT, AT(data.columns), true, 0, 0, "LIST",
         "names that the data uses instead of those below, e.g. prompt=question,completion=answer"},
-    {"max-samples", OPT_WHOLE, AT(max_samples), true, 1, 1e9, "N",
+    {"max-samples", OPT_WHOLE, AT(data.max_samples), true, 1, 1e9, "N",
         "use only the first N records of the data (default: all)"},
-    {"stream", OPT_CHOICE, AT(stream), false, 0, 0, "auto|on|off",
+    {"stream", OPT_CHOICE, AT(data.stream), false, 0, 0, "auto|on|off",
         "keep an index of the data in memory instead of its tokens; auto does so for files above "
         "1 GiB (default auto)"},
     {"config", OPT_TEXT, AT(config), false, 0, 0, "FILE",
@@ -140,188 +190,188 @@ static const option option_table[] = {
     {"jobs", OPT_TEXT, AT(jobs), false, 0, 0, "FILE",
      "train several adapters at once: a JSON list of jobs, each with a name and options"},
     {"Adapter", OPT_HEADING, 0, false, 0, 0, "", ""},
-    {"rank", OPT_WHOLE, AT(rank), true, 1, 1024, "N",
+    {"rank", OPT_WHOLE, AT(adapter.rank), true, 1, 1024, "N",
         "LoRA rank (default 16)"},
-    {"alpha", OPT_REAL, AT(alpha), true, 1e-6, 1e6, "X",
+    {"alpha", OPT_REAL, AT(adapter.alpha), true, 1e-6, 1e6, "X",
         "LoRA alpha (default: twice the rank)"},
-    {"targets", OPT_TARGETS, AT(targets), true, 0, 0, "LIST",
+    {"targets", OPT_TARGETS, AT(adapter.targets), true, 0, 0, "LIST",
         "modules to adapt: all, or some of q,k,v,o,gate,up,down (default all); Phi and GLM "
         "have qkv and gate_up"},
-    {"rslora", OPT_FLAG, AT(rslora), true, 0, 0, "",
+    {"rslora", OPT_FLAG, AT(adapter.rslora), true, 0, 0, "",
         "scale by alpha / sqrt(rank) instead of alpha / rank"},
-    {"dropout", OPT_REAL, AT(dropout), true, 0, 0.99, "X",
+    {"dropout", OPT_REAL, AT(adapter.dropout), true, 0, 0.99, "X",
         "LoRA dropout probability (default 0)"},
-    {"dora", OPT_FLAG, AT(dora), true, 0, 0, "",
+    {"dora", OPT_FLAG, AT(adapter.dora), true, 0, 0, "",
         "DoRA: also train the magnitude of every row of the adapted weights"},
-    {"save-modules", OPT_CHOICE, AT(save_modules), true, 0, 0, "none|embed|head|both",
+    {"save-modules", OPT_CHOICE, AT(adapter.save_modules), true, 0, 0, "none|embed|head|both",
         "also train the whole embedding, the output head, or both; a tied head is trained with "
         "embed (default none)"},
-    {"train-tokens", OPT_TEXT, AT(train_tokens), true, 0, 0, "LIST",
+    {"train-tokens", OPT_TEXT, AT(adapter.train_tokens), true, 0, 0, "LIST",
         "also train these rows of the embedding: token ids, as in 5,17,130"},
-    {"add-tokens", OPT_TEXT, AT(add_tokens), true, 0, 0, "FILE",
+    {"add-tokens", OPT_TEXT, AT(adapter.add_tokens), true, 0, 0, "FILE",
         "new tokens, one per line, or as JSON (see below): their rows of the embedding and the "
         "head are trained, and the tokenizer is saved with the adapter"},
-    {"train-norms", OPT_FLAG, AT(train_norms), true, 0, 0, "",
+    {"train-norms", OPT_FLAG, AT(adapter.train_norms), true, 0, 0, "",
         "also train the RMSNorm weights"},
     {"Training", OPT_HEADING, 0, false, 0, 0, "", ""},
-    {"method", OPT_CHOICE, AT(method), true, 0, 0, "sft|dpo|kto",
+    {"method", OPT_CHOICE, AT(method.kind), true, 0, 0, "sft|dpo|kto",
         "sft learns answers, dpo and kto learn preferences; see below and docs/methods.md "
         "(default sft)"},
-    {"beta", OPT_REAL, AT(beta), true, 1e-6, 1e3, "X",
+    {"beta", OPT_REAL, AT(method.beta), true, 1e-6, 1e3, "X",
         "dpo, kto: weight of the distance from the base model (default 0.1)"},
-    {"label-smoothing", OPT_REAL, AT(label_smoothing), true, 0, 0.499, "X",
+    {"label-smoothing", OPT_REAL, AT(method.label_smoothing), true, 0, 0.499, "X",
         "dpo: probability that a pair is the wrong way round (default 0)"},
-    {"sft-alpha", OPT_REAL, AT(sft_alpha), true, 0, 1e3, "X",
+    {"sft-alpha", OPT_REAL, AT(method.sft_alpha), true, 0, 1e3, "X",
         "dpo: weight of an additional loss on the chosen answers (default 0)"},
-    {"desirable-weight", OPT_REAL, AT(desirable_weight), true, 1e-6, 1e3, "X",
+    {"desirable-weight", OPT_REAL, AT(method.desirable_weight), true, 1e-6, 1e3, "X",
         "kto: weight of the desirable answers (default 1)"},
-    {"undesirable-weight", OPT_REAL, AT(undesirable_weight), true, 1e-6, 1e3, "X",
+    {"undesirable-weight", OPT_REAL, AT(method.undesirable_weight), true, 1e-6, 1e3, "X",
         "kto: weight of the undesirable answers (default 1)"},
-    {"reference", OPT_CHOICE, AT(reference), false, 0, 0, "precompute|beside",
+    {"reference", OPT_CHOICE, AT(method.reference), false, 0, 0, "precompute|beside",
         "dpo, kto: precompute the base model's log-probabilities and keep them in a file, or "
         "compute them in every step (default precompute)"},
-    {"loraplus-ratio", OPT_REAL, AT(loraplus_ratio), true, 1e-3, 1e3, "X",
+    {"loraplus-ratio", OPT_REAL, AT(optimizer.loraplus_ratio), true, 1e-3, 1e3, "X",
         "LoRA+: learning rate of the B matrices and of vectors, as a multiple of --lr (default 1)"},
-    {"lr-factors", OPT_TEXT, AT(lr_factors), true, 0, 0, "LIST",
+    {"lr-factors", OPT_TEXT, AT(optimizer.lr_factors), true, 0, 0, "LIST",
         "factors for the learning rate of modules, as in q=0.5,embed=0.1: the names of --targets, "
         "norms, and embed for embedding, head and their rows (default 1)"},
-    {"neftune", OPT_REAL, AT(neftune), true, 0, 1e3, "X",
+    {"neftune", OPT_REAL, AT(training.neftune), true, 0, 1e3, "X",
         "NEFTune: add noise to the embeddings while training, X / sqrt(length * hidden size) times "
         "a uniform number in [-1, 1); usual values are 5 to 15 (default 0)"},
-    {"epochs", OPT_REAL, AT(epochs), true, 1e-6, 1e6, "X",
+    {"epochs", OPT_REAL, AT(training.epochs), true, 1e-6, 1e6, "X",
         "passes over the data (default 3)"},
-    {"steps", OPT_WHOLE, AT(steps), true, 1, 1e9, "N",
+    {"steps", OPT_WHOLE, AT(training.steps), true, 1, 1e9, "N",
         "number of steps; overrides --epochs"},
-    {"lr", OPT_REAL, AT(lr), true, 0, 10, "X",
+    {"lr", OPT_REAL, AT(optimizer.lr), true, 0, 10, "X",
         "peak learning rate (default 2e-4)"},
-    {"schedule", OPT_CHOICE, AT(schedule), true, 0, 0, "cosine|linear|constant",
+    {"schedule", OPT_CHOICE, AT(optimizer.schedule), true, 0, 0, "cosine|linear|constant",
         "learning rate after the warm-up (default cosine)"},
-    {"warmup", OPT_WHOLE, AT(warmup), true, 0, 1e9, "N",
+    {"warmup", OPT_WHOLE, AT(optimizer.warmup), true, 0, 1e9, "N",
         "warm-up steps (default 3% of the total)"},
-    {"optimizer", OPT_CHOICE, AT(optimizer), true, 0, 0, "adamw|adamw8bit",
+    {"optimizer", OPT_CHOICE, AT(optimizer.kind), true, 0, 0, "adamw|adamw8bit",
         "adamw8bit keeps the moments in 8 bits, as bitsandbytes does (default adamw)"},
-    {"beta2", OPT_REAL, AT(beta2), true, 0, 0.999999, "X",
+    {"beta2", OPT_REAL, AT(optimizer.beta2), true, 0, 0.999999, "X",
         "AdamW beta2 (default 0.999)"},
-    {"weight-decay", OPT_REAL, AT(weight_decay), true, 0, 10, "X",
+    {"weight-decay", OPT_REAL, AT(optimizer.weight_decay), true, 0, 10, "X",
         "AdamW weight decay (default 0)"},
-    {"max-norm", OPT_REAL, AT(max_norm), true, -1, 1e9, "X",
+    {"max-norm", OPT_REAL, AT(optimizer.max_norm), true, -1, 1e9, "X",
         "clip gradients to this norm; 0 or -1 = no clipping (default 1)"},
-    {"length", OPT_WHOLE, AT(length), true, 2, 16e6, "N|max",
+    {"length", OPT_WHOLE, AT(data.length), true, 2, 16e6, "N|max",
         "maximum sample length in tokens; max: the longest that fits the memory (default 1024, or "
         "the model's limit if lower)"},
-    {"rope-scale", OPT_TEXT, AT(rope_scale), true, 0, 0, "TYPE:F",
+    {"rope-scale", OPT_TEXT, AT(model.rope_scale), true, 0, 0, "TYPE:F",
         "scale the rotary positions for texts longer than the model's limit: yarn:F or linear:F "
         "with a factor, as in yarn:4 (default: none, and longer texts are refused)"},
-    {"tokens", OPT_WHOLE, AT(tokens), true, 2, 16e6, "N",
+    {"tokens", OPT_WHOLE, AT(training.tokens), true, 2, 16e6, "N",
         "maximum tokens per micro-batch (default 4096, or --length if higher)"},
-    {"accumulate", OPT_WHOLE, AT(accumulate), true, 1, 65536, "N",
+    {"accumulate", OPT_WHOLE, AT(training.accumulate), true, 1, 65536, "N",
         "micro-batches per step, of all processes together (default 2, or their number if higher)"},
-    {"seed", OPT_WHOLE, AT(seed), true, 0, 9e15, "N",
+    {"seed", OPT_WHOLE, AT(training.seed), true, 0, 9e15, "N",
         "random seed (default 1)"},
-    {"truncate", OPT_FLAG, AT(truncate), true, 0, 0, "",
+    {"truncate", OPT_FLAG, AT(data.truncate), true, 0, 0, "",
         "truncate samples that are too long (default: skip them)"},
-    {"train-prompt", OPT_FLAG, AT(train_prompt), true, 0, 0, "",
+    {"train-prompt", OPT_FLAG, AT(data.train_prompt), true, 0, 0, "",
         "also train on the prompts"},
-    {"last-turn", OPT_FLAG, AT(last_turn), true, 0, 0, "",
+    {"last-turn", OPT_FLAG, AT(data.last_turn), true, 0, 0, "",
         "train only on the last answer of each conversation"},
     {"Evaluation and checkpoints", OPT_HEADING, 0, false, 0, 0, "", ""},
-    {"eval", OPT_REAL, AT(eval), true, 0, 1e6, "X",
+    {"eval", OPT_REAL, AT(eval.share), true, 0, 1e6, "X",
         "held-out records: a count, or a fraction below 1, capped at 200 records (default 0.05)"},
-    {"eval-data", OPT_TEXTS, AT(eval_data), true, 0, 0, "FILE",
+    {"eval-data", OPT_TEXTS, AT(data.eval_files), true, 0, 0, "FILE",
         "evaluate on this file instead of held-out samples; may be repeated"},
-    {"eval-every", OPT_WHOLE, AT(eval_every), false, 1, 1e9, "N",
+    {"eval-every", OPT_WHOLE, AT(eval.every), false, 1, 1e9, "N",
         "steps between evaluations (default: ten per run)"},
-    {"keep-best", OPT_FLAG, AT(keep_best), false, 0, 0, "",
+    {"keep-best", OPT_FLAG, AT(eval.keep_best), false, 0, 0, "",
         "also keep the adapter with the lowest held-out loss so far, in OUT/best"},
-    {"patience", OPT_WHOLE, AT(patience), false, 1, 1e9, "N",
+    {"patience", OPT_WHOLE, AT(eval.patience), false, 1, 1e9, "N",
         "stop after N evaluations in a row without a lower held-out loss (default: never)"},
-    {"csv", OPT_FLAG, AT(csv), false, 0, 0, "",
+    {"csv", OPT_FLAG, AT(output.csv), false, 0, 0, "",
         "also write the log as OUT/log.csv when the run ends"},
-    {"tensorboard", OPT_TEXT, AT(tensorboard), false, 0, 0, "DIR",
+    {"tensorboard", OPT_TEXT, AT(output.tensorboard), false, 0, 0, "DIR",
         "also write the log as TensorBoard events into this folder; use one folder per run"},
-    {"sample-prompt", OPT_TEXTS, AT(sample_prompts), false, 0, 0, "TEXT",
+    {"sample-prompt", OPT_TEXTS, AT(sampling.prompts), false, 0, 0, "TEXT",
         "text to continue at every evaluation, for OUT/log.jsonl and OUT/training.html; may be "
         "repeated"},
-    {"sample-message", OPT_TEXTS, AT(sample_messages), false, 0, 0, "TEXT",
+    {"sample-message", OPT_TEXTS, AT(sampling.messages), false, 0, 0, "TEXT",
         "message to answer at every evaluation, in the chat format; may be repeated"},
-    {"sample-file", OPT_TEXT, AT(sample_file), false, 0, 0, "FILE",
+    {"sample-file", OPT_TEXT, AT(sampling.file), false, 0, 0, "FILE",
         "more of both: prompts, questions or conversations in a file like --data; the answers in "
         "it are left out"},
-    {"sample-tokens", OPT_WHOLE, AT(sample_tokens), false, 1, 4096, "N",
+    {"sample-tokens", OPT_WHOLE, AT(sampling.tokens), false, 1, 4096, "N",
         "maximum new tokens per sample (default 64)"},
-    {"sample-temperature", OPT_REAL, AT(sample_temperature), false, 0, 100, "X",
+    {"sample-temperature", OPT_REAL, AT(sampling.temperature), false, 0, 100, "X",
         "sampling temperature of the samples; 0 = greedy (default 0)"},
-    {"save-every", OPT_WHOLE, AT(save_every), false, 1, 1e9, "N",
+    {"save-every", OPT_WHOLE, AT(output.save_every), false, 1, 1e9, "N",
         "steps between checkpoints (default: ten per run)"},
-    {"snapshot-every", OPT_WHOLE, AT(snapshot_every), false, 1, 1e9, "N",
+    {"snapshot-every", OPT_WHOLE, AT(output.snapshot_every), false, 1, 1e9, "N",
         "steps between adapter snapshots, which are kept in OUT/snapshots (default: none)"},
-    {"rescue", OPT_TEXT, AT(rescue), false, 0, 0, "DIR",
+    {"rescue", OPT_TEXT, AT(output.rescue), false, 0, 0, "DIR",
         "if the results cannot be written to --out, for lack of room or otherwise: save the run "
         "into a new folder in DIR, on a terminal after waiting for room (default: the system's "
         "folder for temporary files)"},
-    {"resume", OPT_CHOICE, AT(resume), false, 0, 0, "auto|never|must",
+    {"resume", OPT_CHOICE, AT(output.resume), false, 0, 0, "auto|never|must",
         "auto resumes if --out has a checkpoint, never starts over, must fails without a "
         "checkpoint (default auto)"},
-    {"extend", OPT_FLAG, AT(extend), false, 0, 0, "",
+    {"extend", OPT_FLAG, AT(output.extend), false, 0, 0, "",
         "resume even if --lr, --schedule, --warmup, --beta2, --weight-decay or --max-norm has "
         "changed, or --steps or --epochs is lower; higher ones need no --extend"},
-    {"prompt", OPT_TEXT, AT(prompt), false, 0, 0, "TEXT",
+    {"prompt", OPT_TEXT, AT(sampling.prompt), false, 0, 0, "TEXT",
         "prompt to complete before and after training"},
     {"Machine", OPT_HEADING, 0, false, 0, 0, "", ""},
-    {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
+    {"backend", OPT_CHOICE, AT(machine.backend), false, 0, 0, "auto|cpu|cuda",
         "auto uses a GPU if available (default auto)"},
-    {"device", OPT_WHOLE, AT(device), false, 0, 1023, "N",
+    {"device", OPT_WHOLE, AT(machine.device), false, 0, 1023, "N",
         "GPU number; fails if there is no such GPU (default: 0 if there is a GPU)"},
-    {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N",
+    {"threads", OPT_WHOLE, AT(machine.threads), false, 1, 64, "N",
         "CPU threads (default: one per core)"},
-    {"ranks", OPT_WHOLE, AT(ranks), false, 1, 64, "N",
+    {"ranks", OPT_WHOLE, AT(machine.ranks), false, 1, 64, "N",
         "start N processes on this machine that train together, one GPU each; mpirun, torchrun "
         "and srun need no option"},
-    {"rank-limit", OPT_WHOLE, AT(rank_limit), false, 1, 1e6, "S",
+    {"rank-limit", OPT_WHOLE, AT(machine.rank_limit), false, 1, 1e6, "S",
         "several processes: end the run if one of them has not answered for S seconds; the others "
         "wait two hours longer for rank 0 while it saves or answers prompts (default 600)"},
-    {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16|fp8",
+    {"mode", OPT_CHOICE, AT(model.mode), true, 0, 0, "auto|f32|tf32|bf16|fp8",
         "arithmetic precision; auto uses bf16 if the GPU supports it or the CPU has instructions "
         "for it (AMX, AVX512_BF16, BF16 of ARM), otherwise f32, which it also is on CPUs for "
         "--demo, --eval-only and several processes; a resumed run keeps its mode; on the CPU, bf16 "
         "rounds the operands of products with weights; fp8 is bf16 with faster, approximate "
         "products of 4-bit and FP8 weights, on compute capability 9.0 (default auto)"},
-    {"base", OPT_CHOICE, AT(base), true, 0, 0, "nf4|16bit|32bit|fp8",
+    {"base", OPT_CHOICE, AT(model.base), true, 0, 0, "nf4|16bit|32bit|fp8",
         "storage format of the frozen weights; fp8 has less than a third of the error of nf4 and "
         "twice its size (default nf4)"},
-    {"head", OPT_CHOICE, AT(head), true, 0, 0, "full|nf4",
+    {"head", OPT_CHOICE, AT(model.head), true, 0, 0, "full|nf4",
         "nf4 stores the output head in 4 bits if it is neither trained nor tied to the embedding, "
         "which changes the logits a little (default full)"},
-    {"recompute", OPT_CHOICE, AT(recompute), false, 0, 0, "auto|on|off",
+    {"recompute", OPT_CHOICE, AT(machine.recompute), false, 0, 0, "auto|on|off",
         "recompute activations in the backward pass to save memory; auto recomputes as few "
         "layers as possible, but from 4,096 tokens on first keeps what attention computed "
         "(default auto)"},
-    {"cache", OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off",
+    {"cache", OPT_CHOICE, AT(machine.cache), false, 0, 0, "auto|on|off",
         "keep 16-bit copies of 4-bit or FP8 weights; auto copies as many as fit (default auto)"},
-    {"offload", OPT_CHOICE, AT(offload), false, 0, 0, "auto|on|off",
+    {"offload", OPT_CHOICE, AT(machine.offload), false, 0, 0, "auto|on|off",
         "keep the inputs of recomputed layers, what they keep of attention, and an embedding that "
         "is not the head, in host memory; needs a GPU; auto does it only if the memory requires "
         "it, and with --memory also if more copies of weights fit then (default auto)"},
-    {"tile", OPT_WHOLE, AT(tile), false, 1, 16e6, "N",
+    {"tile", OPT_WHOLE, AT(machine.tile), false, 1, 16e6, "N",
         "compute everything but attention for N tokens at a time, which needs less memory "
         "(default: only if the memory requires it)"},
-    {"keep-quantised", OPT_FLAG, AT(keep_quantised), false, 0, 0, "",
+    {"keep-quantised", OPT_FLAG, AT(model.keep_quantised), false, 0, 0, "",
         "keep the 4-bit or FP8 weights in a file next to the model, which the next start reads"},
-    {"quantised-dir", OPT_TEXT, AT(quantised_dir), false, 0, 0, "DIR",
+    {"quantised-dir", OPT_TEXT, AT(model.quantised_dir), false, 0, 0, "DIR",
         "keep them in this folder instead, e.g. if the model's folder is read-only"},
-    {"memory", OPT_SIZE, AT(memory), false, 1048576.0, 1125899906842624.0, "SIZE",
+    {"memory", OPT_SIZE, AT(machine.memory), false, 1048576.0, 1125899906842624.0, "SIZE",
         "memory limit; 8G and 8GiB are binary, 8GB is decimal (default: all free memory)"},
-    {"host-budget", OPT_SIZE, AT(host_budget), false, 1048576.0, 1125899906842624.0, "SIZE",
+    {"host-budget", OPT_SIZE, AT(machine.host_budget), false, 1048576.0, 1125899906842624.0, "SIZE",
         "limit of the host memory of each process for offloading; less of it means more to compute "
         "(default: three quarters of the free memory, divided by the processes on this machine)"},
     {"Other", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"plan", OPT_FLAG, AT(plan), false, 0, 0, "",
         "print the memory plan and exit"},
-    {"eval-only", OPT_FLAG, AT(eval_only), false, 0, 0, "",
+    {"eval-only", OPT_FLAG, AT(eval.only), false, 0, 0, "",
         "print the loss of --adapter, or of the model itself, on --eval-data or --data and exit"},
     {"doctor", OPT_FLAG, AT(doctor), false, 0, 0, "",
         "print the first samples and any problems in the data, then exit"},
-    {"samples", OPT_WHOLE, AT(samples), false, 0, 1e9, "N",
+    {"samples", OPT_WHOLE, AT(doctor_samples), false, 0, 1e9, "N",
         "number of samples that --doctor prints (default 3)"},
     {"json", OPT_FLAG, AT(json), false, 0, 0, "",
         "with --doctor or --eval-only: print JSON"},
@@ -340,15 +390,15 @@ static const option option_table[] = {
 // Values that tell options_resolve that an option was not given: 0, except where 0 is a value.
 static void options_clear(options* o) {
     memset(o, 0, sizeof *o);
-    o->lr = -1.0;
-    o->warmup = -1;
-    o->seed = -1;
-    o->beta2 = -1.0;
-    o->max_norm = -2.0;
-    o->eval = -1.0;
-    o->samples = -1;
-    o->device = -1;
-    o->resume = -1;
+    o->optimizer.lr = -1.0;
+    o->optimizer.warmup = -1;
+    o->training.seed = -1;
+    o->optimizer.beta2 = -1.0;
+    o->optimizer.max_norm = -2.0;
+    o->eval.share = -1.0;
+    o->doctor_samples = -1;
+    o->machine.device = -1;
+    o->output.resume = -1;
 }
 
 static void whole_default(int64_t* value, int64_t unset, int64_t otherwise) {
@@ -361,27 +411,27 @@ static void real_default(double* value, double unset, double otherwise) {
 
 // world: number of processes that train together.
 static void options_resolve(options* o, int32_t world) {
-    whole_default(&o->rank, 0, 16);
-    const method_row* method = method_of(o->method);
+    whole_default(&o->adapter.rank, 0, 16);
+    const method_row* method = method_of(o->method.kind);
     if ((method->options & METHOD_BETA) != 0) {
-        real_default(&o->beta, 0.0, 0.1);
+        real_default(&o->method.beta, 0.0, 0.1);
     }
     if ((method->options & METHOD_WEIGHTS) != 0) {
-        real_default(&o->desirable_weight, 0.0, 1.0);
-        real_default(&o->undesirable_weight, 0.0, 1.0);
+        real_default(&o->method.desirable_weight, 0.0, 1.0);
+        real_default(&o->method.undesirable_weight, 0.0, 1.0);
     }
-    whole_default(&o->targets, 0, QLORA_TARGET_ALL);
-    real_default(&o->epochs, 0.0, 3.0);
-    real_default(&o->lr, -1.0, 2e-4);
-    whole_default(&o->accumulate, 0, world > 1 ? world : 2);
-    whole_default(&o->rank_limit, 0, 600);
-    whole_default(&o->seed, -1, 1);
-    real_default(&o->beta2, -1.0, 0.999);
-    real_default(&o->max_norm, -2.0, 1.0);
-    real_default(&o->eval, -1.0, 0.05);
-    whole_default(&o->samples, -1, 3);
-    whole_default(&o->sample_tokens, 0, 64);
-    whole_default(&o->resume, -1, RESUME_AUTO);
+    whole_default(&o->adapter.targets, 0, QLORA_TARGET_ALL);
+    real_default(&o->training.epochs, 0.0, 3.0);
+    real_default(&o->optimizer.lr, -1.0, 2e-4);
+    whole_default(&o->training.accumulate, 0, world > 1 ? world : 2);
+    whole_default(&o->machine.rank_limit, 0, 600);
+    whole_default(&o->training.seed, -1, 1);
+    real_default(&o->optimizer.beta2, -1.0, 0.999);
+    real_default(&o->optimizer.max_norm, -2.0, 1.0);
+    real_default(&o->eval.share, -1.0, 0.05);
+    whole_default(&o->doctor_samples, -1, 3);
+    whole_default(&o->sampling.tokens, 0, 64);
+    whole_default(&o->output.resume, -1, RESUME_AUTO);
 }
 
 static void help_print(const option_set* set) {

@@ -46,7 +46,7 @@ static void first_take(void* user, const char* name) {
 static int out_look(const app* a, char first[256]) {
     first_name f = {first, a->o.demo};
     first[0] = '\0';
-    return folder_names(a->o.out, first_take, &f);
+    return folder_names(a->o.output.folder, first_take, &f);
 }
 
 // ---- checkpoints of an earlier run ----
@@ -163,7 +163,7 @@ static bool steps_ours(app* a) {
             return error_set(a->error,
                              "--out %s: %s/%s is not part of a checkpoint; move it elsewhere, or "
                              "use a different --out to start over",
-                             a->o.out, step_places[i], found.foreign);
+                             a->o.output.folder, step_places[i], found.foreign);
         }
     }
     return true;
@@ -188,7 +188,7 @@ static bool step_pending(const step_search* found) {
 static bool steps_check(app* a) {
     char dir[PATH_SIZE];
     step_search found;
-    if (a->o.resume == RESUME_NEVER) {
+    if (a->o.output.resume == RESUME_NEVER) {
         return steps_ours(a);
     }
     steps_search(a, step_places[0], dir, &found);
@@ -204,7 +204,7 @@ static bool steps_check(app* a) {
         return error_set(a->error,
                          "%s contains snapshots of a run, such as %s, but no checkpoint; use "
                          "--resume never to remove them and start over, or a different --out",
-                         a->o.out, found.any);
+                         a->o.output.folder, found.any);
     }
     for (size_t i = 0; i < 2; i++) {
         out_path(a, adapter_places[i], dir);
@@ -212,7 +212,7 @@ static bool steps_check(app* a) {
             return error_set(a->error,
                              "%s contains an adapter%s but no checkpoint; use --resume never to "
                              "replace it, or a different --out",
-                             a->o.out, i == 0 ? "" : " in best/");
+                             a->o.output.folder, i == 0 ? "" : " in best/");
         }
     }
     return steps_ours(a);
@@ -318,7 +318,7 @@ static bool out_check(app* a, const char* first) {
     out_path(a, "settings.txt", path);
     bool ok = file_read(a, path, &kept);
     ours = ok && settings_ours(&kept);
-    if (ok && kept.data == NULL && a->o.resume != RESUME_NEVER) {
+    if (ok && kept.data == NULL && a->o.output.resume != RESUME_NEVER) {
         out_path(a, "checkpoint", path);
         ok = lib(a, qlora_checkpoint_exists(a->ctx, path, &ours), "looking for a checkpoint");
     }
@@ -327,32 +327,32 @@ static bool out_check(app* a, const char* first) {
            (ours || error_set(a->error,
                               "--out %s: the folder contains '%s' but no finetune run; choose an "
                               "empty or new folder",
-                              a->o.out, first));
+                              a->o.output.folder, first));
 }
 
 // Creates the folder and its parents and locks it, which also shows that it can be written to,
 // before the long start.
 static bool out_make(app* a) {
     char first[256];
-    if (strlen(a->o.out) + 64 > PATH_SIZE) {
+    if (strlen(a->o.output.folder) + 64 > PATH_SIZE) {
         return error_set(a->error, "--out: the path is longer than %d characters", PATH_SIZE - 64);
     }
     int before = out_look(a, first);
     int code = before;
     if (before != 0) {
-        a->folder.parents = folder_parents(a->o.out);
-        code = a->files.make_dir(a->o.out, a->files.user);
+        a->folder.parents = folder_parents(a->o.output.folder);
+        code = a->files.make_dir(a->o.output.folder, a->files.user);
         if (code != 0) {
-            return error_set(a->error, "cannot create the output folder %s: %s", a->o.out,
+            return error_set(a->error, "cannot create the output folder %s: %s", a->o.output.folder,
                              strerror(code));
         }
         code = out_look(a, first);
     }
     if (code == ENOENT || code == ENOTDIR) { // something else has that name
-        return error_set(a->error, "--out %s is not a folder", a->o.out);
+        return error_set(a->error, "--out %s is not a folder", a->o.output.folder);
     }
     if (code != 0) {
-        return error_set(a->error, "cannot read the output folder %s: %s", a->o.out,
+        return error_set(a->error, "cannot read the output folder %s: %s", a->o.output.folder,
                          strerror(code));
     }
     a->folder.out_made = before == ENOENT;
@@ -362,8 +362,8 @@ static bool out_make(app* a) {
     // Another run may have ended between the look and the lock.
     code = out_look(a, first);
     return code == 0 ? out_check(a, first)
-                     : error_set(a->error, "cannot read the output folder %s: %s", a->o.out,
-                                 strerror(code));
+                     : error_set(a->error, "cannot read the output folder %s: %s",
+                                 a->o.output.folder, strerror(code));
 }
 
 // ---- the options of a run that is resumed ----
@@ -434,7 +434,7 @@ static bool settings_text(app* a, blob* out) {
         snprintf(line, sizeof line, "# patience-from %lld\n", (long long)a->history.patience_from);
         ok = ok && blob_add(out, line, strlen(line));
     }
-    if (a->o.tensorboard != NULL) { // a repeated run needs a folder of its own
+    if (a->o.output.tensorboard != NULL) { // a repeated run needs a folder of its own
         ok = ok && blob_add(out, EVENTS_NOTE, strlen(EVENTS_NOTE));
     }
     ok = ok && settings_write(&a->set, SETTINGS_ALL, out) && parts_write(a, out);
@@ -446,8 +446,8 @@ static bool weights_compare(app* a, const options* then, const blob* kept, const
     bool model = strcmp(what, "model") == 0;
     uint64_t noted = settings_noted(kept->data, model ? "model-weights" : "adapter-weights", 16);
     uint64_t now = model ? a->identity.model : a->identity.adapter;
-    const char* path_then = model ? then->model : then->adapter;
-    const char* path_now = model ? a->o.model : a->o.adapter;
+    const char* path_then = model ? then->model.path : then->adapter.from;
+    const char* path_now = model ? a->o.model.path : a->o.adapter.from;
     if (noted == now) {
         return true;
     }
@@ -455,7 +455,7 @@ static bool weights_compare(app* a, const options* then, const blob* kept, const
         return error_set(a->error,
                          "%s contains a run that started with%s --%s; use the same "
                          "options, a different --out, or --resume never to start over",
-                         a->o.out, path_then == NULL ? "out" : "", what);
+                         a->o.output.folder, path_then == NULL ? "out" : "", what);
     }
     return error_set(a->error,
                      strcmp(path_then, path_now) == 0
@@ -463,11 +463,11 @@ static bool weights_compare(app* a, const options* then, const blob* kept, const
                            "different --out, or --resume never to start over"
                          : "--%s %s has other weights than the run in %s, which used %s; use the "
                            "same ones, a different --out, or --resume never to start over",
-                     what, path_now, a->o.out, path_then);
+                     what, path_now, a->o.output.folder, path_then);
 }
 
 static bool differences_judge(app* a, const differences* d) {
-    if (d->count == 0 || (d->hard == 0 && a->o.extend)) {
+    if (d->count == 0 || (d->hard == 0 && a->o.output.extend)) {
         if (d->count > 0) {
             say(a, "changed: %s instead of %s\n", d->now, d->then);
             a->changed = true;
@@ -481,7 +481,7 @@ static bool differences_judge(app* a, const differences* d) {
     return error_set(a->error,
                      "%s contains a run with different options: it used %s, this command has %s%s; "
                      "use the same options%s, a different --out, or --resume never to start over",
-                     a->o.out, d->then, d->now, more,
+                     a->o.output.folder, d->then, d->now, more,
                      d->hard == 0 ? ", --extend to go on with the new ones" : "");
 }
 
@@ -505,7 +505,7 @@ static bool settings_same(app* a) {
              error_set(a->error,
                        "%s contains a run of an older version; use a different --out, or --resume "
                        "never to start over",
-                       a->o.out);
+                       a->o.output.folder);
         ok = ok &&
              (blob_add(&text, kept.data, kept.count + 1) || error_set(a->error, "out of memory"));
         ok = ok && config_read(&set, path, &text, a->error);
@@ -514,7 +514,7 @@ static bool settings_same(app* a) {
         if (ok) {
             settings_compare(&set, &a->set, &d);
             ok = differences_judge(a, &d) && parts_take(a, &set);
-            a->parts.patience_from = then.patience == a->o.patience
+            a->parts.patience_from = then.eval.patience == a->o.eval.patience
                                          ? (int64_t)settings_noted(kept.data, "patience-from", 10)
                                          : -1;
         }
@@ -527,7 +527,7 @@ static bool settings_same(app* a) {
 // Whether a demo is complete: it then starts over, as nobody wants to see it do nothing.
 static bool demo_complete(app* a) {
     int64_t done = steps_done(a);
-    return done > 0 && done >= a->o.steps;
+    return done > 0 && done >= a->o.training.steps;
 }
 
 static bool settings_hash_make(app* a) {
@@ -542,8 +542,8 @@ static bool settings_hash_make(app* a) {
 // Takes the output folder and decides whether a run is resumed.
 static bool settings_check(app* a) {
     char path[PATH_SIZE];
-    if (!weights_identity(a, a->o.model, &a->identity.model) ||
-        !weights_identity(a, a->o.adapter, &a->identity.adapter) || !settings_hash_make(a)) {
+    if (!weights_identity(a, a->o.model.path, &a->identity.model) ||
+        !weights_identity(a, a->o.adapter.from, &a->identity.adapter) || !settings_hash_make(a)) {
         return false;
     }
     if (a->ranks.rank > 0) { // rank 0 has the folder; ranks_join follows it
@@ -554,21 +554,21 @@ static bool settings_check(app* a) {
         !lib(a, qlora_checkpoint_exists(a->ctx, path, &a->resuming), "looking for a checkpoint")) {
         return false;
     }
-    if (a->o.demo && a->o.resume == RESUME_AUTO && demo_complete(a)) {
-        a->o.resume = RESUME_NEVER;
+    if (a->o.demo && a->o.output.resume == RESUME_AUTO && demo_complete(a)) {
+        a->o.output.resume = RESUME_NEVER;
     }
-    if (!a->resuming && a->o.resume == RESUME_MUST) {
+    if (!a->resuming && a->o.output.resume == RESUME_MUST) {
         return steps_check(a) &&
                error_set(a->error, "--resume must: no checkpoint found in %s", path);
     }
-    a->resuming = a->resuming && a->o.resume != RESUME_NEVER;
+    a->resuming = a->resuming && a->o.output.resume != RESUME_NEVER;
     return a->resuming ? settings_same(a) : steps_check(a);
 }
 
 // --patience that is given or changed when a run is resumed counts from there on: the evaluations
 // before must not end the run at once.
 static void patience_start(app* a) {
-    bool given = a->parts.patience_from < 0 && a->o.patience > 0;
+    bool given = a->parts.patience_from < 0 && a->o.eval.patience > 0;
     a->history.patience_from = given                        ? a->progress.step
                                : a->parts.patience_from > 0 ? a->parts.patience_from
                                                             : 0;
@@ -587,7 +587,7 @@ static void best_find(app* a) {
     double loss = 0.0;
     blob text;
     memset(&text, 0, sizeof text);
-    if (!a->o.keep_best || !a->resuming || h->best_step == 0) {
+    if (!a->o.eval.keep_best || !a->resuming || h->best_step == 0) {
         return;
     }
     out_path(a, "best/adapter_config.json", path);
@@ -683,9 +683,9 @@ static void out_unmake(app* a) {
         remove(a->folder.events.path);
     }
     if (a->folder.events_folder_made) { // only if it is empty
-        (void)folder_remove(a->o.tensorboard);
+        (void)folder_remove(a->o.output.tensorboard);
     }
-    parents_unmake(a->o.tensorboard, a->folder.events_parents);
+    parents_unmake(a->o.output.tensorboard, a->folder.events_parents);
     if (a->folder.files_made) {
         out_path(a, "log.jsonl", path);
         remove(path);
@@ -699,9 +699,9 @@ static void out_unmake(app* a) {
         demo_unmake(a);
     }
     if (a->folder.out_made) { // only if it is empty
-        (void)folder_remove(a->o.out);
+        (void)folder_remove(a->o.output.folder);
     }
-    parents_unmake(a->o.out, a->folder.parents);
+    parents_unmake(a->o.output.folder, a->folder.parents);
 }
 
 #endif

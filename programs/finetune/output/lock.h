@@ -171,7 +171,7 @@ static bool lock_refuse(app* a, const lock_owner* owner, const char* self, const
     if (owner->process == 0) {
         return error_set(
             a->error, "--out %s is in use by another process; wait for it, or choose another --out",
-            a->o.out);
+            a->o.output.folder);
     }
     return error_set(
         a->error,
@@ -179,7 +179,7 @@ static bool lock_refuse(app* a, const lock_owner* owner, const char* self, const
             ? "--out %s is in use by process %ld on %s; wait for it, or choose another --out"
             : "--out %s is in use by process %ld on %s; wait for it, or choose another --out; if "
               "that process has ended, remove %s",
-        a->o.out, owner->process, owner->host, path);
+        a->o.output.folder, owner->process, owner->host, path);
 }
 
 // Makes this process the only writer of the folder.

@@ -14,13 +14,13 @@ static void rescue_handler(int number) {
 
 static const char* rescue_dir(const app* a) {
     static const char* const names[] = {"TMPDIR", "TMP", "TEMP"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0] && a->o.rescue == NULL; i++) {
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && a->o.output.rescue == NULL; i++) {
         const char* dir = getenv(names[i]);
         if (dir != NULL && dir[0] != '\0' && path_is_folder(dir)) {
             return dir;
         }
     }
-    return a->o.rescue != NULL ? a->o.rescue : "/tmp";
+    return a->o.output.rescue != NULL ? a->o.output.rescue : "/tmp";
 }
 
 static void rescue_sleep(double seconds) {
@@ -43,7 +43,7 @@ static bool rescue_wait(app* a, bool (*save)(app* a)) {
     say(a,
         "the results are still in memory: make room for about %s in %s, or mend what is named "
         "above;\nfinetune tries again every %.0f seconds; Ctrl-C saves to %s instead\n",
-        short_bytes(bytes > 1048576 ? bytes : 1048576, size), a->o.out, RESCUE_SECONDS,
+        short_bytes(bytes > 1048576 ? bytes : 1048576, size), a->o.output.folder, RESCUE_SECONDS,
         rescue_dir(a));
     void (*interrupt)(int) = signal(SIGINT, rescue_handler);
     void (*terminate)(int) = signal(SIGTERM, rescue_handler);
@@ -77,22 +77,22 @@ typedef struct rescue_place {
 // Makes a new folder, which nobody else has made.
 static bool rescue_make(app* a, char path[PATH_SIZE], rescue_place* place) {
     const char* dir = rescue_dir(a);
-    size_t end = strlen(a->o.out);
-    while (end > 1 && strchr(FOLDER_SEPARATORS, a->o.out[end - 1]) != NULL) {
+    size_t end = strlen(a->o.output.folder);
+    while (end > 1 && strchr(FOLDER_SEPARATORS, a->o.output.folder[end - 1]) != NULL) {
         end--;
     }
     size_t start = end;
-    while (start > 0 && strchr(FOLDER_SEPARATORS, a->o.out[start - 1]) == NULL) {
+    while (start > 0 && strchr(FOLDER_SEPARATORS, a->o.output.folder[start - 1]) == NULL) {
         start--;
     }
     int size = (int)(end - start < 60 ? end - start : 60);
-    if (a->o.rescue != NULL) {
+    if (a->o.output.rescue != NULL) {
         place->parents = folder_parents(dir);
         place->dir = FOLDER_MAKE(dir) == 0;
     }
     errno = ENAMETOOLONG;
     for (int i = 1; i <= 1000 && strlen(dir) + 128 < PATH_SIZE; i++) {
-        snprintf(path, PATH_SIZE, "%s/finetune-%.*s-%d", dir, size, a->o.out + start, i);
+        snprintf(path, PATH_SIZE, "%s/finetune-%.*s-%d", dir, size, a->o.output.folder + start, i);
         if (FOLDER_MAKE(path) == 0) {
             return true;
         }
@@ -153,17 +153,17 @@ static void rescue_unmake(const char* dir, const rescue_place* place) {
 // Saves the whole run into a new folder and says so, as an error: it is not where it belongs.
 static void rescue_save(app* a, bool (*save)(app* a)) {
     char path[PATH_SIZE];
-    const char* out = a->o.out;
+    const char* out = a->o.output.folder;
     rescue_place place = {false, 0};
     bool made = rescue_make(a, path, &place);
     bool whole = made;
     if (made) {
-        a->o.out = path;
+        a->o.output.folder = path;
         a->muted = true;
         whole = save(a);
         whole = rescue_files(a, a->folder.log.path) && whole;
         a->muted = false;
-        a->o.out = out;
+        a->o.output.folder = out;
     }
     if (!made || !rescue_worth(path)) {
         rescue_unmake(rescue_dir(a), &place);

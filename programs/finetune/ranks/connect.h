@@ -58,7 +58,7 @@ static bool id_read(app* a, const rank_id* want, rank_id* out) {
     bool found = false;
     out_path(a, ID_NAME, path);
     out_path(a, LOCK_NAME, lock);
-    while (stop_asked == 0 && seconds_now() - start < (double)a->o.rank_limit) {
+    while (stop_asked == 0 && seconds_now() - start < (double)a->o.machine.rank_limit) {
         blob text;
         memset(&text, 0, sizeof text);
         bool whole = blob_read_path(&text, path) == 0 && text.count == sizeof *out;
@@ -79,12 +79,12 @@ static bool id_read(app* a, const rank_id* want, rank_id* out) {
     if (found) {
         return error_set(a->error,
                          "%s is that of another run, and rank 0 has not replaced it within %lld s",
-                         path, (long long)a->o.rank_limit);
+                         path, (long long)a->o.machine.rank_limit);
     }
     return error_set(a->error,
                      "rank 0 has not written %s within %lld s; processes on several machines need "
                      "a shared --out, or MPI",
-                     path, (long long)a->o.rank_limit);
+                     path, (long long)a->o.machine.rank_limit);
 }
 
 // Gives all processes the id that rank 0 makes. *usable: whether there is one.
@@ -129,9 +129,9 @@ static bool ranks_alike(app* a) {
     memset(&mine, 0, sizeof mine);
     mine.found = qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU ? 0 : 1;
     snprintf(mine.reason, sizeof mine.reason, "%.250s",
-             a->o.backend == QLORA_BACKEND_CPU ? "--backend cpu"
-             : a->ranks.no_gpu[0] != '\0'      ? a->ranks.no_gpu
-                                               : qlora_ctx_reason(a->ctx));
+             a->o.machine.backend == QLORA_BACKEND_CPU ? "--backend cpu"
+             : a->ranks.no_gpu[0] != '\0'              ? a->ranks.no_gpu
+                                                       : qlora_ctx_reason(a->ctx));
     if (!a->ranks.mpi) {
         return mine.found != 0 ||
                error_set(a->error,
@@ -189,7 +189,7 @@ static bool ranks_connect(app* a) {
     d.rank = a->ranks.rank;
     d.world = a->ranks.world;
     d.id = id.id;
-    d.limit = (double)a->o.rank_limit;
+    d.limit = (double)a->o.machine.rank_limit;
     bool ok = lib(a, qlora_comm_nccl(a->ctx, &d, &a->ranks.gpus), "connecting the GPUs");
     if (!a->ranks.mpi && a->ranks.rank == 0) {
         out_path(a, ID_NAME, path);
@@ -280,7 +280,7 @@ static int ranks_wait(pid_t* ids, int64_t count) {
 // Starts --ranks processes and waits for them.
 static bool ranks_run(app* a, char** argv, int* result) {
     pid_t ids[64];
-    int64_t count = a->o.ranks;
+    int64_t count = a->o.machine.ranks;
     char run[64];
     snprintf(run, sizeof run, "%ld.%.0f", (long)getpid(), seconds_now() * 1e3);
     setenv("FINETUNE_RUN", run, 1);

@@ -86,7 +86,7 @@ static bool ranks_find(app* a) {
 // Whether MPI knows the same processes as the launcher.
 static bool mpi_open(app* a) {
     char why[400] = "";
-    if (qlora_comm_mpi(NULL, (double)a->o.rank_limit, &a->ranks.comm, why, sizeof why) !=
+    if (qlora_comm_mpi(NULL, (double)a->o.machine.rank_limit, &a->ranks.comm, why, sizeof why) !=
         QLORA_OK) {
         return error_set(a->error, "cannot open MPI: %s", why);
     }
@@ -116,7 +116,7 @@ static bool ranks_open(app* a) {
     if (mpi_open(a)) {
         return true;
     }
-    if (a->o.backend == QLORA_BACKEND_CPU || variable_number("PMI_RANK") != a->ranks.rank ||
+    if (a->o.machine.backend == QLORA_BACKEND_CPU || variable_number("PMI_RANK") != a->ranks.rank ||
         variable_number("SLURM_PROCID") != a->ranks.rank || variable_number("SLURM_STEP_ID") < 0) {
         return false;
     }
@@ -159,7 +159,7 @@ static bool gather(app* a, const void* mine, size_t bytes, void* all) {
 #define FIRST_RANK_LIMIT 7200.0
 
 static void first_rank_busy(app* a, bool busy) {
-    double limit = (double)a->o.rank_limit;
+    double limit = (double)a->o.machine.rank_limit;
     if (a->ranks.comm.limit != NULL &&
         a->ranks.rank > 0) { // rank 0 itself waits for nobody that is busy
         a->ranks.comm.limit(busy ? limit + FIRST_RANK_LIMIT : 0.0, a->ranks.comm.user);
@@ -238,10 +238,10 @@ static bool ranks_join(app* a) {
     mine.settings_hash = a->settings_hash;
     mine.model = a->identity.model;
     mine.adapter = a->identity.adapter;
-    mine.every[0] = a->o.eval_every;
-    mine.every[1] = a->o.patience;
-    mine.every[2] = a->o.save_every;
-    mine.every[3] = a->o.snapshot_every;
+    mine.every[0] = a->o.eval.every;
+    mine.every[1] = a->o.eval.patience;
+    mine.every[2] = a->o.output.save_every;
+    mine.every[3] = a->o.output.snapshot_every;
     mine.patience_from = a->parts.patience_from;
     mine.resuming = a->resuming ? 1 : 0;
     rank_facts* all = (rank_facts*)take(a, (size_t)a->ranks.world, sizeof *all);

@@ -12,8 +12,8 @@ static const char* base_named(const app* a, char room[PATH_SIZE]) {
     static const char mark[] = "models--";
     const char* dir = a->model_desc.dir;
     const char* at = dir;
-    if (a->o.base_name != NULL) {
-        return a->o.base_name;
+    if (a->o.model.base_name != NULL) {
+        return a->o.model.base_name;
     }
     for (const char* next = strstr(dir, mark); next != NULL; next = strstr(next + 1, mark)) {
         at = next + sizeof mark - 1;
@@ -72,11 +72,11 @@ static bool card_text(app* a, blob* out) {
     if (gguf) {
         put(out, "BASE is the model that the GGUF file was made from.\n\n");
     }
-    if (a->o.rope_scale != NULL) {
+    if (a->o.model.rope_scale != NULL) {
         put(out,
             "It was trained with the rotation scaled (%s): the config of the base needs the "
             "same scaling.\n\n",
-            a->o.rope_scale);
+            a->o.model.rope_scale);
     }
     put(out, "## Training\n\nStep %lld of %lld", (long long)a->progress.step,
         (long long)a->progress.total_steps);

@@ -52,7 +52,7 @@ static void put_title(const app* a, blob* out) {
         put(out, "finetune --demo");
         return;
     }
-    put_name(out, a->o.model);
+    put_name(out, a->o.model.path);
     if (a->data.inputs.count > 0) {
         put(out, " on ");
         put_name(out, data_name(a->data.inputs.data[0].path));

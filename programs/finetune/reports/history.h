@@ -120,19 +120,20 @@ static double loss_mean(const app* a, bool now) {
 
 // "1.5" or "1.5 of 3"; "" if it is not known.
 static const char* epoch_text(const app* a, char out[40]) {
-    bool of = a->o.steps == 0 && a->o.epochs > 0.0;
+    bool of = a->o.training.steps == 0 && a->o.training.epochs > 0.0;
     out[0] = '\0';
     if (known(a->progress.epochs_done)) {
         int used = snprintf(out, 40, "%.4g", a->progress.epochs_done);
         if (of && used > 0 && used < 20) {
-            snprintf(out + used, 40 - (size_t)used, " of %.4g", a->o.epochs);
+            snprintf(out + used, 40 - (size_t)used, " of %.4g", a->o.training.epochs);
         }
     }
     return out;
 }
 
 static bool patience_over(const app* a) {
-    return a->o.patience > 0 && a->history.best_step > 0 && a->history.evals_since >= a->o.patience;
+    return a->o.eval.patience > 0 && a->history.best_step > 0 &&
+           a->history.evals_since >= a->o.eval.patience;
 }
 
 #endif

@@ -9,7 +9,7 @@ static void log_line(app* a, const blob* line) {
 }
 
 static void log_step(app* a, const point* p, const qlora_train_info* info) {
-    const method_row* method = method_of(a->o.method);
+    const method_row* method = method_of(a->o.method.kind);
     blob line;
     memset(&line, 0, sizeof line);
     put(&line, "{\"step\":%lld", (long long)p->step);
@@ -266,7 +266,7 @@ static bool csv_write(app* a) {
     memset(&out, 0, sizeof out);
     bool ok = file_read(a, a->folder.log.path, &text);
     const char* end = text.data != NULL ? text.data + text.count : NULL;
-    int columns = method_of(a->o.method)->preferences ? TRACES : TRACE_CHOSEN;
+    int columns = method_of(a->o.method.kind)->preferences ? TRACES : TRACE_CHOSEN;
     put(&out, "step");
     for (int i = 0; i < columns; i++) {
         put(&out, ",%s", trace_names[i].name);

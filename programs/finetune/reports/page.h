@@ -196,11 +196,11 @@ static void page_facts(const app* a, blob* out) {
     const counts* c = &a->data.counted;
     char text[200];
     char number[32];
-    if (o->adapter == NULL && o->alpha == 0.0) {
-        real_text(2.0 * (double)o->rank, number);
+    if (o->adapter.from == NULL && o->adapter.alpha == 0.0) {
+        real_text(2.0 * (double)o->adapter.rank, number);
         page_row(out, "alpha", number);
     }
-    if (o->warmup < 0) {
+    if (o->optimizer.warmup < 0) {
         snprintf(text, sizeof text, "%lld step%s", (long long)a->train_desc.warmup_steps,
                  a->train_desc.warmup_steps == 1 ? "" : "s");
         page_row(out, "warmup", text);

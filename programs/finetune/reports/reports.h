@@ -24,9 +24,9 @@ static void text_print(const char* text, size_t size, const char* margin) {
 static bool sample_print(app* a, const qlora_text_sample* s, const char* path, size_t number) {
     size_t count = s->count;
     const char* then = "";
-    if (count > (size_t)a->o.length) {
-        then = a->o.truncate ? " (truncated)" : " (too long: skipped)";
-        count = a->o.truncate ? (size_t)a->o.length : count;
+    if (count > (size_t)a->o.data.length) {
+        then = a->o.data.truncate ? " (truncated)" : " (too long: skipped)";
+        count = a->o.data.truncate ? (size_t)a->o.data.length : count;
     }
     printf("sample %zu (%s:%zu): %zu tokens%s, %zu trained\n", number, path, s->line, s->count,
            then, trained_count(s->labels, count));
@@ -58,7 +58,7 @@ static bool doctor_samples(app* a) {
         qlora_text_data* data = a->data.inputs.data[f].data;
         const char* path = a->o.demo ? "demo" : data_name(a->data.inputs.data[f].path);
         size_t count = qlora_text_data_count(data);
-        for (size_t i = 0; i < count && shown < (size_t)a->o.samples; i++) {
+        for (size_t i = 0; i < count && shown < (size_t)a->o.doctor_samples; i++) {
             qlora_text_sample s;
             if (qlora_text_sample_read(data, i, &s) != QLORA_OK) {
                 return text_fail(a, "");
@@ -88,7 +88,8 @@ static bool doctor_rows(app* a, doctor_row rows[DOCTOR_ROWS]) {
     const doctor_row all[DOCTOR_ROWS] = {
         {"samples", "samples", c->all / sample_texts(a), ""},
         {"bad", "bad records", a->data.bad.count, "cannot be read"},
-        {"too_long", "too long for --length", c->too_long, a->o.truncate ? "truncated" : "skipped"},
+        {"too_long", "too long for --length", c->too_long,
+         a->o.data.truncate ? "truncated" : "skipped"},
         {"no_room", "pairs over --tokens", c->no_room, "skipped"},
         {"other_prompts", "pairs with two prompts", c->other_prompts, "only answers are trained"},
         {"empty", "empty", c->empty, "skipped"},
@@ -97,7 +98,8 @@ static bool doctor_rows(app* a, doctor_row rows[DOCTOR_ROWS]) {
         {"no_end", "end not trained", c->no_end, "the model will not learn to stop"},
         {"two_bos", "duplicate BOS at start", c->two_bos, "the text itself starts with one"},
         {"used", "used", c->used, ""},
-        {"held_out", "of these held out", a->o.eval_data.count == 0 ? a->data.eval.count : 0, ""},
+        {"held_out", "of these held out", a->o.data.eval_files.count == 0 ? a->data.eval.count : 0,
+         ""},
         {"longest", "longest, in tokens", c->longest, ""},
         {"tokens", "tokens used", c->tokens, ""},
         {"trained", "of these trained", c->trained, ""},
@@ -257,11 +259,11 @@ static bool prompt_show(app* a, const char* when) {
     all.text = a->text;
     memset(&text, 0, sizeof text);
     memset(&desc, 0, sizeof desc);
-    if (a->o.prompt == NULL) {
+    if (a->o.sampling.prompt == NULL) {
         return true;
     }
-    bool ok = qlora_text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), QLORA_TEXT_BOS,
-                                &all.ids) == QLORA_OK ||
+    bool ok = qlora_text_encode(a->tok, a->o.sampling.prompt, strlen(a->o.sampling.prompt),
+                                QLORA_TEXT_BOS, &all.ids) == QLORA_OK ||
               text_fail(a, "--prompt: ");
     size_t given = all.ids.count;
     int32_t* prompt = ok ? (int32_t*)take(a, given, sizeof *prompt) : NULL;
@@ -286,11 +288,11 @@ static bool prompt_show(app* a, const char* when) {
 
 // The answers to each prompt: the first one and the last one. Those to --prompt have been shown.
 static void answers_print(app* a) {
-    size_t asked = a->o.prompt != NULL ? strlen(a->o.prompt) : 0;
+    size_t asked = a->o.sampling.prompt != NULL ? strlen(a->o.sampling.prompt) : 0;
     for (size_t i = 0; i < a->prompts.count; i++) {
         const sample_prompt* p = &a->prompts.data[i];
         if (p->answer_count == 0 || (asked > 0 && p->text.count == asked &&
-                                     memcmp(p->text.data, a->o.prompt, asked) == 0)) {
+                                     memcmp(p->text.data, a->o.sampling.prompt, asked) == 0)) {
             continue;
         }
         const sample_answer* ends[2] = {&p->answers[0], &p->answers[p->answer_count - 1]};
@@ -328,7 +330,7 @@ static void summary_loss(app* a) {
     double first = loss_mean(a, false);
     double last = loss_mean(a, true);
     if (!known(last)) { // the log is missing
-        say(a, "the losses are not known: they are not in %s/log.jsonl", a->o.out);
+        say(a, "the losses are not known: they are not in %s/log.jsonl", a->o.output.folder);
     } else {
         say(a, "loss %.4f -> %.4f", first, last);
     }
@@ -342,7 +344,7 @@ static void summary_loss(app* a) {
         say(a, "; held out %.4f -> %.4f", a->progress.first_eval, a->progress.last_eval);
     }
     if (known(a->progress.first_eval) && known(a->progress.last_eval) &&
-        !method_of(a->o.method)->preferences) {
+        !method_of(a->o.method.kind)->preferences) {
         say(a, ", perplexity %.4g -> %.4g", exp(a->progress.first_eval),
             exp(a->progress.last_eval));
     }
@@ -364,26 +366,26 @@ static void summary_print(app* a) {
             pace));
     summary_loss(a);
     say(a, "\n%s", memory_text(a, memory));
-    say(a, "\n\n  %s/adapter        the adapter in PEFT format\n", a->o.out);
+    say(a, "\n\n  %s/adapter        the adapter in PEFT format\n", a->o.output.folder);
     if (!a->no_gguf) {
-        say(a, "  %s/adapter.gguf   the adapter for llama.cpp\n", a->o.out);
+        say(a, "  %s/adapter.gguf   the adapter for llama.cpp\n", a->o.output.folder);
     }
     char saved[PATH_SIZE];
     out_path(a, "best/adapter_config.json", saved);
     const history* h = &a->history;
-    if (a->o.keep_best && h->kept_step > 0 && !a->folder.best_lost && path_exists(saved)) {
+    if (a->o.eval.keep_best && h->kept_step > 0 && !a->folder.best_lost && path_exists(saved)) {
         say(a,
             "  %s/best           the adapter of step %lld, with the lowest held-out loss%s, %.4f\n",
-            a->o.out, (long long)h->kept_step,
+            a->o.output.folder, (long long)h->kept_step,
             h->kept_step == h->best_step ? "" : " since --keep-best", h->kept_loss);
     }
     say(a,
         "  %s/training.html  page with plots, samples and settings\n"
         "  %s/training.svg   plot of the run\n"
         "  %s/log.jsonl      metrics, one line per step\n",
-        a->o.out, a->o.out, a->o.out);
+        a->o.output.folder, a->o.output.folder, a->o.output.folder);
     if (a->o.demo) {
-        say(a, "  %s/model          the model\n", a->o.out);
+        say(a, "  %s/model          the model\n", a->o.output.folder);
     }
     say(a, "\n");
     try_print(a);
@@ -393,16 +395,18 @@ static void summary_print(app* a) {
                 (long long)a->plan.config.vocab);
         }
         say(a, "%s  model = PeftModel.from_pretrained(base, \"%s/adapter\")\n",
-            a->plan.config.vocab > a->plan.base_vocab ? "          " : "PEFT:     ", a->o.out);
+            a->plan.config.vocab > a->plan.base_vocab ? "          " : "PEFT:     ",
+            a->o.output.folder);
         if (!a->no_gguf) {
-            say(a, "llama.cpp:  llama-cli -m BASE.gguf --lora %s/adapter.gguf\n", a->o.out);
+            say(a, "llama.cpp:  llama-cli -m BASE.gguf --lora %s/adapter.gguf\n",
+                a->o.output.folder);
         }
-        if (a->o.rope_scale != NULL) { // neither reads it from the adapter
+        if (a->o.model.rope_scale != NULL) { // neither reads it from the adapter
             say(a,
                 "note: the adapter was trained with --rope-scale %s, and its base needs the same "
                 "scaling:\n      rope_scaling in the config of the base for PEFT; --rope-scaling, "
                 "--rope-scale and, for yarn,\n      --yarn-orig-ctx for llama.cpp\n",
-                a->o.rope_scale);
+                a->o.model.rope_scale);
         }
     }
 }

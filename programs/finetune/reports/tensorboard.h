@@ -29,8 +29,8 @@ static bool events_ours(app* a) {
     blob text;
     memset(&text, 0, sizeof text);
     out_path(a, EVENTS_OWNER, path);
-    bool ours = blob_read_path(&text, path) == 0 && text.count == strlen(a->o.tensorboard) &&
-                memcmp(text.data, a->o.tensorboard, text.count) == 0;
+    bool ours = blob_read_path(&text, path) == 0 && text.count == strlen(a->o.output.tensorboard) &&
+                memcmp(text.data, a->o.output.tensorboard, text.count) == 0;
     blob_free(&text);
     return ours;
 }
@@ -64,34 +64,34 @@ static bool events_settings(app* a, blob* out) {
 // exists cannot belong to this run.
 static bool events_open(app* a) {
     growing* g = &a->folder.events;
-    if (a->o.tensorboard == NULL) {
+    if (a->o.output.tensorboard == NULL) {
         return true;
     }
-    if (strlen(a->o.tensorboard) + 64 > PATH_SIZE) {
+    if (strlen(a->o.output.tensorboard) + 64 > PATH_SIZE) {
         return error_set(a->error, "--tensorboard: the path is longer than %d characters",
                          PATH_SIZE - 64);
     }
-    snprintf(g->path, sizeof g->path, "%s/" EVENTS_NAME, a->o.tensorboard);
-    a->folder.events_parents = folder_parents(a->o.tensorboard);
-    a->folder.events_folder_made = !path_exists(a->o.tensorboard);
-    int code = a->files.make_dir(a->o.tensorboard, a->files.user);
+    snprintf(g->path, sizeof g->path, "%s/" EVENTS_NAME, a->o.output.tensorboard);
+    a->folder.events_parents = folder_parents(a->o.output.tensorboard);
+    a->folder.events_folder_made = !path_exists(a->o.output.tensorboard);
+    int code = a->files.make_dir(a->o.output.tensorboard, a->files.user);
     if (code != 0) {
-        return error_set(a->error, "--tensorboard: cannot create %s: %s", a->o.tensorboard,
+        return error_set(a->error, "--tensorboard: cannot create %s: %s", a->o.output.tensorboard,
                          strerror(code));
     }
     bool exists = path_exists(g->path);
-    if (exists && !events_ours(a) && a->o.resume != RESUME_NEVER) {
+    if (exists && !events_ours(a) && a->o.output.resume != RESUME_NEVER) {
         return error_set(a->error,
                          "--tensorboard %s has the events of another run; use a different folder, "
                          "or --resume never to replace them",
-                         a->o.tensorboard);
+                         a->o.output.tensorboard);
     }
     a->folder.events_made = !exists;
     if (!a->resuming && exists && remove(g->path) != 0) {
         return error_set(a->error, "--tensorboard: cannot replace %.800s: %s", g->path,
                          strerror(errno));
     }
-    if (!file_replace(a, EVENTS_OWNER, a->o.tensorboard, strlen(a->o.tensorboard)) ||
+    if (!file_replace(a, EVENTS_OWNER, a->o.output.tensorboard, strlen(a->o.output.tensorboard)) ||
         !events_trim(a) || !growing_flush(a, g)) {
         return false;
     }
@@ -118,7 +118,7 @@ static void events_point(app* a, const point* p) {
     blob summary;
     bool ok = true;
     memset(&summary, 0, sizeof summary);
-    if (a->o.tensorboard == NULL) {
+    if (a->o.output.tensorboard == NULL) {
         return;
     }
     for (int i = 0; ok && i < TRACES; i++) {
@@ -134,7 +134,7 @@ static void events_samples(app* a, int64_t step) {
     blob summary;
     bool ok = true;
     memset(&summary, 0, sizeof summary);
-    if (a->o.tensorboard == NULL) {
+    if (a->o.output.tensorboard == NULL) {
         return;
     }
     for (size_t i = 0; ok && i < a->prompts.count; i++) {

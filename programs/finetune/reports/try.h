@@ -102,8 +102,9 @@ static void put_question(const app* a, blob* out) {
     memset(&text, 0, sizeof text);
     if (data_talks(a)) {
         put(out, " --chat");
-    } else if (o->prompt != NULL || o->sample_prompts.count > 0) {
-        put_option(out, "prompt", o->prompt != NULL ? o->prompt : o->sample_prompts.items[0]);
+    } else if (o->sampling.prompt != NULL || o->sampling.prompts.count > 0) {
+        put_option(out, "prompt",
+                   o->sampling.prompt != NULL ? o->sampling.prompt : o->sampling.prompts.items[0]);
     } else if (data_prompt(a, &text)) {
         put(out, " --prompt ");
         put_word(out, text.data, text.count);
@@ -119,15 +120,16 @@ static void try_print(app* a) {
     blob line;
     memset(&line, 0, sizeof line);
     bool there = put_generate(a, &line);
-    put_option(&line, "model", o->demo ? a->demo_dir : o->model);
+    put_option(&line, "model", o->demo ? a->demo_dir : o->model.path);
     out_path(a, "adapter", adapter);
     put_option(&line, "adapter", adapter);
-    if (o->base != QLORA_BASE_NF4) {
+    if (o->model.base != QLORA_BASE_NF4) {
         put_setting(a, &line, "base");
     }
     put_setting(a, &line, "rope-scale");
     put_setting(a, &line, "quantised-dir");
-    put(&line, o->keep_quantised && o->quantised_dir == NULL ? " --keep-quantised" : "");
+    put(&line,
+        o->model.keep_quantised && o->model.quantised_dir == NULL ? " --keep-quantised" : "");
     put_question(a, &line);
     if (line.data != NULL && blob_add(&line, "", 1)) {
         say(a, "Try it%s:  %s\n", there ? "" : ", once generate is built", line.data);

@@ -7,25 +7,26 @@
 
 // The defaults of a demo, for options that were not given.
 static void demo_defaults(options* o) {
-    o->out = o->out != NULL ? o->out : "demo-out";
-    o->template_name = o->template_name != NULL ? o->template_name : "plain";
-    o->prompt = o->prompt != NULL ? o->prompt : "3 and 4 is";
+    o->output.folder = o->output.folder != NULL ? o->output.folder : "demo-out";
+    o->data.template_name = o->data.template_name != NULL ? o->data.template_name : "plain";
+    o->sampling.prompt = o->sampling.prompt != NULL ? o->sampling.prompt : "3 and 4 is";
     if (!samples_wanted(o)) {
-        o->sample_prompts.items[o->sample_prompts.count++] = o->prompt; // for the page
+        o->sampling.prompts.items[o->sampling.prompts.count++] = o->sampling.prompt; // for the page
     }
-    whole_default(&o->sample_tokens, 0, 32);
-    o->train_norms = true;
-    whole_default(&o->rank, 0, 64); // the model's width: the adapters can become any weights
-    real_default(&o->alpha, 0.0, 64.0);
-    real_default(&o->lr, -1.0, 1e-2);
-    real_default(&o->beta2, -1.0, 0.98);
-    whole_default(&o->steps, 0, o->epochs > 0.0 ? 0 : 200);
-    whole_default(&o->warmup, -1, 10);
-    whole_default(&o->length, 0, 64);
-    whole_default(&o->tokens, 0, o->length > 512 ? o->length : 512);
-    whole_default(&o->accumulate, 0, 1);
-    real_default(&o->eval, -1.0, 20.0);
-    whole_default(&o->eval_every, 0, 40);
+    whole_default(&o->sampling.tokens, 0, 32);
+    o->adapter.train_norms = true;
+    whole_default(&o->adapter.rank, 0,
+                  64); // the model's width: the adapters can become any weights
+    real_default(&o->adapter.alpha, 0.0, 64.0);
+    real_default(&o->optimizer.lr, -1.0, 1e-2);
+    real_default(&o->optimizer.beta2, -1.0, 0.98);
+    whole_default(&o->training.steps, 0, o->training.epochs > 0.0 ? 0 : 200);
+    whole_default(&o->optimizer.warmup, -1, 10);
+    whole_default(&o->data.length, 0, 64);
+    whole_default(&o->training.tokens, 0, o->data.length > 512 ? o->data.length : 512);
+    whole_default(&o->training.accumulate, 0, 1);
+    real_default(&o->eval.share, -1.0, 20.0);
+    whole_default(&o->eval.every, 0, 40);
 }
 
 static void demo_config(qlora_model_config* c) {
@@ -82,7 +83,7 @@ static bool demo_data(app* a) {
     blob json;
     memset(&json, 0, sizeof json);
     for (uint64_t i = 0; i < DEMO_SAMPLES; i++) {
-        uint64_t r = mix(i + 1000 * (uint64_t)a->o.seed);
+        uint64_t r = mix(i + 1000 * (uint64_t)a->o.training.seed);
         int first = 1 + (int)(r % 4);
         int second = 1 + (int)(r / 4 % 4);
         put(&json, "{\"text\": \"%d and %d is %d, said the %s %s.\"}\n", first, second,
@@ -153,9 +154,9 @@ static bool demo_weights_write(app* a) {
     memset(&file, 0, sizeof file);
     put(&header, "{");
     demo_tensor(&header, &data, "model.embed_tokens.weight", c->vocab, c->hidden,
-                (uint64_t)a->o.seed);
+                (uint64_t)a->o.training.seed);
     for (int64_t i = 0; i < c->layers; i++) {
-        demo_layer(c, i, (uint64_t)a->o.seed, &header, &data);
+        demo_layer(c, i, (uint64_t)a->o.training.seed, &header, &data);
     }
     demo_tensor(&header, &data, "model.norm.weight", c->hidden, 0, 0);
     put(&header, "}");
@@ -216,9 +217,9 @@ static bool demo_model_ours(app* a, bool* there) {
     bool ours = *there && strstr(config.data, DEMO_MARK) != NULL;
     blob_free(&config);
     for (size_t i = 0; i < sizeof demo_files / sizeof demo_files[0]; i++) {
-        if (ok && !ours && !file_missing(a->o.out, demo_files[i])) {
+        if (ok && !ours && !file_missing(a->o.output.folder, demo_files[i])) {
             return error_set(a->error, "--out %s: %s is not the demo's; choose another folder",
-                             a->o.out, demo_files[i]);
+                             a->o.output.folder, demo_files[i]);
         }
     }
     return ok;

@@ -78,7 +78,7 @@ static bool estimate_make(app* a, estimate* e) {
     e->rates[0] = probe_rate(a, QLORA_F32);
     e->rates[1] = probe_rate(a, QLORA_BF16);
     e->steps = a->progress.total_steps - a->progress.step;
-    e->evals = evals_left(a, interval(a, a->o.eval_every));
+    e->evals = evals_left(a, interval(a, a->o.eval.every));
     e->step_work = step_work(a);
     for (size_t p = 0; p < a->progress.eval_packs.count; p++) {
         e->eval_work += 0.5 * pack_flop(a, &a->data.eval, &a->progress.eval_packs, p);
@@ -116,8 +116,9 @@ static void estimate_advise(app* a, const estimate* e, double seconds) {
     char fewer[64];
     char evals[64];
     int64_t steps = e->steps;
-    if (o->steps == 0 && o->epochs > 1.0 && a->progress.step == 0) { // the first epoch
-        steps = (int64_t)((double)a->progress.total_steps / o->epochs);
+    if (o->training.steps == 0 && o->training.epochs > 1.0 &&
+        a->progress.step == 0) { // the first epoch
+        steps = (int64_t)((double)a->progress.total_steps / o->training.epochs);
     }
     int64_t short_steps = (int64_t)((double)e->steps * ESTIMATE_LONG / seconds);
     int64_t halves = (a->progress.total_steps + 1) / 2;
@@ -128,7 +129,7 @@ static void estimate_advise(app* a, const estimate* e, double seconds) {
         bool can;
         double seconds;
     } rows[] = {
-        {"--mode bf16", !bf16 && o->mode == QLORA_MODE_F32 && a->progress.step == 0,
+        {"--mode bf16", !bf16 && o->model.mode == QLORA_MODE_F32 && a->progress.step == 0,
          estimate_seconds(e, true, e->steps, e->evals)},
         {evals, e->evals > 3, estimate_seconds(e, bf16, e->steps, evals_left(a, halves))},
         {"--epochs 1", steps < e->steps, estimate_seconds(e, bf16, steps, e->evals)},

@@ -264,7 +264,7 @@ static bool job_object(job_list* l, job* j, json_reader* r, char error[1024]) {
     if (!ok) {
         return false;
     }
-    if (j->a.o.length == OPTION_MAX) {
+    if (j->a.o.data.length == OPTION_MAX) {
         return error_set(error, "length: a number was expected");
     }
     return j->name[0] != '\0' || error_set(error, "name is missing");
@@ -275,24 +275,24 @@ static bool job_check(const options* o, char error[1024]) {
     const struct {
         const char* name;
         bool given;
-    } rows[] = {{"method dpo and kto", method_of(o->method)->preferences},
-                {"adapter", o->adapter != NULL},
-                {"dora", o->dora},
-                {"save-modules", o->save_modules != 0},
-                {"train-tokens", o->train_tokens != NULL},
-                {"add-tokens", o->add_tokens != NULL},
-                {"train-norms", o->train_norms},
-                {"dropout", o->dropout > 0.0},
-                {"neftune", o->neftune > 0.0},
-                {"mode fp8", o->mode == QLORA_MODE_FP8},
-                {"ranks", o->ranks > 1},
+    } rows[] = {{"method dpo and kto", method_of(o->method.kind)->preferences},
+                {"adapter", o->adapter.from != NULL},
+                {"dora", o->adapter.dora},
+                {"save-modules", o->adapter.save_modules != 0},
+                {"train-tokens", o->adapter.train_tokens != NULL},
+                {"add-tokens", o->adapter.add_tokens != NULL},
+                {"train-norms", o->adapter.train_norms},
+                {"dropout", o->adapter.dropout > 0.0},
+                {"neftune", o->training.neftune > 0.0},
+                {"mode fp8", o->model.mode == QLORA_MODE_FP8},
+                {"ranks", o->machine.ranks > 1},
                 {"demo", o->demo},
-                {"prompt", o->prompt != NULL},
-                {"tensorboard", o->tensorboard != NULL},
-                {"eval-only", o->eval_only},
+                {"prompt", o->sampling.prompt != NULL},
+                {"tensorboard", o->output.tensorboard != NULL},
+                {"eval-only", o->eval.only},
                 {"doctor", o->doctor},
                 {"json", o->json},
-                {"length max", o->length == OPTION_MAX}};
+                {"length max", o->data.length == OPTION_MAX}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (rows[i].given) {
             return error_set(error, "--%s cannot be used with --jobs", rows[i].name);
@@ -321,9 +321,9 @@ static bool job_open(job_list* l, json_reader* r, char error[1024]) {
         return false;
     }
     j->a.job = j->name;
-    int n = snprintf(j->out, sizeof j->out, "%s/%s", l->base->o.out, j->name);
-    j->a.o.out = j->out;
-    j->a.steps_and_epochs = j->a.o.steps > 0 && j->a.o.epochs > 0.0;
+    int n = snprintf(j->out, sizeof j->out, "%s/%s", l->base->o.output.folder, j->name);
+    j->a.o.output.folder = j->out;
+    j->a.steps_and_epochs = j->a.o.training.steps > 0 && j->a.o.training.epochs > 0.0;
     if (n < 0 || n >= PATH_SIZE - 64) {
         return error_set(error, "--out is too long");
     }
@@ -344,7 +344,7 @@ static bool jobs_inputs_check(const job_list* l, char error[1024]) {
     const job* reader = NULL;
     for (size_t i = 0; i < l->count; i++) {
         const options* o = &l->data[i]->a.o;
-        const option_texts* lists[2] = {&o->data, &o->eval_data};
+        const option_texts* lists[2] = {&o->data.files, &o->data.eval_files};
         for (int64_t k = 0; k < lists[0]->count + lists[1]->count; k++) {
             const char* path =
                 k < lists[0]->count ? lists[0]->items[k] : lists[1]->items[k - lists[0]->count];
@@ -368,7 +368,7 @@ static bool jobs_read(job_list* l) {
     blob text;
     char why[1024] = "";
     memset(&text, 0, sizeof text);
-    if (a->o.out == NULL) {
+    if (a->o.output.folder == NULL) {
         return error_set(a->error, "--out DIR is required: every job has a folder in it");
     }
     if (!job_check(&a->o, a->error)) {
@@ -411,7 +411,7 @@ static bool job_prepare(job_list* l, job* j) {
     app* a = &j->a;
     a->ctx = l->base->ctx;
     a->files = l->base->files;
-    a->o.mode = l->base->o.mode; // they share the model
+    a->o.model.mode = l->base->o.model.mode; // they share the model
     if (!model_describe(a) || !lengths_choose(a)) {
         return false;
     }
@@ -420,8 +420,9 @@ static bool job_prepare(job_list* l, job* j) {
         return false;
     }
     a->train_desc.total_steps = a->progress.total_steps;
-    a->train_desc.warmup_steps =
-        a->o.warmup >= 0 ? a->o.warmup : (a->progress.total_steps * 3 + 99) / 100;
+    a->train_desc.warmup_steps = a->o.optimizer.warmup >= 0
+                                     ? a->o.optimizer.warmup
+                                     : (a->progress.total_steps * 3 + 99) / 100;
     return true;
 }
 
@@ -456,7 +457,7 @@ static bool jobs_prepare(job_list* l) {
     for (size_t i = 0; i < l->count && !base->parts.mode_kept; i++) {
         mode_keep(&l->data[i]->a);
         base->parts.mode_kept = l->data[i]->a.parts.mode_kept;
-        base->o.mode = l->data[i]->a.o.mode;
+        base->o.model.mode = l->data[i]->a.o.model.mode;
     }
     if (!context_open(base)) {
         return false;
@@ -469,8 +470,8 @@ static bool jobs_prepare(job_list* l) {
     jobs_describe(l);
     qlora_plan_desc budget;
     memset(&budget, 0, sizeof budget);
-    budget.bytes = (uint64_t)base->o.memory;
-    budget.host_bytes = (uint64_t)base->o.host_budget;
+    budget.bytes = (uint64_t)base->o.machine.memory;
+    budget.host_bytes = (uint64_t)base->o.machine.host_budget;
     qlora_result result = qlora_plan_make(base->ctx, &l->model_desc, &budget, &base->plan);
     return lib(base, result,
                result == QLORA_ERR_DEVICE_MEMORY ? "not enough memory" : "planning the memory");
@@ -612,10 +613,10 @@ static bool job_record(job_list* l, size_t i, const qlora_train_info* info, doub
         return false;
     }
     best_save(a);
-    if (job_goes_on(j) && a->progress.step % interval(a, a->o.save_every) == 0) {
+    if (job_goes_on(j) && a->progress.step % interval(a, a->o.output.save_every) == 0) {
         bear(a, TOLD_CHECKPOINT, checkpoint_save(a));
     }
-    if (a->o.snapshot_every > 0 && a->progress.step % a->o.snapshot_every == 0) {
+    if (a->o.output.snapshot_every > 0 && a->progress.step % a->o.output.snapshot_every == 0) {
         bear(a, TOLD_SNAPSHOT, snapshot_save(a));
     }
     return true;
@@ -671,19 +672,19 @@ static void job_tell(job* j) {
     char held[64] = "";
     if (j->over || job_goes_on(j) || a->eval_cut) {
         say(a, "stopped after step %lld of %lld and saved to %s\n", (long long)a->progress.step,
-            (long long)a->progress.total_steps, a->o.out);
+            (long long)a->progress.total_steps, a->o.output.folder);
         return;
     }
     if (a->progress.step < a->progress.total_steps) {
         say(a, "stopped early: the held-out loss has not fallen for %lld evaluations\n",
-            (long long)a->o.patience);
+            (long long)a->o.eval.patience);
     }
     if (known(a->progress.last_eval)) {
         snprintf(held, sizeof held, "held out %.4f -> %.4f; ", a->progress.first_eval,
                  a->progress.last_eval);
     }
     say(a, "%lld steps, %s tokens; %ssaved to %s\n", (long long)a->progress.step,
-        short_number((double)a->progress.tokens_seen, tokens), held, a->o.out);
+        short_number((double)a->progress.tokens_seen, tokens), held, a->o.output.folder);
     try_print(a);
 }
 

@@ -8,7 +8,7 @@
 // that is too long is cut, but never to nothing.
 static int32_t mismatched_length(const app* a, const sample* prompt, const sample* answer) {
     int64_t length = (int64_t)prompt->prompt + answer->length - answer->prompt;
-    return (int32_t)(length < a->o.length ? length : a->o.length);
+    return (int32_t)(length < a->o.data.length ? length : a->o.data.length);
 }
 
 static bool mismatched_add(app* a, const input_list* list, const sample* prompt,
@@ -221,7 +221,7 @@ static bool references_train(app* a) {
 // What preferences need of the base before the first step: with --reference precompute, the
 // log-probabilities of the training data; those of the held-out samples in any case.
 static bool references_make(app* a) {
-    const method_row* method = method_of(a->o.method);
+    const method_row* method = method_of(a->o.method.kind);
     if (!method->preferences) {
         return true;
     }
@@ -233,7 +233,7 @@ static bool references_make(app* a) {
     ok = together(a, ok) &&
          logps_find(a, &a->data.eval, &a->progress.eval_packs, "evaluating", r->eval) &&
          (!method->mismatched || logps_mismatched(a, r->eval_mismatched)) &&
-         (a->o.reference != REFERENCE_PRECOMPUTE || references_train(a));
+         (a->o.method.reference != REFERENCE_PRECOMPUTE || references_train(a));
     return lib(a, qlora_adapter_use(a->model, true), "switching the adapter on") && ok;
 }
 
@@ -252,14 +252,15 @@ static double log_logistic(double x) {
 
 // The loss of a pair, without the likelihood term. r: of its two texts.
 static double pair_loss(const app* a, const double* r) {
-    double x = a->o.beta * (r[0] - r[1]);
-    return -(1.0 - a->o.label_smoothing) * log_logistic(x) -
-           a->o.label_smoothing * log_logistic(-x);
+    double x = a->o.method.beta * (r[0] - r[1]);
+    return -(1.0 - a->o.method.label_smoothing) * log_logistic(x) -
+           a->o.method.label_smoothing * log_logistic(-x);
 }
 
 static double judged_loss(const app* a, const sample* s, double r, double kl) {
-    double x = a->o.beta * (s->desirable ? r - kl : kl - r);
-    return (s->desirable ? a->o.desirable_weight : a->o.undesirable_weight) / (1.0 + exp(x));
+    double x = a->o.method.beta * (s->desirable ? r - kl : kl - r);
+    return (s->desirable ? a->o.method.desirable_weight : a->o.method.undesirable_weight) /
+           (1.0 + exp(x));
 }
 
 // The share of samples that the model orders as it should.
@@ -291,14 +292,14 @@ static bool preference_evaluate(app* a, double* loss, double* accuracy) {
     double labels = 0.0;
     double* r = (double*)take(a, a->data.eval.count * texts, sizeof *r);
     bool ok = together(a, r != NULL);
-    if (ok && method_of(a->o.method)->mismatched) {
+    if (ok && method_of(a->o.method.kind)->mismatched) {
         ok = logps_mismatched(a, r);
         for (size_t i = 0; ok && i < a->data.eval.count; i++) {
             kl += (r[i] - a->references.eval_mismatched[i]) / (double)a->data.eval.count;
         }
     }
     ok = ok && logps_find(a, &a->data.eval, &a->progress.eval_packs, "evaluating", r) &&
-         (a->o.sft_alpha == 0.0 || chosen_labels(a, &labels));
+         (a->o.method.sft_alpha == 0.0 || chosen_labels(a, &labels));
     *loss = 0.0;
     *accuracy = 0.0;
     for (size_t i = 0; ok && i < a->data.eval.count; i++) {
@@ -311,7 +312,7 @@ static bool preference_evaluate(app* a, double* loss, double* accuracy) {
         *accuracy += preference_right(a, &a->data.eval.data[i], r + i * texts);
     }
     *loss /= (double)a->data.eval.count;
-    *loss += labels > 0.0 ? a->o.sft_alpha * nll / labels : 0.0;
+    *loss += labels > 0.0 ? a->o.method.sft_alpha * nll / labels : 0.0;
     *accuracy /= (double)a->data.eval.count;
     free(r);
     return ok;

@@ -58,9 +58,9 @@ static bool prompt_fits(app* a, const sample_prompt* p, const char* what) {
                              (int)p->ids.data[i], (long long)a->config.vocab - 1);
         }
     }
-    return (int64_t)p->ids.count < a->o.length ||
+    return (int64_t)p->ids.count < a->o.data.length ||
            error_set(a->error, "%s: the prompt has %zu tokens; --length %lld allows %lld", what,
-                     p->ids.count, (long long)a->o.length, (long long)a->o.length - 1);
+                     p->ids.count, (long long)a->o.data.length, (long long)a->o.data.length - 1);
 }
 
 // A text to continue as it is, after BOS.
@@ -148,28 +148,28 @@ static bool prompts_open(app* a) {
     const options* o = &a->o;
     size_t longest = 0;
     a->prompts.step = -1;
-    if (a->tok == NULL || o->doctor || o->eval_only) {
+    if (a->tok == NULL || o->doctor || o->eval.only) {
         return true;
     }
-    for (int64_t i = 0; i < o->sample_prompts.count; i++) {
-        const char* text = o->sample_prompts.items[i];
+    for (int64_t i = 0; i < o->sampling.prompts.count; i++) {
+        const char* text = o->sampling.prompts.items[i];
         if (!prompt_plain(a, "--sample-prompt", text, strlen(text))) {
             return false;
         }
     }
-    for (int64_t i = 0; i < o->sample_messages.count; i++) {
-        if (!prompt_message(a, "--sample-message", o->sample_messages.items[i])) {
+    for (int64_t i = 0; i < o->sampling.messages.count; i++) {
+        if (!prompt_message(a, "--sample-message", o->sampling.messages.items[i])) {
             return false;
         }
     }
-    if (o->sample_file != NULL && !prompts_file(a, o->sample_file)) {
+    if (o->sampling.file != NULL && !prompts_file(a, o->sampling.file)) {
         return false;
     }
     for (size_t i = 0; i < a->prompts.count; i++) {
         longest = a->prompts.data[i].ids.count > longest ? a->prompts.data[i].ids.count : longest;
     }
-    int64_t need = (int64_t)longest + o->sample_tokens;
-    need = need < o->length ? need : o->length;
+    int64_t need = (int64_t)longest + o->sampling.tokens;
+    need = need < o->data.length ? need : o->data.length;
     if (a->prompts.count > 0 && need > a->model_desc.generate_tokens) {
         a->model_desc.generate_tokens = need;
     }
@@ -247,9 +247,9 @@ static bool answer_make(app* a, sample_prompt* p, blob* out) {
     int64_t room = a->model_desc.generate_tokens - (int64_t)p->ids.count;
     desc.prompt = p->ids.data;
     desc.prompt_tokens = (int64_t)p->ids.count;
-    desc.max_tokens = a->o.sample_tokens < room ? a->o.sample_tokens : room;
-    desc.temperature = (float)a->o.sample_temperature;
-    desc.seed = (uint64_t)a->o.seed;
+    desc.max_tokens = a->o.sampling.tokens < room ? a->o.sampling.tokens : room;
+    desc.temperature = (float)a->o.sampling.temperature;
+    desc.seed = (uint64_t)a->o.training.seed;
     desc.stops = stops;
     desc.stop_count = stops_find(a, stops);
     bool ok = lib(a, qlora_generate(a->model, &desc, token_take, &taken), "generating a sample") &&

@@ -17,7 +17,7 @@ static bool run_options(app* a, options* then) {
     memset(&text, 0, sizeof text);
     options_clear(then);
     set.values = then;
-    if (a->o.out == NULL || a->o.resume == RESUME_NEVER) {
+    if (a->o.output.folder == NULL || a->o.output.resume == RESUME_NEVER) {
         return false;
     }
     out_path(a, "checkpoint/latest", path);
@@ -34,8 +34,8 @@ static bool run_options(app* a, options* then) {
 // --mode auto of a run that is resumed is the mode that it has.
 static void mode_keep(app* a) {
     options then;
-    if (a->o.mode == QLORA_MODE_AUTO && !a->o.eval_only && run_options(a, &then)) {
-        a->o.mode = then.mode;
+    if (a->o.model.mode == QLORA_MODE_AUTO && !a->o.eval.only && run_options(a, &then)) {
+        a->o.model.mode = then.model.mode;
         a->parts.mode_kept = true;
     }
 }
@@ -45,17 +45,17 @@ static void mode_keep(app* a) {
 static void mode_choose(app* a) {
     char capability[64];
     char text[4096];
-    if (a->o.mode != QLORA_MODE_AUTO || a->parts.mode_kept || a->o.eval_only) {
+    if (a->o.model.mode != QLORA_MODE_AUTO || a->parts.mode_kept || a->o.eval.only) {
         return;
     }
     if (qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU) {
         bool fast = cpu_has_bf16(a->ctx) && !a->o.demo && a->ranks.world <= 1;
-        a->o.mode = fast ? QLORA_MODE_BF16 : QLORA_MODE_F32;
+        a->o.model.mode = fast ? QLORA_MODE_BF16 : QLORA_MODE_F32;
         return;
     }
     qlora_describe(a->ctx, text, sizeof text);
     described(text, "compute capability ", capability);
-    a->o.mode = atof(capability) >= 8.0 ? QLORA_MODE_BF16 : QLORA_MODE_F32;
+    a->o.model.mode = atof(capability) >= 8.0 ? QLORA_MODE_BF16 : QLORA_MODE_F32;
 }
 
 static bool context_open(app* a) {
@@ -64,14 +64,16 @@ static bool context_open(app* a) {
     memset(&desc, 0, sizeof desc);
     mode_keep(a);
     // A device that was asked for is required.
-    desc.require_backend = a->o.device >= 0 ? QLORA_BACKEND_CUDA : (qlora_backend)a->o.backend;
-    desc.device = a->o.device >= 0 ? (int32_t)a->o.device : 0;
-    bool own = a->ranks.world > 1 && a->o.device < 0 && a->o.backend != QLORA_BACKEND_CPU;
+    desc.require_backend =
+        a->o.machine.device >= 0 ? QLORA_BACKEND_CUDA : (qlora_backend)a->o.machine.backend;
+    desc.device = a->o.machine.device >= 0 ? (int32_t)a->o.machine.device : 0;
+    bool own =
+        a->ranks.world > 1 && a->o.machine.device < 0 && a->o.machine.backend != QLORA_BACKEND_CPU;
     if (own) { // one GPU per process
         desc.device = local_device(a);
         desc.require_backend = QLORA_BACKEND_CUDA;
     }
-    desc.threads = (int32_t)a->o.threads;
+    desc.threads = (int32_t)a->o.machine.threads;
 #ifndef _WIN32
     if (desc.threads == 0 &&
         a->ranks.local_world > 1) { // the processes of a machine share its cores
@@ -79,12 +81,12 @@ static bool context_open(app* a) {
         desc.threads = (int32_t)(cores < 1 ? 1 : cores > 64 ? 64 : cores);
     }
 #endif
-    desc.math = a->o.mode == MODE_TF32 ? QLORA_MATH_TF32 : QLORA_MATH_F32;
+    desc.math = a->o.model.mode == MODE_TF32 ? QLORA_MATH_TF32 : QLORA_MATH_F32;
     desc.log = a->o.verbose ? qlora_log_stderr : NULL;
     desc.error_text = why;
     desc.error_text_size = sizeof why;
     qlora_result made = qlora_ctx_create(&desc, &a->ctx);
-    if (made != QLORA_OK && own && a->o.backend == QLORA_BACKEND_ANY) {
+    if (made != QLORA_OK && own && a->o.machine.backend == QLORA_BACKEND_ANY) {
         const char* count = strstr(why, "the driver reports"); // fewer devices than processes
         snprintf(a->ranks.no_gpu, sizeof a->ranks.no_gpu, "device %d: %.230s", (int)desc.device,
                  count != NULL ? count : message_text(why));
@@ -93,13 +95,14 @@ static bool context_open(app* a) {
         made = qlora_ctx_create(&desc, &a->ctx);
     }
     if (made != QLORA_OK) {
-        return a->o.device >= 0 ? error_set(a->error, "--device %lld: %s", (long long)a->o.device,
-                                            message_text(why))
-                                : error_set(a->error, "%s", message_text(why));
+        return a->o.machine.device >= 0
+                   ? error_set(a->error, "--device %lld: %s", (long long)a->o.machine.device,
+                               message_text(why))
+                   : error_set(a->error, "%s", message_text(why));
     }
     // The CPU computes FP8 products one by one, as a reference: only on request.
-    if (a->o.mode == QLORA_MODE_FP8 && qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU &&
-        a->o.backend != QLORA_BACKEND_CPU && !a->o.plan && !a->o.doctor) {
+    if (a->o.model.mode == QLORA_MODE_FP8 && qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU &&
+        a->o.machine.backend != QLORA_BACKEND_CPU && !a->o.plan && !a->o.doctor) {
         return error_set(a->error,
                          "--mode fp8 needs a GPU of compute capability 9.0 (%s); use --mode f32 or "
                          "auto",
@@ -122,35 +125,36 @@ static bool model_describe(app* a) {
         d->config = &a->config;
         d->weight_std = (float)DEMO_STD;
     } else {
-        d->dir = o->model;
-        d->rope_scale = o->rope_scale;
-        if (!lib(a, qlora_config_read(a->ctx, o->model, &a->config), "--model") ||
-            (o->rope_scale != NULL &&
-             !lib(a, qlora_config_scale(a->ctx, o->rope_scale, &a->config), "--model"))) {
+        d->dir = o->model.path;
+        d->rope_scale = o->model.rope_scale;
+        if (!lib(a, qlora_config_read(a->ctx, o->model.path, &a->config), "--model") ||
+            (o->model.rope_scale != NULL &&
+             !lib(a, qlora_config_scale(a->ctx, o->model.rope_scale, &a->config), "--model"))) {
             return false;
         }
     }
-    d->seed = (uint64_t)o->seed;
-    d->base = (qlora_base_format)o->base;
-    d->head = (qlora_head_format)o->head;
-    d->mode = o->mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->mode;
-    d->adapter = o->adapter;
-    d->rank = (int32_t)o->rank;
-    d->alpha = (float)o->alpha;
-    d->rslora = o->rslora;
-    d->dropout = (float)o->dropout;
-    d->targets = (uint32_t)o->targets;
-    d->train_norms = o->train_norms;
-    d->dora = o->dora;
-    d->save_modules = (uint32_t)o->save_modules; // none, embed, head, both: the bits of qlora_save
+    d->seed = (uint64_t)o->training.seed;
+    d->base = (qlora_base_format)o->model.base;
+    d->head = (qlora_head_format)o->model.head;
+    d->mode = o->model.mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->model.mode;
+    d->adapter = o->adapter.from;
+    d->rank = (int32_t)o->adapter.rank;
+    d->alpha = (float)o->adapter.alpha;
+    d->rslora = o->adapter.rslora;
+    d->dropout = (float)o->adapter.dropout;
+    d->targets = (uint32_t)o->adapter.targets;
+    d->train_norms = o->adapter.train_norms;
+    d->dora = o->adapter.dora;
+    d->save_modules =
+        (uint32_t)o->adapter.save_modules; // none, embed, head, both: the bits of qlora_save
     d->token_rows = a->token_rows;
-    d->token_row_count = token_rows_read(o->train_tokens, a->token_rows, MAX_TOKEN_ROWS);
+    d->token_row_count = token_rows_read(o->adapter.train_tokens, a->token_rows, MAX_TOKEN_ROWS);
     if (!new_tokens_open(a)) {
         return false;
     }
-    if (o->eval_only) {
+    if (o->eval.only) {
         d->purpose = QLORA_PURPOSE_EVALUATE;
-        d->rank = o->adapter != NULL ? d->rank : -1;
+        d->rank = o->adapter.from != NULL ? d->rank : -1;
     }
     d->progress = load_progress;
     d->progress_user = a;
@@ -160,45 +164,47 @@ static bool model_describe(app* a) {
 static void train_describe(app* a) {
     const options* o = &a->o;
     qlora_model_desc* m = &a->model_desc;
-    m->tokens = o->tokens;
-    m->max_length = o->length;
+    m->tokens = o->training.tokens;
+    m->max_length = o->data.length;
     int64_t least = (int64_t)sample_texts(a); // of one micro-batch
-    m->max_sequences = o->tokens / 8 > least ? o->tokens / 8 : least;
-    m->optimizer = (qlora_optimizer)o->optimizer;
-    m->recompute = (qlora_choice)o->recompute;
-    m->cache = (qlora_choice)o->cache;
-    m->offload = (qlora_choice)o->offload;
-    m->tile = o->tile;
-    m->accumulate = o->accumulate;
-    m->keep_quantised = o->keep_quantised && a->ranks.rank == 0;
-    m->quantised_dir = o->quantised_dir;
-    m->generate_tokens = o->prompt != NULL ? (o->length < 160 ? o->length : 160) : 0;
+    m->max_sequences = o->training.tokens / 8 > least ? o->training.tokens / 8 : least;
+    m->optimizer = (qlora_optimizer)o->optimizer.kind;
+    m->recompute = (qlora_choice)o->machine.recompute;
+    m->cache = (qlora_choice)o->machine.cache;
+    m->offload = (qlora_choice)o->machine.offload;
+    m->tile = o->machine.tile;
+    m->accumulate = o->training.accumulate;
+    m->keep_quantised = o->model.keep_quantised && a->ranks.rank == 0;
+    m->quantised_dir = o->model.quantised_dir;
+    m->generate_tokens =
+        o->sampling.prompt != NULL ? (o->data.length < 160 ? o->data.length : 160) : 0;
     qlora_train_desc* d = &a->train_desc;
-    d->lr = o->lr > 0.0 ? o->lr : -1.0;
-    d->beta2 = o->beta2 > 0.0 ? o->beta2 : 1e-300; // 0 stands for the default; this computes as 0
-    d->weight_decay = o->weight_decay;
-    d->max_norm = o->max_norm > 0.0 ? o->max_norm : -1.0;
-    d->schedule = (qlora_schedule)o->schedule;
-    d->seed = (uint64_t)o->seed;
-    d->method = method_of(o->method)->method;
-    d->beta = o->beta;
-    d->label_smoothing = o->label_smoothing;
-    d->sft_alpha = o->sft_alpha;
-    d->desirable_weight = o->desirable_weight;
-    d->undesirable_weight = o->undesirable_weight;
-    d->loraplus_ratio = o->loraplus_ratio;
+    d->lr = o->optimizer.lr > 0.0 ? o->optimizer.lr : -1.0;
+    d->beta2 = o->optimizer.beta2 > 0.0 ? o->optimizer.beta2
+                                        : 1e-300; // 0 stands for the default; this computes as 0
+    d->weight_decay = o->optimizer.weight_decay;
+    d->max_norm = o->optimizer.max_norm > 0.0 ? o->optimizer.max_norm : -1.0;
+    d->schedule = (qlora_schedule)o->optimizer.schedule;
+    d->seed = (uint64_t)o->training.seed;
+    d->method = method_of(o->method.kind)->method;
+    d->beta = o->method.beta;
+    d->label_smoothing = o->method.label_smoothing;
+    d->sft_alpha = o->method.sft_alpha;
+    d->desirable_weight = o->method.desirable_weight;
+    d->undesirable_weight = o->method.undesirable_weight;
+    d->loraplus_ratio = o->optimizer.loraplus_ratio;
     memset(d->lr_factors, 0, sizeof d->lr_factors);
-    (void)lr_factors_read(o->lr_factors, d->lr_factors); // it was checked
-    d->neftune = o->neftune;
+    (void)lr_factors_read(o->optimizer.lr_factors, d->lr_factors); // it was checked
+    d->neftune = o->training.neftune;
 }
 
 // The length that --length max has chosen for the run in --out; false if there is no such run.
 static bool length_of_run(app* a) {
     options then;
-    bool found = run_options(a, &then) && then.length > 1 && then.tokens > 1;
+    bool found = run_options(a, &then) && then.data.length > 1 && then.training.tokens > 1;
     if (found) {
-        a->o.length = then.length;
-        a->o.tokens = then.tokens;
+        a->o.data.length = then.data.length;
+        a->o.training.tokens = then.training.tokens;
     }
     return found;
 }
@@ -207,7 +213,7 @@ static bool length_of_run(app* a) {
 // them has taken its memory, so each of them may have its share.
 static uint64_t host_budget(const app* a) {
     qlora_ctx_info info;
-    uint64_t budget = (uint64_t)a->o.host_budget;
+    uint64_t budget = (uint64_t)a->o.machine.host_budget;
     bool shared = a->ranks.world > 1 && a->ranks.local_world > 1;
     if (budget > 0 || !shared || qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU ||
         qlora_ctx_query(a->ctx, &info) != QLORA_OK || info.memory.host_free == 0) {
@@ -224,10 +230,10 @@ static qlora_result length_try(app* a, int64_t length, int64_t tokens) {
     qlora_plan_desc budget;
     qlora_plan plan;
     memset(&budget, 0, sizeof budget);
-    budget.bytes = (uint64_t)o->memory;
+    budget.bytes = (uint64_t)o->machine.memory;
     budget.host_bytes = host_budget(a);
-    o->length = length;
-    o->tokens = tokens;
+    o->data.length = length;
+    o->training.tokens = tokens;
     train_describe(a);
     if (samples_wanted(o) && a->model_desc.generate_tokens < length) {
         a->model_desc.generate_tokens = length;
@@ -240,18 +246,18 @@ static bool length_longest(app* a, int64_t most) {
     if (length_of_run(a)) {
         return true;
     }
-    if (a->ranks.world > 1 && o->memory <= 0) {
+    if (a->ranks.world > 1 && o->machine.memory <= 0) {
         return error_set(a->error, "--length max needs --memory with several processes, so that "
                                    "all of them choose the same length");
     }
     bool offloads =
-        o->offload != QLORA_CHOICE_OFF && qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU;
-    if (a->ranks.world > 1 && offloads && o->host_budget <= 0) {
+        o->machine.offload != QLORA_CHOICE_OFF && qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU;
+    if (a->ranks.world > 1 && offloads && o->machine.host_budget <= 0) {
         return error_set(a->error, "--length max needs --host-budget or --offload off with several "
                                    "processes, so that all of them choose the same length");
     }
     int64_t texts = (int64_t)sample_texts(a);
-    int64_t given = o->tokens;
+    int64_t given = o->training.tokens;
     int64_t room = (given != 0 ? given : (int64_t)1 << 24) / texts;
     int64_t low = 1; // fits, or is not tried
     int64_t high = most < room ? most : room;
@@ -273,24 +279,25 @@ static bool length_longest(app* a, int64_t most) {
 static bool lengths_choose(app* a) {
     options* o = &a->o;
     int64_t most = a->config.max_positions > 0 ? a->config.max_positions : INT64_MAX;
-    if (o->length == OPTION_MAX) {
+    if (o->data.length == OPTION_MAX) {
         return length_longest(a, most);
     }
-    if (o->length == 0) {
-        o->length = o->tokens != 0 && o->tokens < 1024 ? o->tokens : 1024;
-        o->length = o->length < most ? o->length : most;
+    if (o->data.length == 0) {
+        o->data.length =
+            o->training.tokens != 0 && o->training.tokens < 1024 ? o->training.tokens : 1024;
+        o->data.length = o->data.length < most ? o->data.length : most;
     }
-    if (o->length > most) {
+    if (o->data.length > most) {
         return error_set(a->error,
                          "--length (%lld) must not exceed the model's limit of %lld tokens%s",
-                         (long long)o->length, (long long)most,
-                         o->rope_scale == NULL && a->config.rope.type == QLORA_ROPE_DEFAULT
+                         (long long)o->data.length, (long long)most,
+                         o->model.rope_scale == NULL && a->config.rope.type == QLORA_ROPE_DEFAULT
                              ? "; --rope-scale extends it"
                              : "");
     }
-    if (o->tokens == 0) {
-        int64_t least = (int64_t)sample_texts(a) * o->length;
-        o->tokens = least > 4096 ? least : 4096;
+    if (o->training.tokens == 0) {
+        int64_t least = (int64_t)sample_texts(a) * o->data.length;
+        o->training.tokens = least > 4096 ? least : 4096;
     }
     return true;
 }
@@ -306,11 +313,11 @@ static void memory_small(app* a) {
     any.bytes = UINT64_MAX / 2;
     desc.recompute = desc.recompute == QLORA_CHOICE_AUTO ? QLORA_CHOICE_ON : desc.recompute;
     desc.cache = desc.cache == QLORA_CHOICE_AUTO ? QLORA_CHOICE_OFF : desc.cache;
-    if (a->o.memory > 0 && a->o.memory < 107374182 &&
+    if (a->o.machine.memory > 0 && a->o.machine.memory < 107374182 &&
         qlora_plan_make(a->ctx, &desc, &any, &plan) == QLORA_OK) {
         error_set(a->error, "not enough memory: the model needs %s, but --memory is %s",
                   short_bytes(plan.total + plan.context, need),
-                  short_bytes((uint64_t)a->o.memory, have));
+                  short_bytes((uint64_t)a->o.machine.memory, have));
     }
 }
 
@@ -324,9 +331,9 @@ static void memory_advise(app* a, const qlora_plan_desc* budget) {
     if (remedy != NULL) {
         *remedy = '\0';
     }
-    for (int64_t tokens = a->o.tokens; tokens >= 16; tokens /= 2) {
+    for (int64_t tokens = a->o.training.tokens; tokens >= 16; tokens /= 2) {
         desc.tokens = tokens;
-        desc.max_length = a->o.length < tokens ? a->o.length : tokens;
+        desc.max_length = a->o.data.length < tokens ? a->o.data.length : tokens;
         desc.max_sequences = tokens / 8;
         desc.recompute = QLORA_CHOICE_ON;
         desc.cache = QLORA_CHOICE_OFF;
@@ -348,11 +355,12 @@ static void memory_advise(app* a, const qlora_plan_desc* budget) {
 static bool plan_make(app* a) {
     qlora_plan_desc budget;
     memset(&budget, 0, sizeof budget);
-    budget.bytes = (uint64_t)a->o.memory;
+    budget.bytes = (uint64_t)a->o.machine.memory;
     budget.host_bytes = host_budget(a);
     a->train_desc.total_steps = a->progress.total_steps;
-    a->train_desc.warmup_steps =
-        a->o.warmup >= 0 ? a->o.warmup : (a->progress.total_steps * 3 + 99) / 100;
+    a->train_desc.warmup_steps = a->o.optimizer.warmup >= 0
+                                     ? a->o.optimizer.warmup
+                                     : (a->progress.total_steps * 3 + 99) / 100;
     qlora_result result = qlora_plan_make(a->ctx, &a->model_desc, &budget, &a->plan);
     bool memory = result == QLORA_ERR_DEVICE_MEMORY;
     if (!lib(a, result, memory ? "not enough memory" : "planning the memory")) {
@@ -369,11 +377,11 @@ static bool plan_make(app* a) {
 static bool prompt_check(app* a) {
     qlora_text_ids ids;
     memset(&ids, 0, sizeof ids);
-    if (a->o.prompt == NULL || a->tok == NULL) {
+    if (a->o.sampling.prompt == NULL || a->tok == NULL) {
         return true;
     }
-    bool ok = qlora_text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), QLORA_TEXT_BOS, &ids) ==
-                  QLORA_OK ||
+    bool ok = qlora_text_encode(a->tok, a->o.sampling.prompt, strlen(a->o.sampling.prompt),
+                                QLORA_TEXT_BOS, &ids) == QLORA_OK ||
               text_fail(a, "--prompt: ");
     long long limit = (long long)a->model_desc.generate_tokens - 1;
     ok =
@@ -386,31 +394,32 @@ static bool prompt_check(app* a) {
 // An adapter of --adapter that was trained on other weights has another loss here.
 static void base_note(app* a) {
     qlora_model_info info;
-    if (a->o.adapter == NULL || qlora_model_query(a->model, &info) != QLORA_OK ||
+    if (a->o.adapter.from == NULL || qlora_model_query(a->model, &info) != QLORA_OK ||
         info.trained_base[0] == '\0') {
         return;
     }
     say(a,
         "note: %s was trained on a base in %s and is used on one in %s, where its losses are "
         "others; --base %s has those of the training\n",
-        a->o.adapter, info.trained_base, info.base, info.trained_base);
+        a->o.adapter.from, info.trained_base, info.base, info.trained_base);
 }
 
 // What the options do that may not be expected is said once.
 static void notes_print(app* a) {
     const options* o = &a->o;
-    if (o->adapter != NULL && a->norms_found) {
-        say(a, "note: %s contains trained norms; they are loaded%s\n", o->adapter,
-            o->eval_only ? "" : " and trained further");
+    if (o->adapter.from != NULL && a->norms_found) {
+        say(a, "note: %s contains trained norms; they are loaded%s\n", o->adapter.from,
+            o->eval.only ? "" : " and trained further");
     }
     if (o->doctor && o->plan) {
         say(a, "note: --plan is ignored beside --doctor\n");
     }
-    if (o->doctor || o->plan || o->eval_only) {
+    if (o->doctor || o->plan || o->eval.only) {
         return;
     }
     if (a->steps_and_epochs) {
-        say(a, "note: --steps %lld overrides --epochs %g\n", (long long)o->steps, o->epochs);
+        say(a, "note: --steps %lld overrides --epochs %g\n", (long long)o->training.steps,
+            o->training.epochs);
     }
     if (a->parts.replaced != NULL) {
         say(a,
@@ -418,20 +427,21 @@ static void notes_print(app* a) {
             "first step\n",
             a->parts.replaced);
     }
-    if (o->max_norm == 0.0) {
+    if (o->optimizer.max_norm == 0.0) {
         say(a, "note: --max-norm 0: gradients are not clipped\n");
     }
-    if (o->warmup >= a->progress.total_steps && o->lr > 0.0) {
+    if (o->optimizer.warmup >= a->progress.total_steps && o->optimizer.lr > 0.0) {
         say(a,
             "note: the warm-up of %lld steps is at least as long as the training; the learning "
             "rate does not reach %g\n",
-            (long long)o->warmup, o->lr);
+            (long long)o->optimizer.warmup, o->optimizer.lr);
     }
 }
 
 // Data for --eval-only: everything is evaluated.
 static bool samples_evaluate(app* a) {
-    const option_texts* texts = a->o.eval_data.count > 0 ? &a->o.eval_data : &a->o.data;
+    const option_texts* texts =
+        a->o.data.eval_files.count > 0 ? &a->o.data.eval_files : &a->o.data.files;
     return files_take(a, texts, false, &a->data.inputs, &a->data.eval, &a->data.eval_counted);
 }
 
@@ -439,23 +449,23 @@ static bool data_prepare(app* a) {
     if (a->o.demo && !demo_tokenizer(a)) {
         return false;
     }
-    if (a->o.data.count == 0 && a->o.eval_data.count == 0 && !a->o.demo) {
+    if (a->o.data.files.count == 0 && a->o.data.eval_files.count == 0 && !a->o.demo) {
         return true;
     }
     if (!tokenizer_open(a) || (a->o.demo && !demo_data(a))) {
         return false;
     }
-    if (a->o.eval_only) {
+    if (a->o.eval.only) {
         return samples_evaluate(a);
     }
     if (!samples_open(a)) {
         return false;
     }
-    if (a->data.eval.count == 0 && (a->o.keep_best || a->o.patience > 0)) {
+    if (a->data.eval.count == 0 && (a->o.eval.keep_best || a->o.eval.patience > 0)) {
         return error_set(a->error, "--%s needs held-out samples; see --eval",
-                         a->o.keep_best ? "keep-best" : "patience");
+                         a->o.eval.keep_best ? "keep-best" : "patience");
     }
-    if (method_of(a->o.method)->mismatched &&
+    if (method_of(a->o.method.kind)->mismatched &&
         (a->data.train.count == 1 || a->data.eval.count == 1)) {
         return error_set(a->error,
                          "there is 1 sample to %s; --method kto needs at least 2, because it "
@@ -468,7 +478,7 @@ static bool data_prepare(app* a) {
 // Does everything that can fail before the model's weights are loaded. The output folder comes
 // first: a run that cannot be resumed is refused before its data is read.
 static bool prepare(app* a) {
-    bool look = a->o.doctor || a->o.plan || a->o.eval_only;
+    bool look = a->o.doctor || a->o.plan || a->o.eval.only;
     if (!context_open(a)) {
         return false;
     }
@@ -510,7 +520,7 @@ static bool model_start(app* a) {
                          : a->ranks.gpus.exchange != NULL ? &a->ranks.gpus
                                                           : &a->ranks.comm;
     bool opened = lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model");
-    first_rank_busy(a, a->o.keep_quantised);
+    first_rank_busy(a, a->o.model.keep_quantised);
     opened = together(a, opened);
     first_rank_busy(a, false);
     if (!opened ||
@@ -592,11 +602,11 @@ static bool train(app* a) {
     }
     if (a->progress.step < a->progress.total_steps && !a->eval_cut && patience_over(a)) {
         say(a, "\nstopped early: the held-out loss has not fallen for %lld evaluations\n",
-            (long long)a->o.patience);
+            (long long)a->o.eval.patience);
     } else if (a->progress.step < a->progress.total_steps || a->eval_cut) {
         say(a,
             "\nstopped after step %lld of %lld and saved to %s; run the same command to resume\n",
-            (long long)a->progress.step, (long long)a->progress.total_steps, a->o.out);
+            (long long)a->progress.step, (long long)a->progress.total_steps, a->o.output.folder);
         return true;
     }
     if (a->ranks.rank == 0) {

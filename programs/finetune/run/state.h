@@ -478,7 +478,7 @@ static uint64_t mix(uint64_t x) { // a bijection whose outputs look random
 }
 
 static void out_path(const app* a, const char* name, char path[PATH_SIZE]) {
-    snprintf(path, PATH_SIZE, "%s/%s", a->o.out, name);
+    snprintf(path, PATH_SIZE, "%s/%s", a->o.output.folder, name);
 }
 
 #endif

@@ -62,7 +62,7 @@ static bool step_batches(app* a, size_t end, const qlora_batch** out, int64_t* c
     }
     *out = a->batches.data;
     *count = (int64_t)packed;
-    if (!method_of(a->o.method)->mismatched) {
+    if (!method_of(a->o.method.kind)->mismatched) {
         return true;
     }
     size_t first = a->progress.now.starts[a->progress.next_pack];
@@ -108,7 +108,7 @@ static bool step_slices(app* a, size_t end, bool* cut) {
 
 // The loss of a sequence depends on the whole step, or several processes divide it.
 static bool step_is_one(const app* a) {
-    return method_of(a->o.method)->preferences || a->ranks.world > 1;
+    return method_of(a->o.method.kind)->preferences || a->ranks.world > 1;
 }
 
 // Runs a step without waiting for the device between its micro-batches, where Ctrl-C can cut it
@@ -281,7 +281,7 @@ static bool evaluate(app* a) {
     if (a->data.eval.count == 0) {
         return true;
     }
-    if (method_of(a->o.method)->preferences) {
+    if (method_of(a->o.method.kind)->preferences) {
         return evaluate_preferences(a);
     }
     double loss = 0.0;
@@ -334,14 +334,14 @@ static bool position_check(app* a, const position* p) {
         return error_set(a->error,
                          "%s/checkpoint was saved by another version of finetune; use a different "
                          "--out, or --resume never to start over",
-                         a->o.out);
+                         a->o.output.folder);
     }
     if (p->settings_hash != a->settings_hash) {
         return error_set(
             a->error,
             "%s/checkpoint was saved with different options; use a different --out, or "
             "--resume never to start over",
-            a->o.out);
+            a->o.output.folder);
     }
     if (p->data_hash != a->data.data_hash) {
         return error_set(
@@ -349,7 +349,7 @@ static bool position_check(app* a, const position* p) {
             "the data has changed since %s/checkpoint was saved: its samples, the template, the "
             "added tokens or the weight of a file; use a different --out, or --resume never to "
             "start over",
-            a->o.out);
+            a->o.output.folder);
     }
     return true;
 }
@@ -359,14 +359,14 @@ static bool steps_judge(app* a, int64_t done, int64_t before) {
     if (a->progress.total_steps < done) {
         return error_set(a->error,
                          "the run in %s has finished step %lld; %lld step%s too few to resume it",
-                         a->o.out, (long long)done, (long long)a->progress.total_steps,
+                         a->o.output.folder, (long long)done, (long long)a->progress.total_steps,
                          a->progress.total_steps == 1 ? " is" : "s are");
     }
-    if (a->progress.total_steps < before && !a->o.extend) {
+    if (a->progress.total_steps < before && !a->o.output.extend) {
         return error_set(a->error,
                          "the run in %s was to take %lld steps, this command %lld; use the same "
                          "number, a higher one, or --extend",
-                         a->o.out, (long long)before, (long long)a->progress.total_steps);
+                         a->o.output.folder, (long long)before, (long long)a->progress.total_steps);
     }
     if (a->progress.total_steps != before) {
         say(a, "changed: %lld step%s instead of %lld\n", (long long)a->progress.total_steps,
@@ -446,7 +446,7 @@ static bool adapter_save(app* a) {
     qlora_result result = qlora_adapter_save_gguf(a->model, path, NULL);
     if (result == QLORA_ERR_UNSUPPORTED) { // what llama.cpp's adapters cannot contain
         say(a, "note: no adapter.gguf: %s (merge --model %s --adapter %s/adapter --out DIR)\n",
-            message_text(qlora_last_error(a->ctx)), a->model_desc.dir, a->o.out);
+            message_text(qlora_last_error(a->ctx)), a->model_desc.dir, a->o.output.folder);
         a->no_gguf = true;
         remove(path); // that of an earlier run
     } else if (!lib(a, result, "saving the adapter for llama.cpp")) {
@@ -492,7 +492,7 @@ static void step_record(app* a, const qlora_train_info* info, double seconds) {
         p.values[TRACE_EPOCH] = a->progress.epochs_done;
     }
     p.values[TRACE_MEMORY] = (double)memory_used(a);
-    if (method_of(a->o.method)->preferences) {
+    if (method_of(a->o.method.kind)->preferences) {
         p.values[TRACE_CHOSEN] = info->rewards_chosen;
         p.values[TRACE_REJECTED] = info->rewards_rejected;
         p.values[TRACE_MARGINS] = info->margins;
@@ -546,7 +546,7 @@ static bool results_save(app* a) {
         bear(a, TOLD_EVENTS, growing_flush(a, &a->folder.events));
     }
     picture_write(a, true);
-    if (a->o.csv && !csv_write(a)) {
+    if (a->o.output.csv && !csv_write(a)) {
         complain(a);
         ok = false;
     }
@@ -555,7 +555,7 @@ static bool results_save(app* a) {
 
 static bool evaluation_due(const app* a) {
     return a->progress.step == 0 || a->progress.step == a->progress.total_steps ||
-           a->progress.step % interval(a, a->o.eval_every) == 0;
+           a->progress.step % interval(a, a->o.eval.every) == 0;
 }
 
 // Evaluates the model and answers the prompts, if this step is one for that. What was interrupted,
@@ -591,7 +591,7 @@ static bool best_note(app* a) {
 static void best_save(app* a) {
     history* h = &a->history;
     bool lower = h->kept_step == 0 || a->progress.last_eval < h->kept_loss;
-    if (a->o.keep_best && a->progress.step > 0 && h->eval_step == a->progress.step && lower &&
+    if (a->o.eval.keep_best && a->progress.step > 0 && h->eval_step == a->progress.step && lower &&
         h->kept_step != a->progress.step) {
         char path[PATH_SIZE];
         out_path(a, "best", path);
@@ -604,7 +604,7 @@ static void best_save(app* a) {
 }
 
 static bool train_loop(app* a) {
-    int64_t save_every = interval(a, a->o.save_every);
+    int64_t save_every = interval(a, a->o.output.save_every);
     stop_training = 1;
     a->screen.done = a->progress.step == a->progress.total_steps;
     bool ok = first_rank_wait(a) && evaluate_due(a); // it has shown the prompt
@@ -623,7 +623,8 @@ static bool train_loop(app* a) {
         }
         bool saves =
             a->progress.step < a->progress.total_steps && a->progress.step % save_every == 0;
-        bool keeps = a->o.snapshot_every > 0 && a->progress.step % a->o.snapshot_every == 0;
+        bool keeps =
+            a->o.output.snapshot_every > 0 && a->progress.step % a->o.output.snapshot_every == 0;
         if (ok && !cut && saves) {
             bear(a, TOLD_CHECKPOINT, checkpoint_save(a));
         }

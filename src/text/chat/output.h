@@ -18,8 +18,7 @@ static qlora__text_output qlora__text_output_start(qlora_text_ids* ids, qlora_te
     return o;
 }
 
-static qlora_result qlora__text_output_label(qlora__env* env, const qlora__text_output* o,
-                                             bool trained) {
+static qlora_result qlora__text_output_label(qlora__env* env, qlora__text_output* o, bool trained) {
     while (o->labels != NULL && o->labels->count - o->labels_start < o->ids->count - o->start) {
         int32_t id = o->ids->data[o->start + (o->labels->count - o->labels_start)];
         QLORA__TRY(qlora__text_ids_add(env, o->labels, trained ? id : -100));
@@ -46,7 +45,7 @@ static bool qlora__text_chat_marker(const qlora_text_chat* chat, int32_t id) {
 }
 
 // The ids of one piece of the text of a built-in format: EOS is its id, never its letters.
-static qlora_result qlora__text_output_ids(qlora__env* env, const qlora__text_output* o,
+static qlora_result qlora__text_output_ids(qlora__env* env, qlora__text_output* o,
                                            const qlora_text_chat* chat, const char* text,
                                            size_t size) {
     const qlora__text_owned* name = &chat->tokens[1];
@@ -73,7 +72,7 @@ static qlora_result qlora__text_output_ids(qlora__env* env, const qlora__text_ou
 }
 
 // One piece of the text of a built-in format, all trained or all not.
-static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_output* o,
+static qlora_result qlora__text_output_piece(qlora__env* env, qlora__text_output* o,
                                              const qlora_text_chat* chat, const char* text,
                                              size_t size, bool trained) {
     size_t from = o->ids->count;
@@ -187,9 +186,8 @@ static size_t qlora__text_stretch_last(const qlora__text_stretch* s) {
 // that the tokenizer prepended. *fits is false if they are not the bytes of the text (it was
 // normalised), or if a token is mixed and that is not wanted.
 static qlora_result qlora__text_stretch_label(qlora__env* env, const qlora__text_stretch* s,
-                                              const qlora__text_output* o,
-                                              const qlora_text_chat* chat, size_t from, size_t skip,
-                                              bool* fits) {
+                                              qlora__text_output* o, const qlora_text_chat* chat,
+                                              size_t from, size_t skip, bool* fits) {
     qlora_text_bytes bytes;
     size_t at = s->begin;
     size_t last = qlora__text_stretch_last(s);
@@ -224,8 +222,7 @@ static qlora_result qlora__text_stretch_label(qlora__env* env, const qlora__text
 // trained and other text is trained if the template has generation blocks, as in transformers.
 // Otherwise the text is encoded in parts: at inference, the prompt ends where the span begins.
 static qlora_result qlora__text_stretch_cut(qlora__env* env, const qlora__text_stretch* s,
-                                            const qlora__text_output* o,
-                                            const qlora_text_chat* chat) {
+                                            qlora__text_output* o, const qlora_text_chat* chat) {
     size_t from = o->ids->count;
     size_t labels = o->labels != NULL ? o->labels->count : 0;
     bool fits = false;
@@ -260,7 +257,7 @@ static qlora_result qlora__text_stretch_cut(qlora__env* env, const qlora__text_s
 }
 
 // The whole text at once, as transformers encodes it.
-static qlora_result qlora__text_output_marked(qlora__env* env, const qlora__text_output* o,
+static qlora_result qlora__text_output_marked(qlora__env* env, qlora__text_output* o,
                                               const qlora_text_chat* chat, const char* text,
                                               size_t size, const qlora_text_spans* spans) {
     qlora_text_tok* tok = chat->tok;
@@ -304,7 +301,7 @@ static qlora_result qlora__text_output_marked(qlora__env* env, const qlora__text
 }
 
 // The text of a built-in format, piece by piece: an answer without an end marker gets one.
-static qlora_result qlora__text_output_pieces(qlora__env* env, const qlora__text_output* o,
+static qlora_result qlora__text_output_pieces(qlora__env* env, qlora__text_output* o,
                                               const qlora_text_chat* chat, const char* text,
                                               size_t size, const qlora_text_spans* spans) {
     size_t at = 0;
@@ -323,7 +320,7 @@ static qlora_result qlora__text_output_pieces(qlora__env* env, const qlora__text
 }
 
 // A whole text. Spans are in order and do not overlap.
-static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_output* o,
+static qlora_result qlora__text_output_text(qlora__env* env, qlora__text_output* o,
                                             const qlora_text_chat* chat,
                                             const qlora_text_bytes* text,
                                             const qlora_text_spans* spans) {

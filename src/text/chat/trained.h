@@ -230,7 +230,7 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
 
 // The sample of turn k alone, for templates that change earlier turns.
 static QLORA__UNUSED qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* talk,
-                                                        size_t k, const qlora__text_output* o) {
+                                                        size_t k, qlora__text_output* o) {
     size_t begin = 0;
     size_t end = 0;
     QLORA__TRY(qlora__text_turn_span(env, talk, k, true, &begin, &end));

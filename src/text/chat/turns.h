@@ -288,8 +288,8 @@ static qlora_result qlora__text_talk_set(qlora__jin_machine* m, const qlora__tex
 }
 
 // Renders the first `count` turns into `out`, which is emptied first.
-static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_talk* talk,
-                                            size_t count, bool prompt, qlora_text_bytes* out,
+static qlora_result qlora__text_talk_render(qlora__env* env, qlora__text_talk* talk, size_t count,
+                                            bool prompt, qlora_text_bytes* out,
                                             qlora_text_spans* spans) {
     qlora_text_chat* chat = talk->chat;
     qlora_text_template* source = qlora__text_talk_template(talk);

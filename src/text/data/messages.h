@@ -55,7 +55,7 @@ struct qlora__text_loader {
 };
 
 // BOS before ids[begin..), unless the text itself starts with it.
-static qlora_result qlora__text_data_bos(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_data_bos(qlora__env* env, qlora__text_loader* loader,
                                          size_t begin) {
     qlora_text_ids* ids = &loader->data->ids;
     int32_t bos = loader->desc->chat->bos;
@@ -63,7 +63,7 @@ static qlora_result qlora__text_data_bos(qlora__env* env, const qlora__text_load
     return bos < 0 ? QLORA_OK : qlora__text_ids_add(env, &loader->data->labels, -100);
 }
 
-static qlora_result qlora__text_data_eos(qlora__env* env, const qlora__text_loader* loader) {
+static qlora_result qlora__text_data_eos(qlora__env* env, qlora__text_loader* loader) {
     qlora_text_data* data = loader->data;
     int32_t eos = loader->desc->chat->eos;
     bool there = data->ids.count > 0 && data->ids.data[data->ids.count - 1] == eos;
@@ -80,7 +80,7 @@ static bool qlora__text_asks(const qlora__text_loader* loader) {
 }
 
 // A text to be continued. `answer` is the record's, or NULL.
-static qlora_result qlora__text_ask_plain(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_ask_plain(qlora__env* env, qlora__text_loader* loader,
                                           const char* prompt, size_t size, const char* answer,
                                           size_t answer_size) {
     qlora_text_data* data = loader->data;
@@ -93,7 +93,7 @@ static qlora_result qlora__text_ask_plain(qlora__env* env, const qlora__text_loa
 }
 
 // A conversation to be continued: without its last message, if that is an answer.
-static qlora_result qlora__text_ask_talk(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_ask_talk(qlora__env* env, qlora__text_loader* loader,
                                          qlora__text_talk* talk) {
     qlora_text_data* data = loader->data;
     const qlora__text_turn* last = &talk->turns[talk->count - 1];
@@ -113,7 +113,7 @@ static qlora_result qlora__text_ask_talk(qlora__env* env, const qlora__text_load
 }
 
 // {"text"} and {"prompt", "completion"}: the first part, which may be empty, is not trained.
-static qlora_result qlora__text_data_plain(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_data_plain(qlora__env* env, qlora__text_loader* loader,
                                            const char* prompt, size_t prompt_size, const char* text,
                                            size_t size) {
     qlora_text_data* data = loader->data;
@@ -377,7 +377,7 @@ static void qlora__text_data_turns(const qlora__text_loader* loader) {
     }
 }
 
-static void qlora__text_data_train_all(const qlora__text_loader* loader, size_t begin) {
+static void qlora__text_data_train_all(qlora__text_loader* loader, size_t begin) {
     qlora_text_data* data = loader->data;
     for (size_t i = begin; loader->desc->train_prompt && i < data->ids.count; i++) {
         bool bos = i == begin && data->ids.data[i] == loader->desc->chat->bos;
@@ -459,7 +459,7 @@ static qlora_result qlora__text_data_train_rest(qlora__env* env, qlora__text_loa
 
 // Notes whether what is trained from ids[begin] on ends with neither a stop id nor a marker.
 // Whitespace after an end marker does not count.
-static qlora_result qlora__text_data_ended(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_data_ended(qlora__env* env, qlora__text_loader* loader,
                                            size_t begin) {
     qlora_text_data* data = loader->data;
     const qlora_text_chat* chat = loader->desc->chat;
@@ -512,7 +512,7 @@ static qlora_result qlora__text_data_by_turn(qlora__env* env, qlora__text_loader
 
 // A conversation without an answer is not trained. Where it has one under another name, that would
 // be a surprise.
-static qlora_result qlora__text_data_answers(qlora__env* env, const qlora__text_loader* loader) {
+static qlora_result qlora__text_data_answers(qlora__env* env, qlora__text_loader* loader) {
     size_t other = loader->message_count;
     for (size_t i = loader->message_count; i-- > 0;) {
         const char* role = loader->messages[i].role;

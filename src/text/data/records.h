@@ -462,7 +462,7 @@ static qlora_result qlora__text_record_preference(qlora__env* env, qlora__text_l
 
 // true or false beside an answer says whether it is a good one: training on both would teach the
 // bad ones as well. A form that is given says that this is meant.
-static qlora_result qlora__text_record_judged(qlora__env* env, const qlora__text_loader* loader,
+static qlora_result qlora__text_record_judged(qlora__env* env, qlora__text_loader* loader,
                                               const qlora__json_token* record,
                                               const qlora__text_form* form) {
     const qlora__json_token* label = qlora__text_json_get(loader->json, record, "label");

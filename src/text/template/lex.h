@@ -78,7 +78,7 @@ static size_t qlora__jin_back_space(const char* text, size_t begin, size_t end) 
     return end;
 }
 
-static qlora_result qlora__jin_lex_fail(const qlora__jin_lexer* x, const char* why) {
+static qlora_result qlora__jin_lex_fail(qlora__jin_lexer* x, const char* why) {
     x->m->line = x->line;
     return qlora__jin_fail(x->m, "%s", why);
 }

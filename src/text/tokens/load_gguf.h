@@ -8,8 +8,8 @@ typedef struct qlora__text_gguf {
     qlora__gguf_vocab v;
 } qlora__text_gguf;
 
-static qlora_result qlora__text_gguf_token_add(const qlora__text_gguf* t, int32_t id,
-                                               const char* name, size_t size) {
+static qlora_result qlora__text_gguf_token_add(qlora__text_gguf* t, int32_t id, const char* name,
+                                               size_t size) {
     qlora_text_tok* tok = t->tok;
     qlora__gguf_token token;
     QLORA__TRY(qlora__gguf_vocab_token(t->env, &t->v, (uint64_t)id, name, size, &token));
@@ -30,7 +30,7 @@ static qlora_result qlora__text_gguf_token_add(const qlora__text_gguf* t, int32_
     return QLORA_OK;
 }
 
-static qlora_result qlora__text_gguf_tokens(const qlora__text_gguf* t) {
+static qlora_result qlora__text_gguf_tokens(qlora__text_gguf* t) {
     uint64_t at = 0;
     QLORA__TRY(qlora__text_words_reserve(t->env, &t->tok->words, (size_t)t->v.tokens->count));
     for (uint64_t i = 0; i < t->v.tokens->count; i++) {
@@ -62,7 +62,7 @@ static qlora_result qlora__text_gguf_scores(const qlora__text_gguf* t, qlora__te
     return qlora__text_load_scored_merges(t->env, t->tok, scored, count);
 }
 
-static qlora_result qlora__text_gguf_pieces(const qlora__text_gguf* t) {
+static qlora_result qlora__text_gguf_pieces(qlora__text_gguf* t) {
     size_t room = (size_t)t->v.tokens->count;
     qlora__text_scored* scored =
         (qlora__text_scored*)qlora__text_zalloc(t->env, room, sizeof *scored);
@@ -75,7 +75,7 @@ static qlora_result qlora__text_gguf_pieces(const qlora__text_gguf* t) {
 }
 
 // Byte-level BPE: "left right", divided at the first blank that is not the first character.
-static qlora_result qlora__text_gguf_merges(const qlora__text_gguf* t) {
+static qlora_result qlora__text_gguf_merges(qlora__text_gguf* t) {
     const qlora__gguf_value* merges = NULL;
     uint64_t at = 0;
     QLORA__TRY(qlora__gguf_get_array(t->env, t->v.g, "tokenizer.ggml.merges", QLORA__GGUF_STRING,
@@ -107,7 +107,7 @@ static qlora_result qlora__text_gguf_merges(const qlora__text_gguf* t) {
 // ---- the steps around the model -----------------------------------------------------------------
 
 // Blanks become U+2581; one is put in front of a text and after a special token.
-static qlora_result qlora__text_gguf_piece_steps(const qlora__text_gguf* t) {
+static qlora_result qlora__text_gguf_piece_steps(qlora__text_gguf* t) {
     qlora__env* env = t->env;
     qlora_text_tok* tok = t->tok;
     qlora__text_step* step = NULL;
@@ -133,8 +133,7 @@ static qlora_result qlora__text_gguf_piece_steps(const qlora__text_gguf* t) {
     return qlora__text_copy(env, " ", 1, &step->a, &step->a_size);
 }
 
-static qlora_result qlora__text_gguf_byte_steps(const qlora__text_gguf* t,
-                                                const qlora__gguf_pre* pre) {
+static qlora_result qlora__text_gguf_byte_steps(qlora__text_gguf* t, const qlora__gguf_pre* pre) {
     qlora__env* env = t->env;
     qlora_text_tok* tok = t->tok;
     qlora__text_step* step = NULL;
@@ -155,7 +154,7 @@ static qlora_result qlora__text_gguf_byte_steps(const qlora__text_gguf* t,
 }
 
 // What is added before and after a text.
-static qlora_result qlora__text_gguf_ends(const qlora__text_gguf* t, const qlora__gguf_pre* pre) {
+static qlora_result qlora__text_gguf_ends(qlora__text_gguf* t, const qlora__gguf_pre* pre) {
     int64_t ends[2];
     QLORA__TRY(qlora__gguf_vocab_ends(t->env, &t->v, pre, ends));
     if (ends[0] >= 0) {
