@@ -304,10 +304,11 @@
 #ifndef QLORA_API
 #if defined(QLORA_STATIC)
 #if defined(__GNUC__)
-#define QLORA_API static __attribute__((unused))
+#define QLORA_STATIC_API static __attribute__((unused))
 #else
-#define QLORA_API static
+#define QLORA_STATIC_API static
 #endif
+#define QLORA_API QLORA_STATIC_API
 #elif defined(QLORA_DLL) && defined(_WIN32)
 #if defined(QLORA_IMPLEMENTATION) || defined(QLORA_TEXT_IMPLEMENTATION)
 #define QLORA_API __declspec(dllexport) extern
@@ -663,7 +664,7 @@ QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
 
 //@@ src/qlora.h
 
-// Without the model its functions are declared and never defined, which only extern ones may be.
+// What is left out is declared and never defined, which only extern functions may be.
 #if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
 #undef QLORA_API
 #define QLORA_API extern
@@ -1111,6 +1112,58 @@ QLORA_API qlora_result qlora_eval_sequences(qlora_model* model, const qlora_batc
 // device.
 QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, float* out);
 
+//@@ src/api/adapter.h
+
+// ---- adapters -----------------------------------------------------------------------------------
+// Zero it before setting fields.
+typedef struct qlora_adapter_desc {
+    uint32_t reserved_must_be_zero0;
+    const char* base_name; // base_model_name_or_path of the saved config; NULL = the model's folder
+    uint32_t reserved_must_be_zero1;
+} qlora_adapter_desc;
+
+// Switches the adapters on (as after opening) or off. With adapters off, the model behaves like its
+// base; training requires them on. A change invalidates all graphs. Does not wait for the device.
+QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
+// Chooses one of several adapters, by its index in desc.slots; 0 after opening. The calls for
+// parameters, saving, loading, copying and merging, texts whose desc names no adapter, and
+// evaluations of batches without `adapters` use the chosen one. Refused while there is a text that
+// uses it (qlora_generate_desc.adapters = AUTO). Does not wait for the device.
+QLORA_API qlora_result qlora_adapter_select(qlora_model* model, int64_t index);
+// Gives the chosen adapter the values of a new one with this seed: A random, B zero, magnitudes of
+// the base. Destroy its trainer before. Waits for the device.
+QLORA_API qlora_result qlora_adapter_renew(qlora_model* model, uint64_t seed);
+// Copies the trained tensors of one model to another that has the same ones. The models may belong
+// to different contexts; within one context the call does not wait for the device. The optimizer
+// state is left unchanged.
+QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
+// Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms are
+// in it as PEFT's modules_to_save, and once more in trained_norms.safetensors, as exact factors:
+// for Gemma, PEFT's file and the base store them minus 1, which rounds, this file does not. The
+// metadata of the file name the format of the base that it was trained on.
+// The folder is one unit: files of an earlier adapter that the new one does not have are removed,
+// and a crash leaves the old adapter, the new one, or a folder without a config, which does not
+// load. Waits for the device. desc NULL = all defaults, here and below.
+QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
+                                          const qlora_adapter_desc* desc);
+// Loads a PEFT folder, whose modules, ranks and scales must be those of the model; trained norms in
+// it need a model that was opened with train_norms or with such an adapter. The optimizer state is
+// left unchanged. Waits for the device.
+QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
+                                          const qlora_adapter_desc* desc);
+// Writes an f32 adapter for llama.cpp; what the format cannot contain, such as trained norms, is
+// refused. Waits for the device.
+QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
+                                               const qlora_adapter_desc* desc);
+
+//@@ src/qlora.h
+
+#if defined(QLORA_STATIC) && defined(QLORA_NO_TRAIN)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
+
+
 //@@ src/api/comm.h
 
 // ---- several processes --------------------------------------------------------------------------
@@ -1369,6 +1422,18 @@ QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char*
 // *out = whether dir contains a checkpoint; an absent folder contains none.
 QLORA_API qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out);
 
+//@@ src/qlora.h
+
+#if defined(QLORA_STATIC) && !defined(QLORA_NO_MODEL)
+#undef QLORA_API
+#ifdef QLORA_NO_GENERATE
+#define QLORA_API extern
+#else
+#define QLORA_API QLORA_STATIC_API
+#endif
+#endif
+
+
 //@@ src/api/generate.h
 
 // ---- generation ---------------------------------------------------------------------------------
@@ -1478,49 +1543,21 @@ typedef bool (*qlora_token_fn)(void* user, int32_t token);
 QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
                                       qlora_token_fn fn, void* user);
 
-//@@ src/api/adapter.h
+//@@ src/qlora.h
 
-// ---- adapters -----------------------------------------------------------------------------------
-// Zero it before setting fields.
-typedef struct qlora_adapter_desc {
-    uint32_t reserved_must_be_zero0;
-    const char* base_name; // base_model_name_or_path of the saved config; NULL = the model's folder
-    uint32_t reserved_must_be_zero1;
-} qlora_adapter_desc;
+#if defined(QLORA_STATIC) && !defined(QLORA_NO_MODEL)
+#undef QLORA_API
+#ifdef QLORA_NO_MERGE
+#define QLORA_API extern
+#else
+#define QLORA_API QLORA_STATIC_API
+#endif
+#endif
 
-// Switches the adapters on (as after opening) or off. With adapters off, the model behaves like its
-// base; training requires them on. A change invalidates all graphs. Does not wait for the device.
-QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
-// Chooses one of several adapters, by its index in desc.slots; 0 after opening. The calls for
-// parameters, saving, loading, copying and merging, texts whose desc names no adapter, and
-// evaluations of batches without `adapters` use the chosen one. Refused while there is a text that
-// uses it (qlora_generate_desc.adapters = AUTO). Does not wait for the device.
-QLORA_API qlora_result qlora_adapter_select(qlora_model* model, int64_t index);
-// Gives the chosen adapter the values of a new one with this seed: A random, B zero, magnitudes of
-// the base. Destroy its trainer before. Waits for the device.
-QLORA_API qlora_result qlora_adapter_renew(qlora_model* model, uint64_t seed);
-// Copies the trained tensors of one model to another that has the same ones. The models may belong
-// to different contexts; within one context the call does not wait for the device. The optimizer
-// state is left unchanged.
-QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
-// Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms are
-// in it as PEFT's modules_to_save, and once more in trained_norms.safetensors, as exact factors:
-// for Gemma, PEFT's file and the base store them minus 1, which rounds, this file does not. The
-// metadata of the file name the format of the base that it was trained on.
-// The folder is one unit: files of an earlier adapter that the new one does not have are removed,
-// and a crash leaves the old adapter, the new one, or a folder without a config, which does not
-// load. Waits for the device. desc NULL = all defaults, here and below.
-QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
-                                          const qlora_adapter_desc* desc);
-// Loads a PEFT folder, whose modules, ranks and scales must be those of the model; trained norms in
-// it need a model that was opened with train_norms or with such an adapter. The optimizer state is
-// left unchanged. Waits for the device.
-QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
-                                          const qlora_adapter_desc* desc);
-// Writes an f32 adapter for llama.cpp; what the format cannot contain, such as trained norms, is
-// refused. Waits for the device.
-QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
-                                               const qlora_adapter_desc* desc);
+
+//@@ src/api/merge.h
+
+// ---- merging ------------------------------------------------------------------------------------
 
 typedef enum qlora_merge_base {
     QLORA_MERGE_ORIGINAL = 0, // into the original weights of the model folder
@@ -1566,13 +1603,9 @@ QLORA_API qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_de
 
 //@@ src/qlora.h
 
-#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
+#ifdef QLORA_STATIC
 #undef QLORA_API
-#if defined(__GNUC__)
-#define QLORA_API static __attribute__((unused))
-#else
-#define QLORA_API static
-#endif
+#define QLORA_API QLORA_STATIC_API
 #endif
 
 
@@ -3191,6 +3224,19 @@ static const char* qlora__errno_text(int code) {
 }
 
 #endif // QLORA__PART_SYSTEM
+
+//@@ src/parts.h
+
+// ---- what a build has ---------------------------------------------------------------------------
+//
+// Rooms that a macro leaves out are not included; code of other rooms that would call them asks
+// these, so that the compiler drops it, and what only it calls.
+
+#ifdef QLORA_NO_TRAIN
+#define QLORA__TRAINS false
+#else
+#define QLORA__TRAINS true
+#endif
 
 //@@ src/platform/floating.h
 
@@ -22797,6 +22843,34 @@ typedef uint64_t qlora__needs;
 #define QLORA__NEED_CAP_BF16 (QLORA__NEED_CAP | QLORA__NEED_BF16)
 #define QLORA__NEED_HEAD_NF4 QLORA__NEED(29) // has a 4-bit head
 #define QLORA__NEED_HEAD_NF4_BF16 (QLORA__NEED_HEAD_NF4 | QLORA__NEED_NF4_BF16)
+// Only training runs it: the modules of such kernels are in the group train.
+#define QLORA__NEED_TRAIN QLORA__NEED(30)
+#define QLORA__NEED_CALL_BF16_TRAIN (QLORA__NEED_CALL_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_CALL_F32_TRAIN (QLORA__NEED_CALL_F32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_CALL_LORA_BF16_TRAIN (QLORA__NEED_CALL_LORA_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_CALL_LORA_TRAIN (QLORA__NEED_CALL_LORA | QLORA__NEED_TRAIN)
+#define QLORA__NEED_GATED_TRAIN (QLORA__NEED_GATED | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD128CAP_TRAIN (QLORA__NEED_HEAD128CAP | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD128WG_TRAIN (QLORA__NEED_HEAD128WG | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD128_TRAIN (QLORA__NEED_HEAD128 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD192_TRAIN (QLORA__NEED_HEAD192 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD256WG_TRAIN (QLORA__NEED_HEAD256WG | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD256_TRAIN (QLORA__NEED_HEAD256 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD32_TRAIN (QLORA__NEED_HEAD32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD64WG_TRAIN (QLORA__NEED_HEAD64WG | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD64_TRAIN (QLORA__NEED_HEAD64 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD80_TRAIN (QLORA__NEED_HEAD80 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD96WG_TRAIN (QLORA__NEED_HEAD96WG | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD96_TRAIN (QLORA__NEED_HEAD96 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEADANY_TRAIN (QLORA__NEED_HEADANY | QLORA__NEED_TRAIN)
+#define QLORA__NEED_LORA_BF16_TRAIN (QLORA__NEED_LORA_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_LORA_F32_TRAIN (QLORA__NEED_LORA_F32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_LORA_TRAIN (QLORA__NEED_LORA | QLORA__NEED_TRAIN)
+#define QLORA__NEED_NOISE_BF16_TRAIN (QLORA__NEED_NOISE_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_NOISE_F32_TRAIN (QLORA__NEED_NOISE_F32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_PAIRS_BF16_TRAIN (QLORA__NEED_PAIRS_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_PAIRS_F32_TRAIN (QLORA__NEED_PAIRS_F32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_PAIRS_TRAIN (QLORA__NEED_PAIRS | QLORA__NEED_TRAIN)
 // What programs may have besides.
 #define QLORA__NEED_ANY (QLORA__NEED_CALL | QLORA__NEED_CAP | QLORA__NEED_HEAD_NF4)
 #define QLORA__NEED_ANY_TRAINER (QLORA__NEED_NOISE | QLORA__NEED_PAIRS)
@@ -22865,12 +22939,12 @@ typedef uint64_t qlora__needs;
     X(linear_keep_own_f32, linear, 0, CALL_LORA)                                                   \
     X(linear_keep_own_bf16, linear_bf16, 0, CALL_LORA_BF16)                                        \
     X(linear_collect, linear, 0, CALL_LORA)                                                        \
-    X(skinny_sum, skinny, 0, LORA_BF16)                                                            \
-    X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
+    X(skinny_sum, skinny, 0, LORA_BF16_TRAIN)                                                      \
+    X(skinny_gradients, skinny, 65536, LORA_BF16_TRAIN)                                            \
     X(linear_gated_sum, linear, 0, GATED)                                                          \
-    X(gated_backward, gated, 87296, GATED)                                                         \
+    X(gated_backward, gated, 87296, GATED_TRAIN)                                                   \
     X(tails_gated, tails, 32768, CALL_LORA_BF16)                                                   \
-    X(tails_gated_bwd, tails, 90112, CALL_LORA_BF16)
+    X(tails_gated_bwd, tails_bwd, 90112, CALL_LORA_BF16_TRAIN)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                  \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                 \
@@ -22902,9 +22976,9 @@ typedef uint64_t qlora__needs;
     X(cast_scale, cast, 0, F32)                                                                    \
     X(random_normal_f32, random, 0, CALL)                                                          \
     X(random_normal_bf16, random, 0, CALL)                                                         \
-    X(clip_squares, clip, 0, ALWAYS)                                                               \
-    X(clip_scale, clip, 0, ALWAYS)                                                                 \
-    X(clip_apply, clip, 0, ALWAYS)
+    X(clip_squares, clip, 0, TRAIN)                                                                \
+    X(clip_scale, clip, 0, TRAIN)                                                                  \
+    X(clip_apply, clip, 0, TRAIN)
 
 #define QLORA__KERNELS_OPS(X)                                                                      \
     X(elementwise_silu_f32, elementwise, 0, CALL_F32)                                              \
@@ -22953,8 +23027,8 @@ typedef uint64_t qlora__needs;
     X(softmax_scores_bf16, softmax_bf16, 0, CALL_BF16)                                             \
     X(softmax_fwd_f32, softmax, 0, CALL_F32)                                                       \
     X(softmax_fwd_bf16, softmax_bf16, 0, CALL_BF16)                                                \
-    X(softmax_bwd_f32, softmax, 0, CALL_F32)                                                       \
-    X(softmax_bwd_bf16, softmax_bf16, 0, CALL_BF16)                                                \
+    X(softmax_bwd_f32, softmax_bwd, 0, CALL_F32_TRAIN)                                             \
+    X(softmax_bwd_bf16, softmax_bwd_bf16, 0, CALL_BF16_TRAIN)                                      \
     X(loss_cross_entropy_f32, loss, 0, F32)                                                        \
     X(loss_cross_entropy_bf16, loss_bf16, 0, BF16)                                                 \
     X(loss_capped_f32, loss, 0, CALL_F32)                                                          \
@@ -22962,100 +23036,100 @@ typedef uint64_t qlora__needs;
     X(loss_sum, shared, 0, ALWAYS)                                                                 \
     X(loss_arg_max_f32, loss, 0, CALL_F32)                                                         \
     X(loss_arg_max_bf16, loss_bf16, 0, CALL_BF16)                                                  \
-    X(optim_advance, optim, 0, LORA)                                                               \
-    X(optim_adamw_f32, optim, 0, LORA_F32)                                                         \
-    X(optim_adamw_bf16, optim, 0, LORA_BF16)                                                       \
-    X(optim_adamw8_f32, optim, 0, CALL_LORA)                                                       \
-    X(optim_adamw8_bf16, optim, 0, CALL_LORA_BF16)                                                 \
-    X(optim_shadow_f32, optim, 0, LORA_F32)                                                        \
-    X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
-    X(optim_tree, optim, 0, LORA)                                                                  \
-    X(dropout_f32, dropout, 0, CALL_LORA)                                                          \
-    X(dropout_bf16, dropout_bf16, 0, CALL_LORA_BF16)                                               \
-    X(dropout_noise_f32, dropout, 0, NOISE_F32)                                                    \
-    X(dropout_noise_bf16, dropout_bf16, 0, NOISE_BF16)                                             \
-    X(preference_logps, preference, 0, LORA)                                                       \
-    X(preference_factors, preference, 0, PAIRS)                                                    \
-    X(preference_scale_f32, preference, 0, PAIRS_F32)                                              \
-    X(preference_scale_bf16, preference, 0, PAIRS_BF16)                                            \
+    X(optim_advance, optim, 0, LORA_TRAIN)                                                         \
+    X(optim_adamw_f32, optim, 0, LORA_F32_TRAIN)                                                   \
+    X(optim_adamw_bf16, optim, 0, LORA_BF16_TRAIN)                                                 \
+    X(optim_adamw8_f32, optim, 0, CALL_LORA_TRAIN)                                                 \
+    X(optim_adamw8_bf16, optim, 0, CALL_LORA_BF16_TRAIN)                                           \
+    X(optim_shadow_f32, shadow, 0, LORA_F32)                                                       \
+    X(optim_shadow_bf16, shadow, 0, LORA_BF16)                                                     \
+    X(optim_tree, optim, 0, LORA_TRAIN)                                                            \
+    X(dropout_f32, dropout, 0, CALL_LORA_TRAIN)                                                    \
+    X(dropout_bf16, dropout_bf16, 0, CALL_LORA_BF16_TRAIN)                                         \
+    X(dropout_noise_f32, dropout, 0, NOISE_F32_TRAIN)                                              \
+    X(dropout_noise_bf16, dropout_bf16, 0, NOISE_BF16_TRAIN)                                       \
+    X(preference_logps, logps, 0, LORA)                                                            \
+    X(preference_factors, preference, 0, PAIRS_TRAIN)                                              \
+    X(preference_scale_f32, preference, 0, PAIRS_F32_TRAIN)                                        \
+    X(preference_scale_bf16, preference, 0, PAIRS_BF16_TRAIN)                                      \
     X(methods_row_norms_f32, methods, 0, CALL_LORA)                                                \
     X(methods_row_norms_bf16, methods, 0, CALL_LORA_BF16)                                          \
     X(methods_scale_columns_f32, methods, 0, CALL_LORA)                                            \
     X(methods_scale_columns_bf16, methods, 0, CALL_LORA_BF16)                                      \
-    X(methods_dot_columns_f32, methods, 0, CALL_LORA)                                              \
-    X(methods_dot_columns_bf16, methods, 0, CALL_LORA_BF16)                                        \
+    X(methods_dot_columns_f32, methods_bwd, 0, CALL_LORA_TRAIN)                                    \
+    X(methods_dot_columns_bf16, methods_bwd, 0, CALL_LORA_BF16_TRAIN)                              \
     X(methods_put_rows_f32, methods, 0, CALL_LORA)                                                 \
     X(methods_put_rows_bf16, methods, 0, CALL_LORA_BF16)                                           \
-    X(methods_embed_gradient_f32, methods, 0, CALL_LORA)                                           \
-    X(methods_embed_gradient_bf16, methods, 0, CALL_LORA_BF16)                                     \
-    X(methods_head_gradient_f32, methods, 0, CALL_LORA)                                            \
-    X(methods_head_gradient_bf16, methods, 0, CALL_LORA_BF16)
+    X(methods_embed_gradient_f32, methods_bwd, 0, CALL_LORA_TRAIN)                                 \
+    X(methods_embed_gradient_bf16, methods_bwd, 0, CALL_LORA_BF16_TRAIN)                           \
+    X(methods_head_gradient_f32, methods_bwd, 0, CALL_LORA_TRAIN)                                  \
+    X(methods_head_gradient_bf16, methods_bwd, 0, CALL_LORA_BF16_TRAIN)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                \
     X(attn32_fwd, attn32, 30720, HEAD32)                                                           \
-    X(attn32_stats, attn32, 0, HEAD32)                                                             \
-    X(attn32_bwd_kv, attn32, 39936, HEAD32)                                                        \
-    X(attn32_bwd_sum, attn32, 0, HEAD32)                                                           \
-    X(attn32_bwd_q, attn32, 40960, HEAD32)                                                         \
+    X(attn32_stats, attn32_bwd, 0, HEAD32_TRAIN)                                                   \
+    X(attn32_bwd_kv, attn32_bwd, 39936, HEAD32_TRAIN)                                              \
+    X(attn32_bwd_sum, attn32_bwd, 0, HEAD32_TRAIN)                                                 \
+    X(attn32_bwd_q, attn32_bwd, 40960, HEAD32_TRAIN)                                               \
     X(attn64_fwd, attn64, 49152, HEAD64)                                                           \
-    X(attn64_stats, attn64, 0, HEAD64)                                                             \
-    X(attn64_bwd_kv, attn64, 58368, HEAD64)                                                        \
-    X(attn64_bwd_sum, attn64, 0, HEAD64)                                                           \
-    X(attn64_bwd_q, attn64, 65536, HEAD64)                                                         \
+    X(attn64_stats, attn64_bwd, 0, HEAD64_TRAIN)                                                   \
+    X(attn64_bwd_kv, attn64_bwd, 58368, HEAD64_TRAIN)                                              \
+    X(attn64_bwd_sum, attn64_bwd, 0, HEAD64_TRAIN)                                                 \
+    X(attn64_bwd_q, attn64_bwd, 65536, HEAD64_TRAIN)                                               \
     X(attn80_fwd, attn80, 45056, HEAD80)                                                           \
-    X(attn80_stats, attn80, 0, HEAD80)                                                             \
-    X(attn80_bwd_kv, attn80, 76800, HEAD80)                                                        \
-    X(attn80_bwd_sum, attn80, 0, HEAD80)                                                           \
-    X(attn80_bwd_q, attn80, 90112, HEAD80)                                                         \
+    X(attn80_stats, attn80_bwd, 0, HEAD80_TRAIN)                                                   \
+    X(attn80_bwd_kv, attn80_bwd, 76800, HEAD80_TRAIN)                                              \
+    X(attn80_bwd_sum, attn80_bwd, 0, HEAD80_TRAIN)                                                 \
+    X(attn80_bwd_q, attn80_bwd, 90112, HEAD80_TRAIN)                                               \
     X(attn96_fwd, attn96, 79872, HEAD96)                                                           \
-    X(attn96_stats, attn96, 0, HEAD96)                                                             \
-    X(attn96_bwd_kv, attn96, 89088, HEAD96)                                                        \
-    X(attn96_bwd_sum, attn96, 0, HEAD96)                                                           \
-    X(attn96_bwd_q, attn96, 79872, HEAD96)                                                         \
+    X(attn96_stats, attn96_bwd, 0, HEAD96_TRAIN)                                                   \
+    X(attn96_bwd_kv, attn96_bwd, 89088, HEAD96_TRAIN)                                              \
+    X(attn96_bwd_sum, attn96_bwd, 0, HEAD96_TRAIN)                                                 \
+    X(attn96_bwd_q, attn96_bwd, 79872, HEAD96_TRAIN)                                               \
     X(attn128_fwd, attn128, 65536, HEAD128)                                                        \
-    X(attn128_stats, attn128, 0, HEAD128)                                                          \
-    X(attn128_bwd_kv, attn128, 70144, HEAD128)                                                     \
-    X(attn128_bwd_sum, attn128, 0, HEAD128)                                                        \
-    X(attn128_bwd_q, attn128, 98304, HEAD128)                                                      \
+    X(attn128_stats, attn128_bwd, 0, HEAD128_TRAIN)                                                \
+    X(attn128_bwd_kv, attn128_bwd, 70144, HEAD128_TRAIN)                                           \
+    X(attn128_bwd_sum, attn128_bwd, 0, HEAD128_TRAIN)                                              \
+    X(attn128_bwd_q, attn128_bwd, 98304, HEAD128_TRAIN)                                            \
     X(attn128c_fwd, attn128c, 65536, HEAD128CAP)                                                   \
-    X(attn128c_stats, attn128c, 0, HEAD128CAP)                                                     \
-    X(attn128c_bwd_kv, attn128c, 70144, HEAD128CAP)                                                \
-    X(attn128c_bwd_sum, attn128c, 0, HEAD128CAP)                                                   \
-    X(attn128c_bwd_q, attn128c, 98304, HEAD128CAP)                                                 \
+    X(attn128c_stats, attn128c_bwd, 0, HEAD128CAP_TRAIN)                                           \
+    X(attn128c_bwd_kv, attn128c_bwd, 70144, HEAD128CAP_TRAIN)                                      \
+    X(attn128c_bwd_sum, attn128c_bwd, 0, HEAD128CAP_TRAIN)                                         \
+    X(attn128c_bwd_q, attn128c_bwd, 98304, HEAD128CAP_TRAIN)                                       \
     X(attn192_fwd, attn192, 73728, HEAD192)                                                        \
-    X(attn192_stats, attn192, 0, HEAD192)                                                          \
-    X(attn192_bwd_kv, attn192, 156672, HEAD192)                                                    \
-    X(attn192_bwd_sum, attn192, 0, HEAD192)                                                        \
-    X(attn192_bwd_q, attn192, 98304, HEAD192)                                                      \
+    X(attn192_stats, attn192_bwd, 0, HEAD192_TRAIN)                                                \
+    X(attn192_bwd_kv, attn192_bwd, 156672, HEAD192_TRAIN)                                          \
+    X(attn192_bwd_sum, attn192_bwd, 0, HEAD192_TRAIN)                                              \
+    X(attn192_bwd_q, attn192_bwd, 98304, HEAD192_TRAIN)                                            \
     X(attn256_fwd, attn256, 98304, HEAD256)                                                        \
-    X(attn256_stats, attn256, 0, HEAD256)                                                          \
-    X(attn256_bwd_kv, attn256, 100864, HEAD256)                                                    \
-    X(attn256_bwd_sum, attn256, 0, HEAD256)                                                        \
-    X(attn256_bwd_q, attn256, 98304, HEAD256)                                                      \
+    X(attn256_stats, attn256_bwd, 0, HEAD256_TRAIN)                                                \
+    X(attn256_bwd_kv, attn256_bwd, 100864, HEAD256_TRAIN)                                          \
+    X(attn256_bwd_sum, attn256_bwd, 0, HEAD256_TRAIN)                                              \
+    X(attn256_bwd_q, attn256_bwd, 98304, HEAD256_TRAIN)                                            \
     X(attn64_wg_fwd, attn64_wg, 82944, HEAD64WG)                                                   \
-    X(attn64_wg_stats, attn64_wg, 0, HEAD64WG)                                                     \
-    X(attn64_wg_bwd_kv, attn64_wg, 66560, HEAD64WG)                                                \
-    X(attn64_wg_bwd_sum, attn64_wg, 0, HEAD64WG)                                                   \
-    X(attn64_wg_bwd_q, attn64_wg, 66560, HEAD64WG)                                                 \
+    X(attn64_wg_stats, attn64_wg_bwd, 0, HEAD64WG_TRAIN)                                           \
+    X(attn64_wg_bwd_kv, attn64_wg_bwd, 66560, HEAD64WG_TRAIN)                                      \
+    X(attn64_wg_bwd_sum, attn64_wg_bwd, 0, HEAD64WG_TRAIN)                                         \
+    X(attn64_wg_bwd_q, attn64_wg_bwd, 66560, HEAD64WG_TRAIN)                                       \
     X(attn96_wg_fwd, attn96_wg, 164864, HEAD96WG)                                                  \
-    X(attn96_wg_stats, attn96_wg, 0, HEAD96WG)                                                     \
-    X(attn96_wg_bwd_kv, attn96_wg, 132096, HEAD96WG)                                               \
-    X(attn96_wg_bwd_sum, attn96_wg, 0, HEAD96WG)                                                   \
-    X(attn96_wg_bwd_q, attn96_wg, 132096, HEAD96WG)                                                \
+    X(attn96_wg_stats, attn96_wg_bwd, 0, HEAD96WG_TRAIN)                                           \
+    X(attn96_wg_bwd_kv, attn96_wg_bwd, 132096, HEAD96WG_TRAIN)                                     \
+    X(attn96_wg_bwd_sum, attn96_wg_bwd, 0, HEAD96WG_TRAIN)                                         \
+    X(attn96_wg_bwd_q, attn96_wg_bwd, 132096, HEAD96WG_TRAIN)                                      \
     X(attn128_wg_fwd, attn128_wg, 164864, HEAD128WG)                                               \
-    X(attn128_wg_stats, attn128_wg, 0, HEAD128WG)                                                  \
-    X(attn128_wg_bwd_kv, attn128_wg, 132096, HEAD128WG)                                            \
-    X(attn128_wg_bwd_sum, attn128_wg, 0, HEAD128WG)                                                \
-    X(attn128_wg_bwd_q, attn128_wg, 132096, HEAD128WG)                                             \
+    X(attn128_wg_stats, attn128_wg_bwd, 0, HEAD128WG_TRAIN)                                        \
+    X(attn128_wg_bwd_kv, attn128_wg_bwd, 132096, HEAD128WG_TRAIN)                                  \
+    X(attn128_wg_bwd_sum, attn128_wg_bwd, 0, HEAD128WG_TRAIN)                                      \
+    X(attn128_wg_bwd_q, attn128_wg_bwd, 132096, HEAD128WG_TRAIN)                                   \
     X(attn256_wg_fwd, attn256_wg, 197632, HEAD256WG)                                               \
-    X(attn256_wg_stats, attn256_wg, 0, HEAD256WG)                                                  \
-    X(attn256_wg_bwd_kv, attn256_wg, 197632, HEAD256WG)                                            \
-    X(attn256_wg_bwd_sum, attn256_wg, 0, HEAD256WG)                                                \
-    X(attn256_wg_bwd_q, attn256_wg, 230400, HEAD256WG)                                             \
+    X(attn256_wg_stats, attn256_wg_bwd, 0, HEAD256WG_TRAIN)                                        \
+    X(attn256_wg_bwd_kv, attn256_wg_bwd, 197632, HEAD256WG_TRAIN)                                  \
+    X(attn256_wg_bwd_sum, attn256_wg_bwd, 0, HEAD256WG_TRAIN)                                      \
+    X(attn256_wg_bwd_q, attn256_wg_bwd, 230400, HEAD256WG_TRAIN)                                   \
     X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                          \
-    X(attn_f32_stats, attn_f32, 0, HEADANY)                                                        \
-    X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                       \
-    X(attn_f32_bwd_q, attn_f32, 0, HEADANY)
+    X(attn_f32_stats, attn_f32_bwd, 0, HEADANY_TRAIN)                                              \
+    X(attn_f32_bwd_kv, attn_f32_bwd, 0, HEADANY_TRAIN)                                             \
+    X(attn_f32_bwd_q, attn_f32_bwd, 0, HEADANY_TRAIN)
 
 // clang-format on
 
@@ -34586,6 +34660,7 @@ static qlora__needs qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype comp
            (qlora__has_warpgroups(ctx) ? QLORA__NEED_WARPGROUP : 0) |
            (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
            (nf4 ? QLORA__NEED_NF4 : 0) | (lora ? QLORA__NEED_LORA : 0) |
+           (QLORA__TRAINS ? QLORA__NEED_TRAIN : 0) |
            qlora__attention_need(ctx, compute, head_dim, capped, false);
 }
 
@@ -46848,6 +46923,10 @@ qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
     return qlora__leave(ctx, r == QLORA_OK ? qlora__adapter_save_gguf(ctx, model, path) : r);
 }
 
+//@@ src/qlora.h
+
+#ifndef QLORA_NO_MERGE
+
 //@@ src/adapter/merge_template.h
 
 // ---- the chat template of a merged model --------------------------------------------------------
@@ -50014,6 +50093,12 @@ qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) 
     return qlora__leave(ctx, r == QLORA_OK ? qlora__merge_save(ctx, model, desc) : r);
 }
 
+//@@ src/qlora.h
+
+#endif // QLORA_NO_MERGE
+
+#ifndef QLORA_NO_TRAIN
+
 //@@ src/trainer/structure.h
 
 // ---- the trainer --------------------------------------------------------------------------------
@@ -52445,7 +52530,7 @@ static qlora_result qlora__trainer_warm(qlora_ctx* ctx, const qlora_model* m,
 #ifndef QLORA_NO_CUDA
     qlora__needs need = (t->desc.neftune > 0.0 ? QLORA__NEED_NOISE : 0) | t->method->needs;
     if (need != 0 && !qlora__on_cpu(ctx)) {
-        need |= m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32;
+        need |= QLORA__NEED_TRAIN | (m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32);
         bool was_sealed = qlora__cache_set_sealed(ctx, false);
         qlora_result r = qlora__cache_warm(ctx, need, false);
         qlora__cache_set_sealed(ctx, was_sealed);
@@ -54321,6 +54406,12 @@ qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out)
     return qlora__leave(ctx, qlora__checkpoint_exists(ctx, dir, out));
 }
 
+//@@ src/qlora.h
+
+#endif // QLORA_NO_TRAIN
+
+#ifndef QLORA_NO_GENERATE
+
 //@@ src/generate/choice.h
 
 // ---- the choice of a token ----------------------------------------------------------------------
@@ -56066,6 +56157,7 @@ qlora_result qlora_generate_slice(qlora_generation* generation, double milliseco
 
 //@@ src/qlora.h
 
+#endif // QLORA_NO_GENERATE
 #endif // QLORA_NO_MODEL
 
 QLORA__ONCE_END
@@ -56080,4 +56172,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 4f6de46b228ccbf0
+//@@ end edb78f648c91d17f

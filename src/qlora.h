@@ -11,24 +11,44 @@ extern "C" {
 
 #include "api/base.h"
 #include "api/context.h"
-// Without the model its functions are declared and never defined, which only extern ones may be.
+// What is left out is declared and never defined, which only extern functions may be.
 #if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
 #undef QLORA_API
 #define QLORA_API extern
 #endif
 
 #include "api/model.h"
+#include "api/adapter.h"
+#if defined(QLORA_STATIC) && defined(QLORA_NO_TRAIN)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
+
 #include "api/comm.h"
 #include "api/train.h"
-#include "api/generate.h"
-#include "api/adapter.h"
-#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
+#if defined(QLORA_STATIC) && !defined(QLORA_NO_MODEL)
 #undef QLORA_API
-#if defined(__GNUC__)
-#define QLORA_API static __attribute__((unused))
+#ifdef QLORA_NO_GENERATE
+#define QLORA_API extern
 #else
-#define QLORA_API static
+#define QLORA_API QLORA_STATIC_API
 #endif
+#endif
+
+#include "api/generate.h"
+#if defined(QLORA_STATIC) && !defined(QLORA_NO_MODEL)
+#undef QLORA_API
+#ifdef QLORA_NO_MERGE
+#define QLORA_API extern
+#else
+#define QLORA_API QLORA_STATIC_API
+#endif
+#endif
+
+#include "api/merge.h"
+#ifdef QLORA_STATIC
+#undef QLORA_API
+#define QLORA_API QLORA_STATIC_API
 #endif
 
 #include "api/gemm.h"
@@ -68,6 +88,7 @@ extern "C" {
 #endif // _WIN32
 
 #include "platform/system.h"
+#include "parts.h"
 #include "platform/floating.h"
 #include "core/env.h"
 #include "core/files.h"
@@ -251,6 +272,7 @@ QLORA__ONCE_END
 QLORA__ONCE_PER_CALL
 #include "model/evaluate.h"
 #include "adapter/save.h"
+#ifndef QLORA_NO_MERGE
 #include "adapter/merge_template.h"
 #include "adapter/merge.h"
 #include "adapter/merge_gguf.h"
@@ -259,6 +281,9 @@ QLORA__ONCE_PER_CALL
 #include "adapter/merge_config.h"
 #include "adapter/merge_vocab.h"
 #include "adapter/merge_save.h"
+#endif // QLORA_NO_MERGE
+
+#ifndef QLORA_NO_TRAIN
 #include "trainer/structure.h"
 #include "trainer/methods.h"
 #include "trainer/leaves.h"
@@ -285,12 +310,16 @@ QLORA__ONCE_PER_CALL
 #include "train/slice.h"
 #include "train/each.h"
 #include "train/checkpoint.h"
+#endif // QLORA_NO_TRAIN
+
+#ifndef QLORA_NO_GENERATE
 #include "generate/choice.h"
 #include "generate/paging.h"
 #include "generate/shared.h"
 #include "generate/ahead.h"
 #include "generate/texts.h"
 #include "generate/slices.h"
+#endif // QLORA_NO_GENERATE
 #endif // QLORA_NO_MODEL
 
 QLORA__ONCE_END

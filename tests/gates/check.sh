@@ -1090,7 +1090,9 @@ registry_groups() {
         /^    X\([a-z]/ {
             # What all its kernels have in common.
             first = !($4 in module)
-            count = split(of[$6], words, " ")
+            need = $6
+            train = sub(/(^|_)TRAIN$/, "", need) ? " train" : ""
+            count = split(of[need] train, words, " ")
             left = ""
             for (i = 1; i <= count; i++) {
                 if (first || index(" " module[$4] " ", " " words[i] " ")) {
