@@ -3238,6 +3238,18 @@ static const char* qlora__errno_text(int code) {
 #define QLORA__TRAINS true
 #endif
 
+#ifdef QLORA_NO_GENERATE
+#define QLORA__GENERATES false
+#else
+#define QLORA__GENERATES true
+#endif
+
+#ifdef QLORA_NO_GGUF
+#define QLORA__GGUF false
+#else
+#define QLORA__GGUF true
+#endif
+
 //@@ src/platform/floating.h
 
 // How a thread computes in floating point: rounding, numbers below the smallest normal one, traps.
@@ -12316,7 +12328,7 @@ static const qlora__arch* qlora__arch_of(qlora_family family) {
 // The row of a folder with the language part of a model alone: that of a Qwen-VL file computes what
 // a Qwen model does, and that of a Mistral 3 file, unless q is scaled by position, what a Mistral
 // model does.
-static const qlora__arch* qlora__arch_of_text(const qlora_model_config* c) {
+static QLORA__UNUSED const qlora__arch* qlora__arch_of_text(const qlora_model_config* c) {
     return qlora__arch_of(c->family == QLORA_FAMILY_QWEN2_5_VL ? QLORA_FAMILY_QWEN2
                           : c->family == QLORA_FAMILY_QWEN3_VL ? QLORA_FAMILY_QWEN3
                           : c->family == QLORA_FAMILY_MINISTRAL3 && !(c->query_beta > 0.0)
@@ -15740,7 +15752,7 @@ static bool qlora__st_is_float(const qlora__st_tensor* t) {
 // Converts elements [first, first + count) of an F32, BF16 or F16 tensor to floats, exactly.
 static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64_t count,
                                float* out) {
-    if (t->view != NULL) {
+    if (QLORA__GGUF && t->view != NULL) {
         qlora__gguf_view_read(t->view, first, count, out);
         return;
     }
@@ -17271,7 +17283,9 @@ static void qlora__folder_close(qlora__env* env, qlora__folder* f) {
         qlora__env_free(env, f->cache, sizeof *f->cache);
     }
     qlora__env_free(env, f->made, f->made_room * sizeof *f->made);
-    qlora__gguf_model_close(env, &f->gguf);
+    if (QLORA__GGUF) {
+        qlora__gguf_model_close(env, &f->gguf);
+    }
     qlora__env_free(env, f->shards, f->shard_room * sizeof *f->shards);
     qlora__env_free(env, f->entries, f->room * (sizeof *f->entries + sizeof *f->by_name));
     memset(f, 0, sizeof *f);
@@ -18287,11 +18301,21 @@ static qlora_result qlora__folder_open_gguf(qlora__env* env, const char* path, q
     return result;
 }
 
+// In a build without GGUF files.
+static QLORA__UNUSED qlora_result qlora__gguf_refuse(qlora__env* env, const char* path) {
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "%s: GGUF files are not in this build: they were left out by "
+                           "QLORA_NO_GGUF",
+                           path);
+}
+
 // Opens the weights of a model: those of a folder, or of a GGUF file.
 static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char* dir,
                                                      qlora__folder* f) {
-    return qlora__gguf_path(dir) ? qlora__folder_open_gguf(env, dir, f)
-                                 : qlora__folder_open_dir(env, dir, f);
+    if (!qlora__gguf_path(dir)) {
+        return qlora__folder_open_dir(env, dir, f);
+    }
+    return QLORA__GGUF ? qlora__folder_open_gguf(env, dir, f) : qlora__gguf_refuse(env, dir);
 }
 
 // The values of a tensor. If they must be made first, they are valid until the next call.
@@ -18299,7 +18323,7 @@ static QLORA__UNUSED qlora_result qlora__folder_make(qlora__env* env, const qlor
                                                      const qlora__st_tensor** tensor) {
     const qlora__st_tensor* t = *tensor;
     qlora__folder_cache* cache = f->cache;
-    if (t->view == NULL) {
+    if (!QLORA__GGUF || t->view == NULL) {
         return QLORA_OK;
     }
     if (cache->bytes < t->bytes) {
@@ -18753,8 +18777,10 @@ static qlora_result qlora__config_read_gguf(qlora__env* env, const char* path,
 // The config of a model folder or a GGUF file.
 static QLORA__UNUSED qlora_result qlora__config_read(qlora__env* env, const char* dir,
                                                      qlora_model_config* out) {
-    return qlora__gguf_path(dir) ? qlora__config_read_gguf(env, dir, out)
-                                 : qlora__config_read_dir(env, dir, out);
+    if (!qlora__gguf_path(dir)) {
+        return qlora__config_read_dir(env, dir, out);
+    }
+    return QLORA__GGUF ? qlora__config_read_gguf(env, dir, out) : qlora__gguf_refuse(env, dir);
 }
 
 //@@ src/formats/regex.h
@@ -23312,11 +23338,11 @@ static QLORA__UNUSED uint32_t qlora__unpack_hash(const char* text, size_t length
 #include QLORA_KERNELS_HEADER
 
 // Packed texts (embed --packed) have a number of their own: they must not pass for plain ones.
-#if QLORA__KERNEL_ABI != 3 && QLORA__KERNEL_ABI != 103
+#if QLORA__KERNEL_ABI != 4 && QLORA__KERNEL_ABI != 104
 #error                                                                                             \
-    "kernels_ptx.h does not match this qlora.h (kernel ABI 3 is needed); use one release for both"
+    "kernels_ptx.h does not match this qlora.h (kernel ABI 4 is needed); use one release for both"
 #endif
-#define QLORA__PTX_PACKED (QLORA__KERNEL_ABI == 103)
+#define QLORA__PTX_PACKED (QLORA__KERNEL_ABI == 104)
 
 // Returns the module's PTX with the highest target that the device supports. PTX that was excluded
 // from the build (chunks is NULL) is returned only if nothing else fits, so that the caller can
@@ -23422,6 +23448,48 @@ static qlora_result qlora__ptx_unpack(qlora_ctx* ctx, const qlora__ptx_text* tex
     return r;
 }
 
+// Copies a text of n characters with its words in full. Returns the length; with out NULL, it is
+// only counted. tools/embed.c says which characters stand for words.
+static size_t qlora__ptx_words_copy(const char* text, size_t n, char* out) {
+    static const char one[] = "#&'*=^";
+    size_t length = 0;
+    for (size_t i = 0; i < n; i++) {
+        const char* single = (const char*)memchr(one, text[i], sizeof one - 1);
+        size_t place = single != NULL ? (size_t)(single - one) : 0;
+        if (single == NULL && (text[i] == '`' || text[i] == '~') && i + 1 < n) {
+            place = sizeof one - 1 + (text[i] == '~' ? 94 : 0) + (size_t)(text[i + 1] - '!');
+            i++;
+        } else if (single == NULL) {
+            if (out != NULL) {
+                out[length] = text[i];
+            }
+            length++;
+            continue;
+        }
+        size_t places = sizeof qlora__ptx_words / sizeof *qlora__ptx_words;
+        const char* word = place < places ? qlora__ptx_words[place] : "";
+        size_t size = strlen(word);
+        if (out != NULL) {
+            memcpy(out + length, word, size);
+        }
+        length += size;
+    }
+    return length;
+}
+
+// The chunks of a plain text, or the one piece of an unpacked text, with their words in full.
+static size_t qlora__ptx_chunks_copy(const qlora__ptx_text* text, const char* unpacked, char* out) {
+    size_t length = 0;
+    if (unpacked != NULL) {
+        return qlora__ptx_words_copy(unpacked, text->length, out);
+    }
+    for (const char* const* chunk = text->chunks; *chunk != NULL; chunk++) {
+        length +=
+            qlora__ptx_words_copy(*chunk, strlen(*chunk), out != NULL ? out + length : NULL);
+    }
+    return length;
+}
+
 // Joins the chunks of a module's PTX, or unpacks them, after a header that names the target of
 // qlora_ctx_target. The caller frees *out, which has *bytes bytes.
 static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text, bool packed,
@@ -23433,30 +23501,25 @@ static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text,
     int used = snprintf(header, sizeof header, ".version %d.%d\n.target %s%.*s\n.address_size 64\n",
                         version / 10, version % 10, gpu->target, text->suffix != '\0' ? 1 : 0,
                         &text->suffix);
-    *bytes = (size_t)used + text->length + 1;
-    char* p = (char*)qlora__alloc(ctx, *bytes);
-    if (p == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    memcpy(p, header, (size_t)used);
-    size_t at = (size_t)used;
+    char* unpacked = packed ? (char*)qlora__alloc(ctx, text->length + 1) : NULL;
+    qlora_result r = QLORA_OK;
     if (packed) {
-        qlora_result r = qlora__ptx_unpack(ctx, text, p + at);
-        if (r != QLORA_OK) {
-            qlora__free(ctx, p, *bytes);
-            return r;
-        }
-        at += text->length;
+        r = unpacked == NULL ? QLORA_ERR_MEMORY : qlora__ptx_unpack(ctx, text, unpacked);
     }
-    for (const char* const* chunk = text->chunks; !packed && *chunk != NULL; chunk++) {
-        size_t n = strlen(*chunk);
-        QLORA_ASSERT(at + n < *bytes);
-        memcpy(p + at, *chunk, n);
-        at += n;
+    char* p = NULL;
+    if (r == QLORA_OK) {
+        *bytes = (size_t)used + qlora__ptx_chunks_copy(text, unpacked, NULL) + 1;
+        p = (char*)qlora__alloc(ctx, *bytes);
+        r = p == NULL ? QLORA_ERR_MEMORY : QLORA_OK;
     }
-    p[at] = '\0';
-    *out = p;
-    return QLORA_OK;
+    if (r == QLORA_OK) {
+        memcpy(p, header, (size_t)used);
+        size_t length = qlora__ptx_chunks_copy(text, unpacked, p + used);
+        p[(size_t)used + length] = '\0';
+        *out = p;
+    }
+    qlora__free(ctx, unpacked, text->length + 1);
+    return r;
 }
 
 // The row of a kernel in the registry; -1 if there is none.
@@ -30065,7 +30128,8 @@ static void qlora__preference_cpu(const qlora__preference* p) {
 }
 
 // The factors of all sequences, and the sums of the step.
-static qlora_result qlora__preference_factors(qlora_ctx* ctx, const qlora__preference* p) {
+static QLORA__UNUSED qlora_result qlora__preference_factors(qlora_ctx* ctx,
+                                                            const qlora__preference* p) {
     if (qlora__on_cpu(ctx)) {
         qlora__preference_cpu(p);
         return QLORA_OK;
@@ -30077,8 +30141,9 @@ static qlora_result qlora__preference_factors(qlora_ctx* ctx, const qlora__prefe
 }
 
 // Multiplies every labelled row of x by the factor of its sequence.
-static qlora_result qlora__preference_scale(qlora_ctx* ctx, const qlora__preference* p,
-                                            const qlora_tensor* x) {
+static QLORA__UNUSED qlora_result qlora__preference_scale(qlora_ctx* ctx,
+                                                          const qlora__preference* p,
+                                                          const qlora_tensor* x) {
     int64_t count = p->roles.cols;
     if (!qlora__on_cpu(ctx)) {
         void* args[] = {(void*)&x->data,        (void*)&x->ld,           (void*)&x->cols,
@@ -30105,6 +30170,10 @@ static qlora_result qlora__preference_scale(qlora_ctx* ctx, const qlora__prefere
     }
     return QLORA_OK;
 }
+
+//@@ src/qlora.h
+
+#ifndef QLORA_NO_TRAIN
 
 //@@ src/ops/tree.h
 
@@ -30235,6 +30304,11 @@ static qlora_result qlora__tree_run(qlora_ctx* ctx, qlora__tree_mode mode, void*
     void* args[] = {&g, &s, &n, &number, &small_totals, &small_sums, &few};
     return qlora__launch(ctx, QLORA__K_optim_tree, blocks, 1, 1, 256, 0, args);
 }
+
+//@@ src/qlora.h
+
+#endif // QLORA_NO_TRAIN
+
 
 //@@ src/ops/dora.h
 
@@ -35562,7 +35636,7 @@ static bool qlora__computes(const qlora_model* m) {
 
 // Whether the model has gradients and an optimizer.
 static bool qlora__trains(const qlora_model* m) {
-    return m->desc.purpose == QLORA_PURPOSE_TRAIN;
+    return QLORA__TRAINS && m->desc.purpose == QLORA_PURPOSE_TRAIN;
 }
 
 // The math of products with weights. On the CPU, mode BF16 rounds their operands; everything else
@@ -37245,7 +37319,8 @@ static void qlora__map_weight(const qlora__folder* folder, const char* name, int
     qlora_dtype dtype = qlora__st_dtype_of(t);
     size_t size = dtype == QLORA_F32 ? 4 : 2;
     const uint8_t* data = t->data;
-    if (t->view != NULL) { // of a GGUF file, which may store it in blocks or in another order
+    // A GGUF file may store it in blocks or in another order.
+    if (QLORA__GGUF && t->view != NULL) {
         const qlora__gguf_type* type = t->view->parts[0]->type;
         bool plain = qlora__gguf_view_is_plain(t->view) && type->block == 1 && type->bytes == size;
         data = plain ? qlora__gguf_view_bytes(t->view, 0) : NULL;
@@ -38280,6 +38355,22 @@ static qlora_result qlora__slots_create(qlora_ctx* ctx, qlora_model* m) {
                                                                        : QLORA_ERR_MEMORY;
 }
 
+// Refuses what the build has no code for.
+static qlora_result qlora__parts_check(qlora_ctx* ctx, const qlora_model_desc* d) {
+    if (!QLORA__TRAINS && d->purpose == QLORA_PURPOSE_TRAIN) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.purpose is QLORA_PURPOSE_TRAIN; training is not in this build: "
+                           "it was left out by QLORA_NO_TRAIN");
+    }
+    if (!QLORA__GENERATES && d->generate_tokens > 0) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.generate_tokens is %lld, but generating is not in this build: it "
+                           "was left out by QLORA_NO_GENERATE",
+                           (long long)d->generate_tokens);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_desc* d) {
     if (d == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc is NULL");
@@ -38334,6 +38425,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                            "desc.mode is %d, which is unused; for TF32, set math of the context",
                            (int)d->mode);
     }
+    QLORA__TRY(qlora__parts_check(ctx, d));
     QLORA__TRY(qlora__saved_desc_check(ctx, d));
     QLORA__TRY(qlora__slots_check(ctx, d));
     QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, -1e30, 1.0));
@@ -42929,7 +43021,7 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     if (c->embedding_scale != 1.0) {
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
     }
-    if (pass->training && m->neftune > 0.0f) {
+    if (QLORA__TRAINS && pass->training && m->neftune > 0.0f) {
         QLORA__TRY(qlora__forward_noise(pass, &h));
     }
     return m->plan.tile > 0 ? QLORA_OK : qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
@@ -43183,10 +43275,11 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     args.flag = &m->flag;
     args.forward_only = !gradient;
     args.cap = (float)c->logits_cap;
-    QLORA__TRY(gradient && qlora__pass_is_wide(pass)    ? qlora__head_owned(pass, i * C, &args)
-               : gradient && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
-                                                        : qlora_cross_entropy(ctx, &args));
-    if (gradient) {
+    bool own = QLORA__TRAINS && gradient;
+    QLORA__TRY(own && qlora__pass_is_wide(pass)    ? qlora__head_owned(pass, i * C, &args)
+               : own && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
+                                                   : qlora_cross_entropy(ctx, &args));
+    if (QLORA__TRAINS && gradient) {
         qlora_tensor dx = m->work.rows_dx;
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
@@ -43228,7 +43321,7 @@ static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const q
     for (int64_t i = 0; i < chunks; i++) {
         QLORA__TRY(qlora__head_chunk(pass, i, totals, gradient));
     }
-    return gradient ? qlora__head_end(pass) : QLORA_OK;
+    return QLORA__TRAINS && gradient ? qlora__head_end(pass) : QLORA_OK;
 }
 
 // Computes the logits of some rows of the pass, into the first rows of m->work.logits.
@@ -44734,7 +44827,7 @@ static qlora_result qlora__decode_layers_send(qlora_ctx* ctx, qlora_model* m) {
 #endif
 
 // Whether steps run on the device.
-static bool qlora__decode_ready(const qlora_model* m) {
+static QLORA__UNUSED bool qlora__decode_ready(const qlora_model* m) {
     return m->decode.planned && m->decode.works && !qlora__on_cpu(m->ctx);
 }
 
@@ -44826,7 +44919,7 @@ static qlora_result qlora__decode_try(qlora_ctx* ctx, qlora_model* m, uint64_t k
 // Runs a step for the texts on the device. If it cannot be captured as a graph, steps are launched
 // kernel by kernel from then on; if the driver refuses a launch whose blocks wait for each other,
 // each stack of a layer has a kernel of its own.
-static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
+static QLORA__UNUSED qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
     int which = m->use_adapters ? 1 : 0;
     uint64_t key = (uint64_t)(uintptr_t)m + (uint64_t)which;
     qlora_graph** graph = &m->decode.graphs[which];
@@ -45110,7 +45203,7 @@ static qlora_result qlora__clip_model(qlora_ctx* ctx, qlora_model* m, bool layer
 // Writes the tables of the clip and the state of the optimizer before the first step.
 static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool layers,
                                            double max_norm, const qlora__adamw_numbers* numbers) {
-    if (!qlora__trains(m)) {
+    if (!QLORA__TRAINS || !qlora__trains(m)) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__clip_model(ctx, m, layers, max_norm));
@@ -45470,7 +45563,7 @@ static qlora_result qlora__dry_run_labelled(const qlora__pass* all) {
             continue;
         }
         QLORA__TRY(qlora__forward_mlp(&pass, last));
-        if (pass.training) {
+        if (QLORA__TRAINS && pass.training) {
             QLORA__TRY(qlora__backward_begin(&pass));
             QLORA__TRY(qlora__backward_mlp(&pass, last));
             QLORA__TRY(qlora__backward_labelled(&pass, last));
@@ -45542,7 +45635,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__forward(&pass));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     QLORA__TRY(qlora__head(&pass, chunks, &totals, qlora__trains(m)));
-    if (qlora__trains(m)) {
+    if (QLORA__TRAINS && qlora__trains(m)) {
         QLORA__TRY(qlora__backward(&pass));
         QLORA__TRY(qlora__dry_run_labelled(&pass));
         QLORA__TRY(qlora__update(ctx, m));
@@ -45561,7 +45654,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     r = r == QLORA_OK && m->range_count > 0 ? qlora__dry_run_labelled(&pass) : r;
     m->use_adapters = true;
     QLORA__TRY(r);
-    if (m->desc.generate_tokens > 0) {
+    if (QLORA__GENERATES && m->desc.generate_tokens > 0) {
         qlora__pass one = qlora__pass_of(m, 1, false);
         one.decoding = true;
         QLORA__TRY(qlora__forward(&one));
@@ -45585,7 +45678,7 @@ static qlora_result qlora__model_place(qlora_ctx* ctx, const qlora_model* m,
         if (layer->cached) {
             QLORA__TRY(qlora__fp8_place(ctx, linear, false));
         }
-        if (layer->cached && qlora__trains(m)) {
+        if (QLORA__TRAINS && layer->cached && qlora__trains(m)) {
             QLORA__TRY(qlora__fp8_place(ctx, linear, true));
         }
         return layer->cached ? qlora__linear_place_fp8(ctx, linear) : QLORA_OK;
@@ -45607,8 +45700,10 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
     QLORA__TRY(qlora__model_ready(ctx, m));
-    QLORA__TRY(qlora__decode_check(ctx, m));
-    QLORA__TRY(qlora__decode_start(ctx, m));
+    if (QLORA__GENERATES) {
+        QLORA__TRY(qlora__decode_check(ctx, m));
+        QLORA__TRY(qlora__decode_start(ctx, m));
+    }
     if (m->texts.paging.size > 0) {
         size_t bytes = (size_t)(m->texts.paging.pages + 1) * sizeof *m->texts.paging.users;
         m->texts.paging.users = (int32_t*)qlora__alloc_zero(ctx, bytes);
@@ -46131,8 +46226,9 @@ static void qlora__save_add(qlora__save_list* list, const char* prefix, const ql
     list->longest = qlora__max(list->longest, t->rows * t->cols);
 }
 
-static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlora__st_dtype dtype,
-                                  const void* bytes, size_t size) {
+static QLORA__UNUSED void qlora__save_add_bytes(qlora__save_list* list, const char* name,
+                                                qlora__st_dtype dtype, const void* bytes,
+                                                size_t size) {
     qlora__save_item* item = qlora__save_next(list, dtype, 1);
     snprintf(item->name, sizeof item->name, "%s", name);
     item->shape[0] = (int64_t)(size * 8 / qlora__st_dtypes[dtype].bits);
@@ -46141,8 +46237,9 @@ static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlor
 }
 
 // Adds part of the 8-bit moments, which are in device memory: `count` codes or floats.
-static void qlora__save_add_moments(qlora__save_list* list, const char* name, qlora__st_dtype dtype,
-                                    const void* data, int64_t count) {
+static QLORA__UNUSED void qlora__save_add_moments(qlora__save_list* list, const char* name,
+                                                  qlora__st_dtype dtype, const void* data,
+                                                  int64_t count) {
     qlora__save_item* item = qlora__save_next(list, dtype, 1);
     snprintf(item->name, sizeof item->name, "%s", name);
     item->shape[0] = count;
@@ -46203,9 +46300,9 @@ static qlora_result qlora__save_prepare(qlora_ctx* ctx, const qlora__save_list* 
 }
 
 // Writes the list as one file, atomically.
-static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
-                                      const char* path, const char* const* metadata,
-                                      bool checksum) {
+static QLORA__UNUSED qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
+                                                    const char* path, const char* const* metadata,
+                                                    bool checksum) {
     qlora__st_writer w;
     QLORA__TRY(qlora__save_prepare(ctx, list, path, metadata, checksum, &w));
     return qlora__st_write_publish(&ctx->env, &w);
@@ -46920,7 +47017,11 @@ qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
     QLORA__ENTER(ctx, "qlora_adapter_save_gguf");
     qlora_result r = qlora__adapter_desc_check(ctx, desc);
     r = r == QLORA_OK ? qlora__model_settle(model) : r;
-    return qlora__leave(ctx, r == QLORA_OK ? qlora__adapter_save_gguf(ctx, model, path) : r);
+    if (!QLORA__GGUF && r == QLORA_OK) {
+        r = qlora__gguf_refuse(&ctx->env, path != NULL ? path : "path");
+    }
+    r = QLORA__GGUF && r == QLORA_OK ? qlora__adapter_save_gguf(ctx, model, path) : r;
+    return qlora__leave(ctx, r);
 }
 
 //@@ src/qlora.h
@@ -50062,6 +50163,10 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
                                       const qlora_merge_desc* desc) {
     QLORA__TRY(qlora__merge_need(ctx, m, desc));
     QLORA__TRY(qlora__merge_need_rows(ctx, m, desc->tokenizer_dir));
+    bool file = qlora__gguf_path(desc->dir);
+    if (!QLORA__GGUF && file) {
+        return qlora__gguf_refuse(&ctx->env, desc->dir);
+    }
     if (desc->base == QLORA_MERGE_TRAINED) {
         QLORA__TRY(qlora__model_has_weights(ctx, m, "merging into the trained weights"));
     }
@@ -50077,11 +50182,11 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
     g.user = desc->progress_user;
     QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &g.folder));
     uint64_t shard = desc->shard_bytes != 0 ? desc->shard_bytes : (uint64_t)5000000000u;
-    qlora_result r = qlora__gguf_path(desc->dir)
-                         ? qlora__merge_gguf(&g, desc->dir, qlora__merge_type(desc))
-                     : g.folder.gguf.count > 0 ? qlora__merge_unpack(&g, shard)
-                                               : qlora__merge_run(&g, shard);
-    r = r == QLORA_OK && !qlora__gguf_path(desc->dir) ? qlora__merge_check_scale(&g) : r;
+    bool unpacks = g.folder.gguf.count > 0;
+    qlora_result r = QLORA__GGUF && file ? qlora__merge_gguf(&g, desc->dir, qlora__merge_type(desc))
+                     : QLORA__GGUF && unpacks ? qlora__merge_unpack(&g, shard)
+                                              : qlora__merge_run(&g, shard);
+    r = r == QLORA_OK && !file ? qlora__merge_check_scale(&g) : r;
     qlora__merge_close(&g);
     return r;
 }
@@ -56172,4 +56277,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end edb78f648c91d17f
+//@@ end 389474a75299ef4c

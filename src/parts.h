@@ -8,3 +8,15 @@
 #else
 #define QLORA__TRAINS true
 #endif
+
+#ifdef QLORA_NO_GENERATE
+#define QLORA__GENERATES false
+#else
+#define QLORA__GENERATES true
+#endif
+
+#ifdef QLORA_NO_GGUF
+#define QLORA__GGUF false
+#else
+#define QLORA__GGUF true
+#endif

@@ -195,7 +195,10 @@ QLORA__ONCE_END
 #ifndef QLORA_NO_MODEL
 #include "ops/adamw8.h"
 #include "ops/preference.h"
+#ifndef QLORA_NO_TRAIN
 #include "ops/tree.h"
+#endif // QLORA_NO_TRAIN
+
 #include "ops/dora.h"
 #include "ops/token_rows.h"
 #endif // QLORA_NO_MODEL

@@ -309,6 +309,22 @@ static qlora_result qlora__slots_create(qlora_ctx* ctx, qlora_model* m) {
                                                                        : QLORA_ERR_MEMORY;
 }
 
+// Refuses what the build has no code for.
+static qlora_result qlora__parts_check(qlora_ctx* ctx, const qlora_model_desc* d) {
+    if (!QLORA__TRAINS && d->purpose == QLORA_PURPOSE_TRAIN) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.purpose is QLORA_PURPOSE_TRAIN; training is not in this build: "
+                           "it was left out by QLORA_NO_TRAIN");
+    }
+    if (!QLORA__GENERATES && d->generate_tokens > 0) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.generate_tokens is %lld, but generating is not in this build: it "
+                           "was left out by QLORA_NO_GENERATE",
+                           (long long)d->generate_tokens);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_desc* d) {
     if (d == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc is NULL");
@@ -363,6 +379,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                            "desc.mode is %d, which is unused; for TF32, set math of the context",
                            (int)d->mode);
     }
+    QLORA__TRY(qlora__parts_check(ctx, d));
     QLORA__TRY(qlora__saved_desc_check(ctx, d));
     QLORA__TRY(qlora__slots_check(ctx, d));
     QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, -1e30, 1.0));

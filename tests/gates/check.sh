@@ -1223,7 +1223,7 @@ gate_groups_packed() {
     [[ $(grep -c 'kernel module [a-z0-9]*: its packed PTX for sm_.* is damaged: ' $d/damaged.out) \
         -eq 2 ]] || fault "damaged texts: $(cat $d/damaged.out)"
     # Neither form may pass for the other.
-    sed 's/^\(#define QLORA__KERNEL_ABI\) 103.*/\1 104/' $d/packed.h >$d/damaged.h
+    sed 's/^\(#define QLORA__KERNEL_ABI\) 104.*/\1 105/' $d/packed.h >$d/damaged.h
     eval "${cc/packed.h/damaged.h} -fsyntax-only $t" 2>/dev/null && fault "another ABI compiles"
     return 0
 }

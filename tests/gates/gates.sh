@@ -211,7 +211,7 @@ defect embed "packed texts of a module share nothing" \
 defect embed "damage to packed texts is not seen" \
     'sed -i "s/return bad + 1;/return bad;/" tools/embed.c'
 defect groups "packed texts are taken for plain ones" \
-    'sed -i "s/(QLORA__KERNEL_ABI == 103)/(QLORA__KERNEL_ABI == 203)/" src/cache/ptx.h'
+    'sed -i "s/(QLORA__KERNEL_ABI == 104)/(QLORA__KERNEL_ABI == 204)/" src/cache/ptx.h'
 defect groups "a packed header lists the bytes of a plain one" \
     'sed -i "s/^        macro_line(h, line, out);/buffer_add(out, line, line_length(line));/" \
         tools/embed.c'
