@@ -35782,7 +35782,7 @@ static void qlora__adapter_focus(qlora_model* m, int32_t adapter) {
 }
 
 // Ends a call that may have made another adapter the current one.
-static qlora_result qlora__adapter_leave(qlora_model* m, qlora_result r) {
+static QLORA__UNUSED qlora_result qlora__adapter_leave(qlora_model* m, qlora_result r) {
     qlora__adapter_focus(m, m->chosen);
     return r;
 }
@@ -35828,8 +35828,8 @@ static void qlora__model_slice(qlora_model* m, qlora__errand* e, double until) {
 }
 
 // Prepares an errand that begins with the model as it is; see qlora__errand_take.
-static qlora_result qlora__model_errand(qlora_model* m, qlora__errand_fn fn, void* user,
-                                        qlora__errand** out) {
+static QLORA__UNUSED qlora_result qlora__model_errand(qlora_model* m, qlora__errand_fn fn,
+                                                      void* user, qlora__errand** out) {
     QLORA__TRY(qlora__errand_take(m->ctx, fn, user, out));
     if (*out != NULL) {
         (*out)->adapter = m->adapter;
@@ -35839,7 +35839,7 @@ static qlora_result qlora__model_errand(qlora_model* m, qlora__errand_fn fn, voi
 }
 
 // Gives an errand back, which first has to end: it is finished, or dropped as soon as possible.
-static void qlora__model_errand_end(qlora_model* m, qlora__errand* e, bool drop) {
+static QLORA__UNUSED void qlora__model_errand_end(qlora_model* m, qlora__errand* e, bool drop) {
     e->dropped = drop;
     if (e->under_way) {
         qlora__model_slice(m, e, 1e300);
@@ -56277,4 +56277,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 389474a75299ef4c
+//@@ end 1e44ef0f50cda2a7

@@ -297,6 +297,16 @@ defect text_header "data that is not left out" \
 defect text_header "more left out than the macro says" \
     'sed -i "s/^.include .text.pattern.api.h./#ifndef QLORA_TEXT_NO_TEMPLATES\n&\n#endif/" \
         src/qlora_text.h'
+defect left_out "training that is not left out" \
+    'sed -i "s/QLORA_NO_TRAIN/NEVER/" src/qlora.h'
+defect left_out "code of GGUF files that something still calls" \
+    'sed -i "s/QLORA__GGUF && t->view/t->view/" src/formats/safetensors.h'
+defect left_out "an error that does not name the macro" \
+    'sed -i "s/left out by QLORA_NO_GENERATE/left out/" src/model/plan.h'
+defect left_out "more left out than the macro says" \
+    'sed -i "s/^.include .adapter.save.h./#ifndef QLORA_NO_MERGE\n&\n#endif/" src/qlora.h'
+defect left_out "a kernel that evaluating needs, left out with those of training" \
+    'sed -i "s/^#elif defined(QLORA_PTX_NO_HEAD32)/& || defined(QLORA_PTX_NO_TRAIN)/" kernels_ptx.h'
 defect macros "a macro without our prefix" 'core "#define MIN(a, b) ((a) < (b) ? (a) : (b))"'
 defect macros "a helper macro that stays defined" \
     'sed -i "s/^#define QLORA_VERSION_STRING.*/&\n#define QLORA_X_A 1/" src/api/linkage.h'
