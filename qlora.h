@@ -73,6 +73,12 @@
        QLORA_DLL             mark functions for a shared library
        QLORA_NO_CUDA         leave out the GPU: no dynamic loading, no kernels_ptx.h
        QLORA_NO_MODEL        leave out models, training and file formats: the bare runtime
+       QLORA_NO_TRAIN        leave out trainers and several processes: QLORA_PURPOSE_TRAIN is
+                             refused by name. Operators stay, their kernels with QLORA_PTX_NO_TRAIN
+                             do not
+       QLORA_NO_GENERATE     leave out generation: generate_tokens is refused by name
+       QLORA_NO_MERGE        leave out qlora_merge_save
+       QLORA_NO_GGUF         leave out GGUF files: a path of one is refused by name
        QLORA_NO_COMM         leave out training with several processes
        QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2, AVX-512, AMX
        QLORA_PTX_NO_BF16 ... leave out groups of GPU kernels; kernels_ptx.h lists them with sizes
@@ -1152,7 +1158,7 @@ QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
 QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
 // Writes an f32 adapter for llama.cpp; what the format cannot contain, such as trained norms, is
-// refused. Waits for the device.
+// refused. Waits for the device. With QLORA_NO_GGUF beside the implementation, it always fails.
 QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
                                                const qlora_adapter_desc* desc);
 
@@ -1169,6 +1175,7 @@ QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* p
 // ---- several processes --------------------------------------------------------------------------
 // Processes that train together have the same model, settings and batches; each computes a share
 // of the micro-batches of a step. The result has the same bits for any number of processes.
+// Left out by QLORA_NO_TRAIN as well.
 
 // Bytes for another process, or from it.
 typedef struct qlora_message {
@@ -1240,6 +1247,10 @@ QLORA_API void qlora_comm_close(qlora_comm* comm);
 //@@ src/api/train.h
 
 // ---- training -----------------------------------------------------------------------------------
+
+// With QLORA_NO_TRAIN beside the implementation, these functions are declared but left out: a
+// program that calls one does not link.
+
 typedef struct qlora_trainer qlora_trainer;
 
 // The learning rate after the warm-up.
@@ -1437,6 +1448,10 @@ QLORA_API qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, 
 //@@ src/api/generate.h
 
 // ---- generation ---------------------------------------------------------------------------------
+
+// With QLORA_NO_GENERATE beside the implementation, these functions are declared but left out: a
+// program that calls one does not link.
+
 // One text, generated token by token. A model has up to generate_sequences of them at a time, each
 // with its own prompt, settings and seed; one that ends makes room for another. Training and
 // evaluation may run between two tokens. All calls wait for what they return. On a GPU, the step
@@ -1558,6 +1573,9 @@ QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_d
 //@@ src/api/merge.h
 
 // ---- merging ------------------------------------------------------------------------------------
+
+// With QLORA_NO_MERGE beside the implementation, the function is declared but left out: a program
+// that calls it does not link.
 
 typedef enum qlora_merge_base {
     QLORA_MERGE_ORIGINAL = 0, // into the original weights of the model folder
@@ -3225,31 +3243,6 @@ static const char* qlora__errno_text(int code) {
 
 #endif // QLORA__PART_SYSTEM
 
-//@@ src/parts.h
-
-// ---- what a build has ---------------------------------------------------------------------------
-//
-// Rooms that a macro leaves out are not included; code of other rooms that would call them asks
-// these, so that the compiler drops it, and what only it calls.
-
-#ifdef QLORA_NO_TRAIN
-#define QLORA__TRAINS false
-#else
-#define QLORA__TRAINS true
-#endif
-
-#ifdef QLORA_NO_GENERATE
-#define QLORA__GENERATES false
-#else
-#define QLORA__GENERATES true
-#endif
-
-#ifdef QLORA_NO_GGUF
-#define QLORA__GGUF false
-#else
-#define QLORA__GGUF true
-#endif
-
 //@@ src/platform/floating.h
 
 // How a thread computes in floating point: rounding, numbers below the smallest normal one, traps.
@@ -3280,6 +3273,31 @@ static void qlora__floating_restore(const qlora__floating* before) {
     (void)fesetenv(before);
 #endif
 }
+
+//@@ src/core/parts.h
+
+// ---- what a build has ---------------------------------------------------------------------------
+//
+// Rooms that a macro leaves out are not included; code of other rooms that would call them asks
+// these, so that the compiler drops it, and what only it calls.
+
+#ifdef QLORA_NO_TRAIN
+#define QLORA__TRAINS false
+#else
+#define QLORA__TRAINS true
+#endif
+
+#ifdef QLORA_NO_GENERATE
+#define QLORA__GENERATES false
+#else
+#define QLORA__GENERATES true
+#endif
+
+#ifdef QLORA_NO_GGUF
+#define QLORA__GGUF false
+#else
+#define QLORA__GGUF true
+#endif
 
 //@@ src/core/env.h
 
@@ -38425,7 +38443,6 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                            "desc.mode is %d, which is unused; for TF32, set math of the context",
                            (int)d->mode);
     }
-    QLORA__TRY(qlora__parts_check(ctx, d));
     QLORA__TRY(qlora__saved_desc_check(ctx, d));
     QLORA__TRY(qlora__slots_check(ctx, d));
     QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, -1e30, 1.0));
@@ -38862,6 +38879,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
 static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc,
                                     const qlora_plan_desc* machine, qlora_model** out) {
     QLORA__TRY(qlora__model_desc_check(ctx, desc));
+    QLORA__TRY(qlora__parts_check(ctx, desc));
     qlora_model* m = (qlora_model*)qlora__alloc_zero(ctx, sizeof *m);
     if (m == NULL) {
         return QLORA_ERR_MEMORY;
@@ -56277,4 +56295,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 1e44ef0f50cda2a7
+//@@ end 7d33cee304398fc5

@@ -88,8 +88,8 @@ extern "C" {
 #endif // _WIN32
 
 #include "platform/system.h"
-#include "parts.h"
 #include "platform/floating.h"
+#include "core/parts.h"
 #include "core/env.h"
 #include "core/files.h"
 #include "core/tools.h"

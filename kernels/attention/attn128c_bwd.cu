@@ -1,5 +1,5 @@
-// attn128c_bwd.cu - the gradients of attn_tc.cuh for head size 128, and smaller ones, with or without
-// a cap.
+// attn128c_bwd.cu - the gradients of attn_tc.cuh for head size 128, and smaller ones, with or
+// without a cap.
 // targets: 80
 // groups: bf16 head128cap train
 #include "attn_tc.cuh"

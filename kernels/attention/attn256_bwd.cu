@@ -1,5 +1,5 @@
-// attn256_bwd.cu - the gradients of attn_tc.cuh for head size 256, and smaller ones, with or without
-// a cap.
+// attn256_bwd.cu - the gradients of attn_tc.cuh for head size 256, and smaller ones, with or
+// without a cap.
 // targets: 80
 // groups: bf16 head256 train
 #include "attn_tc.cuh"

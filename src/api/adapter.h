@@ -36,6 +36,6 @@ QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
 QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
                                           const qlora_adapter_desc* desc);
 // Writes an f32 adapter for llama.cpp; what the format cannot contain, such as trained norms, is
-// refused. Waits for the device.
+// refused. Waits for the device. With QLORA_NO_GGUF beside the implementation, it always fails.
 QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
                                                const qlora_adapter_desc* desc);

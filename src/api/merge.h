@@ -1,5 +1,8 @@
 // ---- merging ------------------------------------------------------------------------------------
 
+// With QLORA_NO_MERGE beside the implementation, the function is declared but left out: a program
+// that calls it does not link.
+
 typedef enum qlora_merge_base {
     QLORA_MERGE_ORIGINAL = 0, // into the original weights of the model folder
     QLORA_MERGE_TRAINED = 1   // into the dequantised 4-bit or FP8 weights that it was trained on

@@ -379,7 +379,6 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                            "desc.mode is %d, which is unused; for TF32, set math of the context",
                            (int)d->mode);
     }
-    QLORA__TRY(qlora__parts_check(ctx, d));
     QLORA__TRY(qlora__saved_desc_check(ctx, d));
     QLORA__TRY(qlora__slots_check(ctx, d));
     QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, -1e30, 1.0));
@@ -816,6 +815,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
 static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc,
                                     const qlora_plan_desc* machine, qlora_model** out) {
     QLORA__TRY(qlora__model_desc_check(ctx, desc));
+    QLORA__TRY(qlora__parts_check(ctx, desc));
     qlora_model* m = (qlora_model*)qlora__alloc_zero(ctx, sizeof *m);
     if (m == NULL) {
         return QLORA_ERR_MEMORY;

@@ -1732,7 +1732,8 @@ gate_msvc() {
 
 GATES="assembled asan programs aarch64 x86_64 use tsan fuzz warnings golden use_gcc mpi musl"
 GATES="$GATES left_out ptx_same packaging ptx_assemble groups text_header cxx link examples"
-GATES="$GATES install mingw wine shared symbols readme page recursion contract interpreter msvc embed layers"
+GATES="$GATES install mingw wine shared symbols readme page recursion contract interpreter msvc"
+GATES="$GATES embed layers"
 GATES="$GATES sanitize ptx_fresh functions words comments abi macros text paths scripts libraries"
 GATES="$GATES contents"
 
