@@ -1289,7 +1289,7 @@ gate_groups_packed() {
     [[ $(grep -c ': OK' $d/packed.90.out) -eq $((${#kernels[@]} / 2)) ]] ||
         fault "packed: not every kernel loads on sm_90"
     LD_LIBRARY_PATH=build/fake $d/packed64 get attn64_bwd_q attention 20 >$d/packed64.out || bad=1
-    grep -q 'its module attn64 was left out by QLORA_PTX_NO_HEAD64$' $d/packed64.out &&
+    grep -q 'its module attn64_bwd was left out by QLORA_PTX_NO_HEAD64$' $d/packed64.out &&
         grep -q '^attention 20: OK' $d/packed64.out || fault "packed: $(cat $d/packed64.out)"
     for n in $(compilers); do
         eval "${cc/gcc/$n} -DTEXT_FIRST -fsyntax-only tests/gates/compile/text_both.c" &&
