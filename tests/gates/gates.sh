@@ -300,7 +300,7 @@ defect text_header "more left out than the macro says" \
 defect left_out "training that is not left out" \
     'sed -i "s/QLORA_NO_TRAIN/NEVER/" src/qlora.h'
 defect left_out "code of GGUF files that something still calls" \
-    'sed -i "s/QLORA__GGUF && t->view/t->view/" src/formats/safetensors.h'
+    'sed -i "s/QLORA__GGUF ?/true ?/" src/formats/gguf_config.h'
 defect left_out "an error that does not name the macro" \
     'sed -i "s/left out by QLORA_NO_GENERATE/left out/" src/model/plan.h'
 defect left_out "more left out than the macro says" \
