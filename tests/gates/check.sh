@@ -607,10 +607,10 @@ text_left_out() {
 
 # Macros that leave out rooms of qlora.h, one per line: at least this many bytes of the object with
 # -O1, names of the rooms, what is then refused by name.
-LEFT_OUT="QLORA_NO_TRAIN 70000 qlora_(train_|trainer_|checkpoint_|comm_|_trainer_|_backward_b) train
+LEFT_OUT="QLORA_NO_TRAIN 70000 qlora_(train|trainer|checkpoint|comm|_trainer|_backward_b)_? train
 QLORA_NO_GENERATE 18000 qlora_(generate|_generate|_decode_enqueue|_texts_) generate
 QLORA_NO_MERGE 45000 qlora_(merge|_merge)_
-QLORA_NO_GGUF 60000 qlora__gguf_(parse|find|widen|pack|model|fill|begin|config|view) gguf config export"
+QLORA_NO_GGUF 60000 qlora__gguf_(parse|find|widen|pack|model|begin|config|view) gguf config export"
 
 # qlora.h with rooms left out: it compiles without warnings; their code is not in the object; what
 # is left gives the same bits, also on a GPU; and the rest is refused with the name of the macro.
