@@ -73,6 +73,12 @@
        QLORA_DLL             mark functions for a shared library
        QLORA_NO_CUDA         leave out the GPU: no dynamic loading, no kernels_ptx.h
        QLORA_NO_MODEL        leave out models, training and file formats: the bare runtime
+       QLORA_NO_TRAIN        leave out trainers and several processes: QLORA_PURPOSE_TRAIN is
+                             refused by name. Operators stay, their kernels with QLORA_PTX_NO_TRAIN
+                             do not
+       QLORA_NO_GENERATE     leave out generation: generate_tokens is refused by name
+       QLORA_NO_MERGE        leave out qlora_merge_save
+       QLORA_NO_GGUF         leave out GGUF files: a path of one is refused by name
        QLORA_NO_COMM         leave out training with several processes
        QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2, AVX-512, AMX
        QLORA_PTX_NO_BF16 ... leave out groups of GPU kernels; kernels_ptx.h lists them with sizes
@@ -304,10 +310,11 @@
 #ifndef QLORA_API
 #if defined(QLORA_STATIC)
 #if defined(__GNUC__)
-#define QLORA_API static __attribute__((unused))
+#define QLORA_STATIC_API static __attribute__((unused))
 #else
-#define QLORA_API static
+#define QLORA_STATIC_API static
 #endif
+#define QLORA_API QLORA_STATIC_API
 #elif defined(QLORA_DLL) && defined(_WIN32)
 #if defined(QLORA_IMPLEMENTATION) || defined(QLORA_TEXT_IMPLEMENTATION)
 #define QLORA_API __declspec(dllexport) extern
@@ -663,7 +670,7 @@ QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
 
 //@@ src/qlora.h
 
-// Without the model its functions are declared and never defined, which only extern ones may be.
+// What is left out is declared and never defined, which only extern functions may be.
 #if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
 #undef QLORA_API
 #define QLORA_API extern
@@ -1113,11 +1120,64 @@ QLORA_API qlora_result qlora_eval_sequences(qlora_model* model, const qlora_batc
 // device.
 QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, float* out);
 
+//@@ src/api/adapter.h
+
+// ---- adapters -----------------------------------------------------------------------------------
+// Zero it before setting fields.
+typedef struct qlora_adapter_desc {
+    uint32_t reserved_must_be_zero0;
+    const char* base_name; // base_model_name_or_path of the saved config; NULL = the model's folder
+    uint32_t reserved_must_be_zero1;
+} qlora_adapter_desc;
+
+// Switches the adapters on (as after opening) or off. With adapters off, the model behaves like its
+// base; training requires them on. A change invalidates all graphs. Does not wait for the device.
+QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
+// Chooses one of several adapters, by its index in desc.slots; 0 after opening. The calls for
+// parameters, saving, loading, copying and merging, texts whose desc names no adapter, and
+// evaluations of batches without `adapters` use the chosen one. Refused while there is a text that
+// uses it (qlora_generate_desc.adapters = AUTO). Does not wait for the device.
+QLORA_API qlora_result qlora_adapter_select(qlora_model* model, int64_t index);
+// Gives the chosen adapter the values of a new one with this seed: A random, B zero, magnitudes of
+// the base. Destroy its trainer before. Waits for the device.
+QLORA_API qlora_result qlora_adapter_renew(qlora_model* model, uint64_t seed);
+// Copies the trained tensors of one model to another that has the same ones. The models may belong
+// to different contexts; within one context the call does not wait for the device. The optimizer
+// state is left unchanged.
+QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
+// Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms are
+// in it as PEFT's modules_to_save, and once more in trained_norms.safetensors, as exact factors:
+// for Gemma, PEFT's file and the base store them minus 1, which rounds, this file does not. The
+// metadata of the file name the format of the base that it was trained on.
+// The folder is one unit: files of an earlier adapter that the new one does not have are removed,
+// and a crash leaves the old adapter, the new one, or a folder without a config, which does not
+// load. Waits for the device. desc NULL = all defaults, here and below.
+QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
+                                          const qlora_adapter_desc* desc);
+// Loads a PEFT folder, whose modules, ranks and scales must be those of the model; trained norms in
+// it need a model that was opened with train_norms or with such an adapter. The optimizer state is
+// left unchanged. Waits for the device.
+QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
+                                          const qlora_adapter_desc* desc);
+// Writes an f32 adapter for llama.cpp; what the format cannot contain, such as trained norms, is
+// refused. Waits for the device. With QLORA_NO_GGUF beside the implementation, it always fails.
+QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
+                                               const qlora_adapter_desc* desc);
+
+//@@ src/qlora.h
+
+#if defined(QLORA_STATIC) && defined(QLORA_NO_TRAIN)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
+
+
 //@@ src/api/comm.h
 
 // ---- several processes --------------------------------------------------------------------------
 // Processes that train together have the same model, settings and batches; each computes a share
 // of the micro-batches of a step. The result has the same bits for any number of processes.
+// Left out by QLORA_NO_TRAIN as well.
 
 // Bytes for another process, or from it.
 typedef struct qlora_message {
@@ -1189,6 +1249,10 @@ QLORA_API void qlora_comm_close(qlora_comm* comm);
 //@@ src/api/train.h
 
 // ---- training -----------------------------------------------------------------------------------
+
+// With QLORA_NO_TRAIN beside the implementation, these functions are declared but left out: a
+// program that calls one does not link.
+
 typedef struct qlora_trainer qlora_trainer;
 
 // The learning rate after the warm-up.
@@ -1371,9 +1435,25 @@ QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char*
 // *out = whether dir contains a checkpoint; an absent folder contains none.
 QLORA_API qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out);
 
+//@@ src/qlora.h
+
+#if defined(QLORA_STATIC) && !defined(QLORA_NO_MODEL)
+#undef QLORA_API
+#ifdef QLORA_NO_GENERATE
+#define QLORA_API extern
+#else
+#define QLORA_API QLORA_STATIC_API
+#endif
+#endif
+
+
 //@@ src/api/generate.h
 
 // ---- generation ---------------------------------------------------------------------------------
+
+// With QLORA_NO_GENERATE beside the implementation, these functions are declared but left out: a
+// program that calls one does not link.
+
 // One text, generated token by token. A model has up to generate_sequences of them at a time, each
 // with its own prompt, settings and seed; one that ends makes room for another. Training and
 // evaluation may run between two tokens. All calls wait for what they return. On a GPU, the step
@@ -1480,49 +1560,24 @@ typedef bool (*qlora_token_fn)(void* user, int32_t token);
 QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
                                       qlora_token_fn fn, void* user);
 
-//@@ src/api/adapter.h
+//@@ src/qlora.h
 
-// ---- adapters -----------------------------------------------------------------------------------
-// Zero it before setting fields.
-typedef struct qlora_adapter_desc {
-    uint32_t reserved_must_be_zero0;
-    const char* base_name; // base_model_name_or_path of the saved config; NULL = the model's folder
-    uint32_t reserved_must_be_zero1;
-} qlora_adapter_desc;
+#if defined(QLORA_STATIC) && !defined(QLORA_NO_MODEL)
+#undef QLORA_API
+#ifdef QLORA_NO_MERGE
+#define QLORA_API extern
+#else
+#define QLORA_API QLORA_STATIC_API
+#endif
+#endif
 
-// Switches the adapters on (as after opening) or off. With adapters off, the model behaves like its
-// base; training requires them on. A change invalidates all graphs. Does not wait for the device.
-QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
-// Chooses one of several adapters, by its index in desc.slots; 0 after opening. The calls for
-// parameters, saving, loading, copying and merging, texts whose desc names no adapter, and
-// evaluations of batches without `adapters` use the chosen one. Refused while there is a text that
-// uses it (qlora_generate_desc.adapters = AUTO). Does not wait for the device.
-QLORA_API qlora_result qlora_adapter_select(qlora_model* model, int64_t index);
-// Gives the chosen adapter the values of a new one with this seed: A random, B zero, magnitudes of
-// the base. Destroy its trainer before. Waits for the device.
-QLORA_API qlora_result qlora_adapter_renew(qlora_model* model, uint64_t seed);
-// Copies the trained tensors of one model to another that has the same ones. The models may belong
-// to different contexts; within one context the call does not wait for the device. The optimizer
-// state is left unchanged.
-QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
-// Writes a PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms are
-// in it as PEFT's modules_to_save, and once more in trained_norms.safetensors, as exact factors:
-// for Gemma, PEFT's file and the base store them minus 1, which rounds, this file does not. The
-// metadata of the file name the format of the base that it was trained on.
-// The folder is one unit: files of an earlier adapter that the new one does not have are removed,
-// and a crash leaves the old adapter, the new one, or a folder without a config, which does not
-// load. Waits for the device. desc NULL = all defaults, here and below.
-QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
-                                          const qlora_adapter_desc* desc);
-// Loads a PEFT folder, whose modules, ranks and scales must be those of the model; trained norms in
-// it need a model that was opened with train_norms or with such an adapter. The optimizer state is
-// left unchanged. Waits for the device.
-QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
-                                          const qlora_adapter_desc* desc);
-// Writes an f32 adapter for llama.cpp; what the format cannot contain, such as trained norms, is
-// refused. Waits for the device.
-QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
-                                               const qlora_adapter_desc* desc);
+
+//@@ src/api/merge.h
+
+// ---- merging ------------------------------------------------------------------------------------
+
+// With QLORA_NO_MERGE beside the implementation, the function is declared but left out: a program
+// that calls it does not link.
 
 typedef enum qlora_merge_base {
     QLORA_MERGE_ORIGINAL = 0, // into the original weights of the model folder
@@ -1568,13 +1623,9 @@ QLORA_API qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_de
 
 //@@ src/qlora.h
 
-#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
+#ifdef QLORA_STATIC
 #undef QLORA_API
-#if defined(__GNUC__)
-#define QLORA_API static __attribute__((unused))
-#else
-#define QLORA_API static
-#endif
+#define QLORA_API QLORA_STATIC_API
 #endif
 
 
@@ -3224,6 +3275,31 @@ static void qlora__floating_restore(const qlora__floating* before) {
     (void)fesetenv(before);
 #endif
 }
+
+//@@ src/core/parts.h
+
+// ---- what a build has ---------------------------------------------------------------------------
+//
+// Rooms that a macro leaves out are not included; code of other rooms that would call them asks
+// these, so that the compiler drops it, and what only it calls.
+
+#ifdef QLORA_NO_TRAIN
+#define QLORA__TRAINS false
+#else
+#define QLORA__TRAINS true
+#endif
+
+#ifdef QLORA_NO_GENERATE
+#define QLORA__GENERATES false
+#else
+#define QLORA__GENERATES true
+#endif
+
+#ifdef QLORA_NO_GGUF
+#define QLORA__GGUF false
+#else
+#define QLORA__GGUF true
+#endif
 
 //@@ src/core/env.h
 
@@ -12346,7 +12422,7 @@ static const qlora__arch* qlora__arch_of(qlora_family family) {
 // The row of a folder with the language part of a model alone: that of a Qwen-VL file computes what
 // a Qwen model does, and that of a Mistral 3 file, unless q is scaled by position, what a Mistral
 // model does.
-static const qlora__arch* qlora__arch_of_text(const qlora_model_config* c) {
+static QLORA__UNUSED const qlora__arch* qlora__arch_of_text(const qlora_model_config* c) {
     return qlora__arch_of(c->family == QLORA_FAMILY_QWEN2_5_VL ? QLORA_FAMILY_QWEN2
                           : c->family == QLORA_FAMILY_QWEN3_VL ? QLORA_FAMILY_QWEN3
                           : c->family == QLORA_FAMILY_MINISTRAL3 && !(c->query_beta > 0.0)
@@ -15770,7 +15846,7 @@ static bool qlora__st_is_float(const qlora__st_tensor* t) {
 // Converts elements [first, first + count) of an F32, BF16 or F16 tensor to floats, exactly.
 static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64_t count,
                                float* out) {
-    if (t->view != NULL) {
+    if (QLORA__GGUF && t->view != NULL) {
         qlora__gguf_view_read(t->view, first, count, out);
         return;
     }
@@ -17320,7 +17396,9 @@ static void qlora__folder_close(qlora__env* env, qlora__folder* f) {
         qlora__env_free(env, f->cache, sizeof *f->cache);
     }
     qlora__env_free(env, f->made, f->made_room * sizeof *f->made);
-    qlora__gguf_model_close(env, &f->gguf);
+    if (QLORA__GGUF) {
+        qlora__gguf_model_close(env, &f->gguf);
+    }
     qlora__env_free(env, f->shards, f->shard_room * sizeof *f->shards);
     qlora__env_free(env, f->entries, f->room * (sizeof *f->entries + sizeof *f->by_name));
     memset(f, 0, sizeof *f);
@@ -18336,11 +18414,21 @@ static qlora_result qlora__folder_open_gguf(qlora__env* env, const char* path, q
     return result;
 }
 
+// In a build without GGUF files.
+static QLORA__UNUSED qlora_result qlora__gguf_refuse(qlora__env* env, const char* path) {
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "%s: GGUF files are not in this build: they were left out by "
+                           "QLORA_NO_GGUF",
+                           path);
+}
+
 // Opens the weights of a model: those of a folder, or of a GGUF file.
 static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char* dir,
                                                      qlora__folder* f) {
-    return qlora__gguf_path(dir) ? qlora__folder_open_gguf(env, dir, f)
-                                 : qlora__folder_open_dir(env, dir, f);
+    if (!qlora__gguf_path(dir)) {
+        return qlora__folder_open_dir(env, dir, f);
+    }
+    return QLORA__GGUF ? qlora__folder_open_gguf(env, dir, f) : qlora__gguf_refuse(env, dir);
 }
 
 // The values of a tensor. If they must be made first, they are valid until the next call.
@@ -18348,7 +18436,7 @@ static QLORA__UNUSED qlora_result qlora__folder_make(qlora__env* env, const qlor
                                                      const qlora__st_tensor** tensor) {
     const qlora__st_tensor* t = *tensor;
     qlora__folder_cache* cache = f->cache;
-    if (t->view == NULL) {
+    if (!QLORA__GGUF || t->view == NULL) {
         return QLORA_OK;
     }
     if (cache->bytes < t->bytes) {
@@ -18811,8 +18899,10 @@ static qlora_result qlora__config_read_gguf(qlora__env* env, const char* path,
 // The config of a model folder or a GGUF file.
 static QLORA__UNUSED qlora_result qlora__config_read(qlora__env* env, const char* dir,
                                                      qlora_model_config* out) {
-    return qlora__gguf_path(dir) ? qlora__config_read_gguf(env, dir, out)
-                                 : qlora__config_read_dir(env, dir, out);
+    if (!qlora__gguf_path(dir)) {
+        return qlora__config_read_dir(env, dir, out);
+    }
+    return QLORA__GGUF ? qlora__config_read_gguf(env, dir, out) : qlora__gguf_refuse(env, dir);
 }
 
 //@@ src/formats/regex.h
@@ -22907,6 +22997,34 @@ typedef uint64_t qlora__needs;
 #define QLORA__NEED_RELU2 QLORA__NEED(31) // its MLP has squared ReLU and no gate
 #define QLORA__NEED_RELU2_F32 (QLORA__NEED_RELU2 | QLORA__NEED_F32)
 #define QLORA__NEED_RELU2_BF16 (QLORA__NEED_RELU2 | QLORA__NEED_BF16)
+// Only training runs it: the modules of such kernels are in the group train.
+#define QLORA__NEED_TRAIN QLORA__NEED(32)
+#define QLORA__NEED_CALL_BF16_TRAIN (QLORA__NEED_CALL_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_CALL_F32_TRAIN (QLORA__NEED_CALL_F32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_CALL_LORA_BF16_TRAIN (QLORA__NEED_CALL_LORA_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_CALL_LORA_TRAIN (QLORA__NEED_CALL_LORA | QLORA__NEED_TRAIN)
+#define QLORA__NEED_GATED_TRAIN (QLORA__NEED_GATED | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD128CAP_TRAIN (QLORA__NEED_HEAD128CAP | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD128WG_TRAIN (QLORA__NEED_HEAD128WG | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD128_TRAIN (QLORA__NEED_HEAD128 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD192_TRAIN (QLORA__NEED_HEAD192 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD256WG_TRAIN (QLORA__NEED_HEAD256WG | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD256_TRAIN (QLORA__NEED_HEAD256 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD32_TRAIN (QLORA__NEED_HEAD32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD64WG_TRAIN (QLORA__NEED_HEAD64WG | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD64_TRAIN (QLORA__NEED_HEAD64 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD80_TRAIN (QLORA__NEED_HEAD80 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD96WG_TRAIN (QLORA__NEED_HEAD96WG | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD96_TRAIN (QLORA__NEED_HEAD96 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEADANY_TRAIN (QLORA__NEED_HEADANY | QLORA__NEED_TRAIN)
+#define QLORA__NEED_LORA_BF16_TRAIN (QLORA__NEED_LORA_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_LORA_F32_TRAIN (QLORA__NEED_LORA_F32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_LORA_TRAIN (QLORA__NEED_LORA | QLORA__NEED_TRAIN)
+#define QLORA__NEED_NOISE_BF16_TRAIN (QLORA__NEED_NOISE_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_NOISE_F32_TRAIN (QLORA__NEED_NOISE_F32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_PAIRS_BF16_TRAIN (QLORA__NEED_PAIRS_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_PAIRS_F32_TRAIN (QLORA__NEED_PAIRS_F32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_PAIRS_TRAIN (QLORA__NEED_PAIRS | QLORA__NEED_TRAIN)
 // What programs may have besides.
 #define QLORA__NEED_ANY (QLORA__NEED_CALL | QLORA__NEED_CAP | QLORA__NEED_HEAD_NF4)
 #define QLORA__NEED_ANY_TRAINER (QLORA__NEED_NOISE | QLORA__NEED_PAIRS)
@@ -22975,12 +23093,12 @@ typedef uint64_t qlora__needs;
     X(linear_keep_own_f32, linear, 0, CALL_LORA)                                                   \
     X(linear_keep_own_bf16, linear_bf16, 0, CALL_LORA_BF16)                                        \
     X(linear_collect, linear, 0, CALL_LORA)                                                        \
-    X(skinny_sum, skinny, 0, LORA_BF16)                                                            \
-    X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
+    X(skinny_sum, skinny, 0, LORA_BF16_TRAIN)                                                      \
+    X(skinny_gradients, skinny, 65536, LORA_BF16_TRAIN)                                            \
     X(linear_gated_sum, linear, 0, GATED)                                                          \
-    X(gated_backward, gated, 87296, GATED)                                                         \
+    X(gated_backward, gated, 87296, GATED_TRAIN)                                                   \
     X(tails_gated, tails, 32768, CALL_LORA_BF16)                                                   \
-    X(tails_gated_bwd, tails, 90112, CALL_LORA_BF16)
+    X(tails_gated_bwd, tails_bwd, 90112, CALL_LORA_BF16_TRAIN)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                  \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                 \
@@ -23012,9 +23130,9 @@ typedef uint64_t qlora__needs;
     X(cast_scale, cast, 0, F32)                                                                    \
     X(random_normal_f32, random, 0, CALL)                                                          \
     X(random_normal_bf16, random, 0, CALL)                                                         \
-    X(clip_squares, clip, 0, ALWAYS)                                                               \
-    X(clip_scale, clip, 0, ALWAYS)                                                                 \
-    X(clip_apply, clip, 0, ALWAYS)
+    X(clip_squares, clip, 0, TRAIN)                                                                \
+    X(clip_scale, clip, 0, TRAIN)                                                                  \
+    X(clip_apply, clip, 0, TRAIN)
 
 #define QLORA__KERNELS_OPS(X)                                                                      \
     X(elementwise_silu_f32, elementwise, 0, CALL_F32)                                              \
@@ -23073,8 +23191,8 @@ typedef uint64_t qlora__needs;
     X(softmax_scores_bf16, softmax_bf16, 0, CALL_BF16)                                             \
     X(softmax_fwd_f32, softmax, 0, CALL_F32)                                                       \
     X(softmax_fwd_bf16, softmax_bf16, 0, CALL_BF16)                                                \
-    X(softmax_bwd_f32, softmax, 0, CALL_F32)                                                       \
-    X(softmax_bwd_bf16, softmax_bf16, 0, CALL_BF16)                                                \
+    X(softmax_bwd_f32, softmax_bwd, 0, CALL_F32_TRAIN)                                             \
+    X(softmax_bwd_bf16, softmax_bwd_bf16, 0, CALL_BF16_TRAIN)                                      \
     X(loss_cross_entropy_f32, loss, 0, F32)                                                        \
     X(loss_cross_entropy_bf16, loss_bf16, 0, BF16)                                                 \
     X(loss_capped_f32, loss, 0, CALL_F32)                                                          \
@@ -23082,100 +23200,100 @@ typedef uint64_t qlora__needs;
     X(loss_sum, shared, 0, ALWAYS)                                                                 \
     X(loss_arg_max_f32, loss, 0, CALL_F32)                                                         \
     X(loss_arg_max_bf16, loss_bf16, 0, CALL_BF16)                                                  \
-    X(optim_advance, optim, 0, LORA)                                                               \
-    X(optim_adamw_f32, optim, 0, LORA_F32)                                                         \
-    X(optim_adamw_bf16, optim, 0, LORA_BF16)                                                       \
-    X(optim_adamw8_f32, optim, 0, CALL_LORA)                                                       \
-    X(optim_adamw8_bf16, optim, 0, CALL_LORA_BF16)                                                 \
-    X(optim_shadow_f32, optim, 0, LORA_F32)                                                        \
-    X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
-    X(optim_tree, optim, 0, LORA)                                                                  \
-    X(dropout_f32, dropout, 0, CALL_LORA)                                                          \
-    X(dropout_bf16, dropout_bf16, 0, CALL_LORA_BF16)                                               \
-    X(dropout_noise_f32, dropout, 0, NOISE_F32)                                                    \
-    X(dropout_noise_bf16, dropout_bf16, 0, NOISE_BF16)                                             \
-    X(preference_logps, preference, 0, LORA)                                                       \
-    X(preference_factors, preference, 0, PAIRS)                                                    \
-    X(preference_scale_f32, preference, 0, PAIRS_F32)                                              \
-    X(preference_scale_bf16, preference, 0, PAIRS_BF16)                                            \
+    X(optim_advance, optim, 0, LORA_TRAIN)                                                         \
+    X(optim_adamw_f32, optim, 0, LORA_F32_TRAIN)                                                   \
+    X(optim_adamw_bf16, optim, 0, LORA_BF16_TRAIN)                                                 \
+    X(optim_adamw8_f32, optim, 0, CALL_LORA_TRAIN)                                                 \
+    X(optim_adamw8_bf16, optim, 0, CALL_LORA_BF16_TRAIN)                                           \
+    X(optim_shadow_f32, shadow, 0, LORA_F32)                                                       \
+    X(optim_shadow_bf16, shadow, 0, LORA_BF16)                                                     \
+    X(optim_tree, optim, 0, LORA_TRAIN)                                                            \
+    X(dropout_f32, dropout, 0, CALL_LORA_TRAIN)                                                    \
+    X(dropout_bf16, dropout_bf16, 0, CALL_LORA_BF16_TRAIN)                                         \
+    X(dropout_noise_f32, dropout, 0, NOISE_F32_TRAIN)                                              \
+    X(dropout_noise_bf16, dropout_bf16, 0, NOISE_BF16_TRAIN)                                       \
+    X(preference_logps, logps, 0, LORA)                                                            \
+    X(preference_factors, preference, 0, PAIRS_TRAIN)                                              \
+    X(preference_scale_f32, preference, 0, PAIRS_F32_TRAIN)                                        \
+    X(preference_scale_bf16, preference, 0, PAIRS_BF16_TRAIN)                                      \
     X(methods_row_norms_f32, methods, 0, CALL_LORA)                                                \
     X(methods_row_norms_bf16, methods, 0, CALL_LORA_BF16)                                          \
     X(methods_scale_columns_f32, methods, 0, CALL_LORA)                                            \
     X(methods_scale_columns_bf16, methods, 0, CALL_LORA_BF16)                                      \
-    X(methods_dot_columns_f32, methods, 0, CALL_LORA)                                              \
-    X(methods_dot_columns_bf16, methods, 0, CALL_LORA_BF16)                                        \
+    X(methods_dot_columns_f32, methods_bwd, 0, CALL_LORA_TRAIN)                                    \
+    X(methods_dot_columns_bf16, methods_bwd, 0, CALL_LORA_BF16_TRAIN)                              \
     X(methods_put_rows_f32, methods, 0, CALL_LORA)                                                 \
     X(methods_put_rows_bf16, methods, 0, CALL_LORA_BF16)                                           \
-    X(methods_embed_gradient_f32, methods, 0, CALL_LORA)                                           \
-    X(methods_embed_gradient_bf16, methods, 0, CALL_LORA_BF16)                                     \
-    X(methods_head_gradient_f32, methods, 0, CALL_LORA)                                            \
-    X(methods_head_gradient_bf16, methods, 0, CALL_LORA_BF16)
+    X(methods_embed_gradient_f32, methods_bwd, 0, CALL_LORA_TRAIN)                                 \
+    X(methods_embed_gradient_bf16, methods_bwd, 0, CALL_LORA_BF16_TRAIN)                           \
+    X(methods_head_gradient_f32, methods_bwd, 0, CALL_LORA_TRAIN)                                  \
+    X(methods_head_gradient_bf16, methods_bwd, 0, CALL_LORA_BF16_TRAIN)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                \
     X(attn32_fwd, attn32, 30720, HEAD32)                                                           \
-    X(attn32_stats, attn32, 0, HEAD32)                                                             \
-    X(attn32_bwd_kv, attn32, 39936, HEAD32)                                                        \
-    X(attn32_bwd_sum, attn32, 0, HEAD32)                                                           \
-    X(attn32_bwd_q, attn32, 40960, HEAD32)                                                         \
+    X(attn32_stats, attn32_bwd, 0, HEAD32_TRAIN)                                                   \
+    X(attn32_bwd_kv, attn32_bwd, 39936, HEAD32_TRAIN)                                              \
+    X(attn32_bwd_sum, attn32_bwd, 0, HEAD32_TRAIN)                                                 \
+    X(attn32_bwd_q, attn32_bwd, 40960, HEAD32_TRAIN)                                               \
     X(attn64_fwd, attn64, 49152, HEAD64)                                                           \
-    X(attn64_stats, attn64, 0, HEAD64)                                                             \
-    X(attn64_bwd_kv, attn64, 58368, HEAD64)                                                        \
-    X(attn64_bwd_sum, attn64, 0, HEAD64)                                                           \
-    X(attn64_bwd_q, attn64, 65536, HEAD64)                                                         \
+    X(attn64_stats, attn64_bwd, 0, HEAD64_TRAIN)                                                   \
+    X(attn64_bwd_kv, attn64_bwd, 58368, HEAD64_TRAIN)                                              \
+    X(attn64_bwd_sum, attn64_bwd, 0, HEAD64_TRAIN)                                                 \
+    X(attn64_bwd_q, attn64_bwd, 65536, HEAD64_TRAIN)                                               \
     X(attn80_fwd, attn80, 45056, HEAD80)                                                           \
-    X(attn80_stats, attn80, 0, HEAD80)                                                             \
-    X(attn80_bwd_kv, attn80, 76800, HEAD80)                                                        \
-    X(attn80_bwd_sum, attn80, 0, HEAD80)                                                           \
-    X(attn80_bwd_q, attn80, 90112, HEAD80)                                                         \
+    X(attn80_stats, attn80_bwd, 0, HEAD80_TRAIN)                                                   \
+    X(attn80_bwd_kv, attn80_bwd, 76800, HEAD80_TRAIN)                                              \
+    X(attn80_bwd_sum, attn80_bwd, 0, HEAD80_TRAIN)                                                 \
+    X(attn80_bwd_q, attn80_bwd, 90112, HEAD80_TRAIN)                                               \
     X(attn96_fwd, attn96, 79872, HEAD96)                                                           \
-    X(attn96_stats, attn96, 0, HEAD96)                                                             \
-    X(attn96_bwd_kv, attn96, 89088, HEAD96)                                                        \
-    X(attn96_bwd_sum, attn96, 0, HEAD96)                                                           \
-    X(attn96_bwd_q, attn96, 79872, HEAD96)                                                         \
+    X(attn96_stats, attn96_bwd, 0, HEAD96_TRAIN)                                                   \
+    X(attn96_bwd_kv, attn96_bwd, 89088, HEAD96_TRAIN)                                              \
+    X(attn96_bwd_sum, attn96_bwd, 0, HEAD96_TRAIN)                                                 \
+    X(attn96_bwd_q, attn96_bwd, 79872, HEAD96_TRAIN)                                               \
     X(attn128_fwd, attn128, 65536, HEAD128)                                                        \
-    X(attn128_stats, attn128, 0, HEAD128)                                                          \
-    X(attn128_bwd_kv, attn128, 70144, HEAD128)                                                     \
-    X(attn128_bwd_sum, attn128, 0, HEAD128)                                                        \
-    X(attn128_bwd_q, attn128, 98304, HEAD128)                                                      \
+    X(attn128_stats, attn128_bwd, 0, HEAD128_TRAIN)                                                \
+    X(attn128_bwd_kv, attn128_bwd, 70144, HEAD128_TRAIN)                                           \
+    X(attn128_bwd_sum, attn128_bwd, 0, HEAD128_TRAIN)                                              \
+    X(attn128_bwd_q, attn128_bwd, 98304, HEAD128_TRAIN)                                            \
     X(attn128c_fwd, attn128c, 65536, HEAD128CAP)                                                   \
-    X(attn128c_stats, attn128c, 0, HEAD128CAP)                                                     \
-    X(attn128c_bwd_kv, attn128c, 70144, HEAD128CAP)                                                \
-    X(attn128c_bwd_sum, attn128c, 0, HEAD128CAP)                                                   \
-    X(attn128c_bwd_q, attn128c, 98304, HEAD128CAP)                                                 \
+    X(attn128c_stats, attn128c_bwd, 0, HEAD128CAP_TRAIN)                                           \
+    X(attn128c_bwd_kv, attn128c_bwd, 70144, HEAD128CAP_TRAIN)                                      \
+    X(attn128c_bwd_sum, attn128c_bwd, 0, HEAD128CAP_TRAIN)                                         \
+    X(attn128c_bwd_q, attn128c_bwd, 98304, HEAD128CAP_TRAIN)                                       \
     X(attn192_fwd, attn192, 73728, HEAD192)                                                        \
-    X(attn192_stats, attn192, 0, HEAD192)                                                          \
-    X(attn192_bwd_kv, attn192, 156672, HEAD192)                                                    \
-    X(attn192_bwd_sum, attn192, 0, HEAD192)                                                        \
-    X(attn192_bwd_q, attn192, 98304, HEAD192)                                                      \
+    X(attn192_stats, attn192_bwd, 0, HEAD192_TRAIN)                                                \
+    X(attn192_bwd_kv, attn192_bwd, 156672, HEAD192_TRAIN)                                          \
+    X(attn192_bwd_sum, attn192_bwd, 0, HEAD192_TRAIN)                                              \
+    X(attn192_bwd_q, attn192_bwd, 98304, HEAD192_TRAIN)                                            \
     X(attn256_fwd, attn256, 98304, HEAD256)                                                        \
-    X(attn256_stats, attn256, 0, HEAD256)                                                          \
-    X(attn256_bwd_kv, attn256, 100864, HEAD256)                                                    \
-    X(attn256_bwd_sum, attn256, 0, HEAD256)                                                        \
-    X(attn256_bwd_q, attn256, 98304, HEAD256)                                                      \
+    X(attn256_stats, attn256_bwd, 0, HEAD256_TRAIN)                                                \
+    X(attn256_bwd_kv, attn256_bwd, 100864, HEAD256_TRAIN)                                          \
+    X(attn256_bwd_sum, attn256_bwd, 0, HEAD256_TRAIN)                                              \
+    X(attn256_bwd_q, attn256_bwd, 98304, HEAD256_TRAIN)                                            \
     X(attn64_wg_fwd, attn64_wg, 82944, HEAD64WG)                                                   \
-    X(attn64_wg_stats, attn64_wg, 0, HEAD64WG)                                                     \
-    X(attn64_wg_bwd_kv, attn64_wg, 66560, HEAD64WG)                                                \
-    X(attn64_wg_bwd_sum, attn64_wg, 0, HEAD64WG)                                                   \
-    X(attn64_wg_bwd_q, attn64_wg, 66560, HEAD64WG)                                                 \
+    X(attn64_wg_stats, attn64_wg_bwd, 0, HEAD64WG_TRAIN)                                           \
+    X(attn64_wg_bwd_kv, attn64_wg_bwd, 66560, HEAD64WG_TRAIN)                                      \
+    X(attn64_wg_bwd_sum, attn64_wg_bwd, 0, HEAD64WG_TRAIN)                                         \
+    X(attn64_wg_bwd_q, attn64_wg_bwd, 66560, HEAD64WG_TRAIN)                                       \
     X(attn96_wg_fwd, attn96_wg, 164864, HEAD96WG)                                                  \
-    X(attn96_wg_stats, attn96_wg, 0, HEAD96WG)                                                     \
-    X(attn96_wg_bwd_kv, attn96_wg, 132096, HEAD96WG)                                               \
-    X(attn96_wg_bwd_sum, attn96_wg, 0, HEAD96WG)                                                   \
-    X(attn96_wg_bwd_q, attn96_wg, 132096, HEAD96WG)                                                \
+    X(attn96_wg_stats, attn96_wg_bwd, 0, HEAD96WG_TRAIN)                                           \
+    X(attn96_wg_bwd_kv, attn96_wg_bwd, 132096, HEAD96WG_TRAIN)                                     \
+    X(attn96_wg_bwd_sum, attn96_wg_bwd, 0, HEAD96WG_TRAIN)                                         \
+    X(attn96_wg_bwd_q, attn96_wg_bwd, 132096, HEAD96WG_TRAIN)                                      \
     X(attn128_wg_fwd, attn128_wg, 164864, HEAD128WG)                                               \
-    X(attn128_wg_stats, attn128_wg, 0, HEAD128WG)                                                  \
-    X(attn128_wg_bwd_kv, attn128_wg, 132096, HEAD128WG)                                            \
-    X(attn128_wg_bwd_sum, attn128_wg, 0, HEAD128WG)                                                \
-    X(attn128_wg_bwd_q, attn128_wg, 132096, HEAD128WG)                                             \
+    X(attn128_wg_stats, attn128_wg_bwd, 0, HEAD128WG_TRAIN)                                        \
+    X(attn128_wg_bwd_kv, attn128_wg_bwd, 132096, HEAD128WG_TRAIN)                                  \
+    X(attn128_wg_bwd_sum, attn128_wg_bwd, 0, HEAD128WG_TRAIN)                                      \
+    X(attn128_wg_bwd_q, attn128_wg_bwd, 132096, HEAD128WG_TRAIN)                                   \
     X(attn256_wg_fwd, attn256_wg, 197632, HEAD256WG)                                               \
-    X(attn256_wg_stats, attn256_wg, 0, HEAD256WG)                                                  \
-    X(attn256_wg_bwd_kv, attn256_wg, 197632, HEAD256WG)                                            \
-    X(attn256_wg_bwd_sum, attn256_wg, 0, HEAD256WG)                                                \
-    X(attn256_wg_bwd_q, attn256_wg, 230400, HEAD256WG)                                             \
+    X(attn256_wg_stats, attn256_wg_bwd, 0, HEAD256WG_TRAIN)                                        \
+    X(attn256_wg_bwd_kv, attn256_wg_bwd, 197632, HEAD256WG_TRAIN)                                  \
+    X(attn256_wg_bwd_sum, attn256_wg_bwd, 0, HEAD256WG_TRAIN)                                      \
+    X(attn256_wg_bwd_q, attn256_wg_bwd, 230400, HEAD256WG_TRAIN)                                   \
     X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                          \
-    X(attn_f32_stats, attn_f32, 0, HEADANY)                                                        \
-    X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                       \
-    X(attn_f32_bwd_q, attn_f32, 0, HEADANY)
+    X(attn_f32_stats, attn_f32_bwd, 0, HEADANY_TRAIN)                                              \
+    X(attn_f32_bwd_kv, attn_f32_bwd, 0, HEADANY_TRAIN)                                             \
+    X(attn_f32_bwd_q, attn_f32_bwd, 0, HEADANY_TRAIN)
 
 // clang-format on
 
@@ -23358,11 +23476,11 @@ static QLORA__UNUSED uint32_t qlora__unpack_hash(const char* text, size_t length
 #include QLORA_KERNELS_HEADER
 
 // Packed texts (embed --packed) have a number of their own: they must not pass for plain ones.
-#if QLORA__KERNEL_ABI != 3 && QLORA__KERNEL_ABI != 103
+#if QLORA__KERNEL_ABI != 4 && QLORA__KERNEL_ABI != 104
 #error                                                                                             \
-    "kernels_ptx.h does not match this qlora.h (kernel ABI 3 is needed); use one release for both"
+    "kernels_ptx.h does not match this qlora.h (kernel ABI 4 is needed); use one release for both"
 #endif
-#define QLORA__PTX_PACKED (QLORA__KERNEL_ABI == 103)
+#define QLORA__PTX_PACKED (QLORA__KERNEL_ABI == 104)
 
 // Returns the module's PTX with the highest target that the device supports. PTX that was excluded
 // from the build (chunks is NULL) is returned only if nothing else fits, so that the caller can
@@ -23468,6 +23586,48 @@ static qlora_result qlora__ptx_unpack(qlora_ctx* ctx, const qlora__ptx_text* tex
     return r;
 }
 
+// Copies a text of n characters with its words in full. Returns the length; with out NULL, it is
+// only counted. tools/embed.c says which characters stand for words.
+static size_t qlora__ptx_words_copy(const char* text, size_t n, char* out) {
+    static const char one[] = "#&'*=^";
+    size_t length = 0;
+    for (size_t i = 0; i < n; i++) {
+        const char* single = (const char*)memchr(one, text[i], sizeof one - 1);
+        size_t place = single != NULL ? (size_t)(single - one) : 0;
+        if (single == NULL && (text[i] == '`' || text[i] == '~') && i + 1 < n) {
+            place = sizeof one - 1 + (text[i] == '~' ? 94 : 0) + (size_t)(text[i + 1] - '!');
+            i++;
+        } else if (single == NULL) {
+            if (out != NULL) {
+                out[length] = text[i];
+            }
+            length++;
+            continue;
+        }
+        size_t places = sizeof qlora__ptx_words / sizeof *qlora__ptx_words;
+        const char* word = place < places ? qlora__ptx_words[place] : "";
+        size_t size = strlen(word);
+        if (out != NULL) {
+            memcpy(out + length, word, size);
+        }
+        length += size;
+    }
+    return length;
+}
+
+// The chunks of a plain text, or the one piece of an unpacked text, with their words in full.
+static size_t qlora__ptx_chunks_copy(const qlora__ptx_text* text, const char* unpacked, char* out) {
+    size_t length = 0;
+    if (unpacked != NULL) {
+        return qlora__ptx_words_copy(unpacked, text->length, out);
+    }
+    for (const char* const* chunk = text->chunks; *chunk != NULL; chunk++) {
+        length +=
+            qlora__ptx_words_copy(*chunk, strlen(*chunk), out != NULL ? out + length : NULL);
+    }
+    return length;
+}
+
 // Joins the chunks of a module's PTX, or unpacks them, after a header that names the target of
 // qlora_ctx_target. The caller frees *out, which has *bytes bytes.
 static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text, bool packed,
@@ -23479,30 +23639,25 @@ static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text,
     int used = snprintf(header, sizeof header, ".version %d.%d\n.target %s%.*s\n.address_size 64\n",
                         version / 10, version % 10, gpu->target, text->suffix != '\0' ? 1 : 0,
                         &text->suffix);
-    *bytes = (size_t)used + text->length + 1;
-    char* p = (char*)qlora__alloc(ctx, *bytes);
-    if (p == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    memcpy(p, header, (size_t)used);
-    size_t at = (size_t)used;
+    char* unpacked = packed ? (char*)qlora__alloc(ctx, text->length + 1) : NULL;
+    qlora_result r = QLORA_OK;
     if (packed) {
-        qlora_result r = qlora__ptx_unpack(ctx, text, p + at);
-        if (r != QLORA_OK) {
-            qlora__free(ctx, p, *bytes);
-            return r;
-        }
-        at += text->length;
+        r = unpacked == NULL ? QLORA_ERR_MEMORY : qlora__ptx_unpack(ctx, text, unpacked);
     }
-    for (const char* const* chunk = text->chunks; !packed && *chunk != NULL; chunk++) {
-        size_t n = strlen(*chunk);
-        QLORA_ASSERT(at + n < *bytes);
-        memcpy(p + at, *chunk, n);
-        at += n;
+    char* p = NULL;
+    if (r == QLORA_OK) {
+        *bytes = (size_t)used + qlora__ptx_chunks_copy(text, unpacked, NULL) + 1;
+        p = (char*)qlora__alloc(ctx, *bytes);
+        r = p == NULL ? QLORA_ERR_MEMORY : QLORA_OK;
     }
-    p[at] = '\0';
-    *out = p;
-    return QLORA_OK;
+    if (r == QLORA_OK) {
+        memcpy(p, header, (size_t)used);
+        size_t length = qlora__ptx_chunks_copy(text, unpacked, p + used);
+        p[(size_t)used + length] = '\0';
+        *out = p;
+    }
+    qlora__free(ctx, unpacked, text->length + 1);
+    return r;
 }
 
 // The row of a kernel in the registry; -1 if there is none.
@@ -30501,7 +30656,8 @@ static void qlora__preference_cpu(const qlora__preference* p) {
 }
 
 // The factors of all sequences, and the sums of the step.
-static qlora_result qlora__preference_factors(qlora_ctx* ctx, const qlora__preference* p) {
+static QLORA__UNUSED qlora_result qlora__preference_factors(qlora_ctx* ctx,
+                                                            const qlora__preference* p) {
     if (qlora__on_cpu(ctx)) {
         qlora__preference_cpu(p);
         return QLORA_OK;
@@ -30513,8 +30669,9 @@ static qlora_result qlora__preference_factors(qlora_ctx* ctx, const qlora__prefe
 }
 
 // Multiplies every labelled row of x by the factor of its sequence.
-static qlora_result qlora__preference_scale(qlora_ctx* ctx, const qlora__preference* p,
-                                            const qlora_tensor* x) {
+static QLORA__UNUSED qlora_result qlora__preference_scale(qlora_ctx* ctx,
+                                                          const qlora__preference* p,
+                                                          const qlora_tensor* x) {
     int64_t count = p->roles.cols;
     if (!qlora__on_cpu(ctx)) {
         void* args[] = {(void*)&x->data,        (void*)&x->ld,           (void*)&x->cols,
@@ -30541,6 +30698,10 @@ static qlora_result qlora__preference_scale(qlora_ctx* ctx, const qlora__prefere
     }
     return QLORA_OK;
 }
+
+//@@ src/qlora.h
+
+#ifndef QLORA_NO_TRAIN
 
 //@@ src/ops/tree.h
 
@@ -30671,6 +30832,11 @@ static qlora_result qlora__tree_run(qlora_ctx* ctx, qlora__tree_mode mode, void*
     void* args[] = {&g, &s, &n, &number, &small_totals, &small_sums, &few};
     return qlora__launch(ctx, QLORA__K_optim_tree, blocks, 1, 1, 256, 0, args);
 }
+
+//@@ src/qlora.h
+
+#endif // QLORA_NO_TRAIN
+
 
 //@@ src/ops/dora.h
 
@@ -35151,6 +35317,7 @@ static qlora__needs qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype comp
            (qlora__has_warpgroups(ctx) ? QLORA__NEED_WARPGROUP : 0) |
            (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
            (nf4 ? QLORA__NEED_NF4 : 0) | (lora ? QLORA__NEED_LORA : 0) |
+           (QLORA__TRAINS ? QLORA__NEED_TRAIN : 0) |
            qlora__attention_need(ctx, compute, head_dim, capped, false);
 }
 
@@ -36068,7 +36235,7 @@ static bool qlora__computes(const qlora_model* m) {
 
 // Whether the model has gradients and an optimizer.
 static bool qlora__trains(const qlora_model* m) {
-    return m->desc.purpose == QLORA_PURPOSE_TRAIN;
+    return QLORA__TRAINS && m->desc.purpose == QLORA_PURPOSE_TRAIN;
 }
 
 // The math of products with weights. On the CPU, mode BF16 rounds their operands; everything else
@@ -36214,7 +36381,7 @@ static void qlora__adapter_focus(qlora_model* m, int32_t adapter) {
 }
 
 // Ends a call that may have made another adapter the current one.
-static qlora_result qlora__adapter_leave(qlora_model* m, qlora_result r) {
+static QLORA__UNUSED qlora_result qlora__adapter_leave(qlora_model* m, qlora_result r) {
     qlora__adapter_focus(m, m->chosen);
     return r;
 }
@@ -36260,8 +36427,8 @@ static void qlora__model_slice(qlora_model* m, qlora__errand* e, double until) {
 }
 
 // Prepares an errand that begins with the model as it is; see qlora__errand_take.
-static qlora_result qlora__model_errand(qlora_model* m, qlora__errand_fn fn, void* user,
-                                        qlora__errand** out) {
+static QLORA__UNUSED qlora_result qlora__model_errand(qlora_model* m, qlora__errand_fn fn,
+                                                      void* user, qlora__errand** out) {
     QLORA__TRY(qlora__errand_take(m->ctx, fn, user, out));
     if (*out != NULL) {
         (*out)->adapter = m->adapter;
@@ -36271,7 +36438,7 @@ static qlora_result qlora__model_errand(qlora_model* m, qlora__errand_fn fn, voi
 }
 
 // Gives an errand back, which first has to end: it is finished, or dropped as soon as possible.
-static void qlora__model_errand_end(qlora_model* m, qlora__errand* e, bool drop) {
+static QLORA__UNUSED void qlora__model_errand_end(qlora_model* m, qlora__errand* e, bool drop) {
     e->dropped = drop;
     if (e->under_way) {
         qlora__model_slice(m, e, 1e300);
@@ -37771,7 +37938,8 @@ static void qlora__map_weight(const qlora__folder* folder, const char* name, int
     qlora_dtype dtype = qlora__st_dtype_of(t);
     size_t size = dtype == QLORA_F32 ? 4 : 2;
     const uint8_t* data = t->data;
-    if (t->view != NULL) { // of a GGUF file, which may store it in blocks or in another order
+    // A GGUF file may store it in blocks or in another order.
+    if (QLORA__GGUF && t->view != NULL) {
         const qlora__gguf_type* type = t->view->parts[0]->type;
         bool plain = qlora__gguf_view_is_plain(t->view) && type->block == 1 && type->bytes == size;
         data = plain ? qlora__gguf_view_bytes(t->view, 0) : NULL;
@@ -38806,6 +38974,22 @@ static qlora_result qlora__slots_create(qlora_ctx* ctx, qlora_model* m) {
                                                                        : QLORA_ERR_MEMORY;
 }
 
+// Refuses what the build has no code for.
+static qlora_result qlora__parts_check(qlora_ctx* ctx, const qlora_model_desc* d) {
+    if (!QLORA__TRAINS && d->purpose == QLORA_PURPOSE_TRAIN) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.purpose is QLORA_PURPOSE_TRAIN; training is not in this build: "
+                           "it was left out by QLORA_NO_TRAIN");
+    }
+    if (!QLORA__GENERATES && d->generate_tokens > 0) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.generate_tokens is %lld, but generating is not in this build: it "
+                           "was left out by QLORA_NO_GENERATE",
+                           (long long)d->generate_tokens);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_desc* d) {
     if (d == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc is NULL");
@@ -39298,6 +39482,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
 static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc,
                                     const qlora_plan_desc* machine, qlora_model** out) {
     QLORA__TRY(qlora__model_desc_check(ctx, desc));
+    QLORA__TRY(qlora__parts_check(ctx, desc));
     qlora_model* m = (qlora_model*)qlora__alloc_zero(ctx, sizeof *m);
     if (m == NULL) {
         return QLORA_ERR_MEMORY;
@@ -43652,7 +43837,7 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     if (c->embedding_scale != 1.0) {
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
     }
-    if (pass->training && m->neftune > 0.0f) {
+    if (QLORA__TRAINS && pass->training && m->neftune > 0.0f) {
         QLORA__TRY(qlora__forward_noise(pass, &h));
     }
     return m->plan.tile > 0 ? QLORA_OK : qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
@@ -43905,10 +44090,11 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     args.flag = &m->flag;
     args.forward_only = !gradient;
     args.cap = (float)c->logits_cap;
-    QLORA__TRY(gradient && qlora__pass_is_wide(pass)    ? qlora__head_owned(pass, i * C, &args)
-               : gradient && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
-                                                        : qlora_cross_entropy(ctx, &args));
-    if (gradient) {
+    bool own = QLORA__TRAINS && gradient;
+    QLORA__TRY(own && qlora__pass_is_wide(pass)    ? qlora__head_owned(pass, i * C, &args)
+               : own && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
+                                                   : qlora_cross_entropy(ctx, &args));
+    if (QLORA__TRAINS && gradient) {
         qlora_tensor dx = m->work.rows_dx;
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
@@ -43950,7 +44136,7 @@ static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const q
     for (int64_t i = 0; i < chunks; i++) {
         QLORA__TRY(qlora__head_chunk(pass, i, totals, gradient));
     }
-    return gradient ? qlora__head_end(pass) : QLORA_OK;
+    return QLORA__TRAINS && gradient ? qlora__head_end(pass) : QLORA_OK;
 }
 
 // Computes the logits of some rows of the pass, into the first rows of m->work.logits.
@@ -45514,7 +45700,7 @@ static qlora_result qlora__decode_layers_send(qlora_ctx* ctx, qlora_model* m) {
 #endif
 
 // Whether steps run on the device.
-static bool qlora__decode_ready(const qlora_model* m) {
+static QLORA__UNUSED bool qlora__decode_ready(const qlora_model* m) {
     return m->decode.planned && m->decode.works && !qlora__on_cpu(m->ctx);
 }
 
@@ -45606,7 +45792,7 @@ static qlora_result qlora__decode_try(qlora_ctx* ctx, qlora_model* m, uint64_t k
 // Runs a step for the texts on the device. If it cannot be captured as a graph, steps are launched
 // kernel by kernel from then on; if the driver refuses a launch whose blocks wait for each other,
 // each stack of a layer has a kernel of its own.
-static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
+static QLORA__UNUSED qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
     int which = m->use_adapters ? 1 : 0;
     uint64_t key = (uint64_t)(uintptr_t)m + (uint64_t)which;
     qlora_graph** graph = &m->decode.graphs[which];
@@ -45890,7 +46076,7 @@ static qlora_result qlora__clip_model(qlora_ctx* ctx, qlora_model* m, bool layer
 // Writes the tables of the clip and the state of the optimizer before the first step.
 static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool layers,
                                            double max_norm, const qlora__adamw_numbers* numbers) {
-    if (!qlora__trains(m)) {
+    if (!QLORA__TRAINS || !qlora__trains(m)) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__clip_model(ctx, m, layers, max_norm));
@@ -46254,7 +46440,7 @@ static qlora_result qlora__dry_run_labelled(const qlora__pass* all) {
             continue;
         }
         QLORA__TRY(qlora__forward_mlp(&pass, last));
-        if (pass.training) {
+        if (QLORA__TRAINS && pass.training) {
             QLORA__TRY(qlora__backward_begin(&pass));
             QLORA__TRY(qlora__backward_mlp(&pass, last));
             QLORA__TRY(qlora__backward_labelled(&pass, last));
@@ -46326,7 +46512,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__forward(&pass));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     QLORA__TRY(qlora__head(&pass, chunks, &totals, qlora__trains(m)));
-    if (qlora__trains(m)) {
+    if (QLORA__TRAINS && qlora__trains(m)) {
         QLORA__TRY(qlora__backward(&pass));
         QLORA__TRY(qlora__dry_run_labelled(&pass));
         QLORA__TRY(qlora__update(ctx, m));
@@ -46345,7 +46531,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     r = r == QLORA_OK && m->range_count > 0 ? qlora__dry_run_labelled(&pass) : r;
     m->use_adapters = true;
     QLORA__TRY(r);
-    if (m->desc.generate_tokens > 0) {
+    if (QLORA__GENERATES && m->desc.generate_tokens > 0) {
         qlora__pass one = qlora__pass_of(m, 1, false);
         one.decoding = true;
         QLORA__TRY(qlora__forward(&one));
@@ -46369,7 +46555,7 @@ static qlora_result qlora__model_place(qlora_ctx* ctx, const qlora_model* m,
         if (layer->cached) {
             QLORA__TRY(qlora__fp8_place(ctx, linear, false));
         }
-        if (layer->cached && qlora__trains(m)) {
+        if (QLORA__TRAINS && layer->cached && qlora__trains(m)) {
             QLORA__TRY(qlora__fp8_place(ctx, linear, true));
         }
         return layer->cached ? qlora__linear_place_fp8(ctx, linear) : QLORA_OK;
@@ -46391,8 +46577,10 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
     QLORA__TRY(qlora__model_ready(ctx, m));
-    QLORA__TRY(qlora__decode_check(ctx, m));
-    QLORA__TRY(qlora__decode_start(ctx, m));
+    if (QLORA__GENERATES) {
+        QLORA__TRY(qlora__decode_check(ctx, m));
+        QLORA__TRY(qlora__decode_start(ctx, m));
+    }
     if (m->texts.paging.size > 0) {
         size_t bytes = (size_t)(m->texts.paging.pages + 1) * sizeof *m->texts.paging.users;
         m->texts.paging.users = (int32_t*)qlora__alloc_zero(ctx, bytes);
@@ -46915,8 +47103,9 @@ static void qlora__save_add(qlora__save_list* list, const char* prefix, const ql
     list->longest = qlora__max(list->longest, t->rows * t->cols);
 }
 
-static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlora__st_dtype dtype,
-                                  const void* bytes, size_t size) {
+static QLORA__UNUSED void qlora__save_add_bytes(qlora__save_list* list, const char* name,
+                                                qlora__st_dtype dtype, const void* bytes,
+                                                size_t size) {
     qlora__save_item* item = qlora__save_next(list, dtype, 1);
     snprintf(item->name, sizeof item->name, "%s", name);
     item->shape[0] = (int64_t)(size * 8 / qlora__st_dtypes[dtype].bits);
@@ -46925,8 +47114,9 @@ static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlor
 }
 
 // Adds part of the 8-bit moments, which are in device memory: `count` codes or floats.
-static void qlora__save_add_moments(qlora__save_list* list, const char* name, qlora__st_dtype dtype,
-                                    const void* data, int64_t count) {
+static QLORA__UNUSED void qlora__save_add_moments(qlora__save_list* list, const char* name,
+                                                  qlora__st_dtype dtype, const void* data,
+                                                  int64_t count) {
     qlora__save_item* item = qlora__save_next(list, dtype, 1);
     snprintf(item->name, sizeof item->name, "%s", name);
     item->shape[0] = count;
@@ -46987,9 +47177,9 @@ static qlora_result qlora__save_prepare(qlora_ctx* ctx, const qlora__save_list* 
 }
 
 // Writes the list as one file, atomically.
-static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
-                                      const char* path, const char* const* metadata,
-                                      bool checksum) {
+static QLORA__UNUSED qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
+                                                    const char* path, const char* const* metadata,
+                                                    bool checksum) {
     qlora__st_writer w;
     QLORA__TRY(qlora__save_prepare(ctx, list, path, metadata, checksum, &w));
     return qlora__st_write_publish(&ctx->env, &w);
@@ -47704,8 +47894,16 @@ qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
     QLORA__ENTER(ctx, "qlora_adapter_save_gguf");
     qlora_result r = qlora__adapter_desc_check(ctx, desc);
     r = r == QLORA_OK ? qlora__model_settle(model) : r;
-    return qlora__leave(ctx, r == QLORA_OK ? qlora__adapter_save_gguf(ctx, model, path) : r);
+    if (!QLORA__GGUF && r == QLORA_OK) {
+        r = qlora__gguf_refuse(&ctx->env, path != NULL ? path : "path");
+    }
+    r = QLORA__GGUF && r == QLORA_OK ? qlora__adapter_save_gguf(ctx, model, path) : r;
+    return qlora__leave(ctx, r);
 }
+
+//@@ src/qlora.h
+
+#ifndef QLORA_NO_MERGE
 
 //@@ src/adapter/merge_template.h
 
@@ -50856,6 +51054,10 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
                                       const qlora_merge_desc* desc) {
     QLORA__TRY(qlora__merge_need(ctx, m, desc));
     QLORA__TRY(qlora__merge_need_rows(ctx, m, desc->tokenizer_dir));
+    bool file = qlora__gguf_path(desc->dir);
+    if (!QLORA__GGUF && file) {
+        return qlora__gguf_refuse(&ctx->env, desc->dir);
+    }
     if (desc->base == QLORA_MERGE_TRAINED) {
         QLORA__TRY(qlora__model_has_weights(ctx, m, "merging into the trained weights"));
     }
@@ -50871,11 +51073,11 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
     g.user = desc->progress_user;
     QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &g.folder));
     uint64_t shard = desc->shard_bytes != 0 ? desc->shard_bytes : (uint64_t)5000000000u;
-    qlora_result r = qlora__gguf_path(desc->dir)
-                         ? qlora__merge_gguf(&g, desc->dir, qlora__merge_type(desc))
-                     : g.folder.gguf.count > 0 ? qlora__merge_unpack(&g, shard)
-                                               : qlora__merge_run(&g, shard);
-    r = r == QLORA_OK && !qlora__gguf_path(desc->dir) ? qlora__merge_check_scale(&g) : r;
+    bool unpacks = g.folder.gguf.count > 0;
+    qlora_result r = QLORA__GGUF && file ? qlora__merge_gguf(&g, desc->dir, qlora__merge_type(desc))
+                     : QLORA__GGUF && unpacks ? qlora__merge_unpack(&g, shard)
+                                              : qlora__merge_run(&g, shard);
+    r = r == QLORA_OK && !file ? qlora__merge_check_scale(&g) : r;
     qlora__merge_close(&g);
     return r;
 }
@@ -50886,6 +51088,12 @@ qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) 
     qlora_result r = qlora__model_settle(model);
     return qlora__leave(ctx, r == QLORA_OK ? qlora__merge_save(ctx, model, desc) : r);
 }
+
+//@@ src/qlora.h
+
+#endif // QLORA_NO_MERGE
+
+#ifndef QLORA_NO_TRAIN
 
 //@@ src/trainer/structure.h
 
@@ -53318,7 +53526,7 @@ static qlora_result qlora__trainer_warm(qlora_ctx* ctx, const qlora_model* m,
 #ifndef QLORA_NO_CUDA
     qlora__needs need = (t->desc.neftune > 0.0 ? QLORA__NEED_NOISE : 0) | t->method->needs;
     if (need != 0 && !qlora__on_cpu(ctx)) {
-        need |= m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32;
+        need |= QLORA__NEED_TRAIN | (m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32);
         bool was_sealed = qlora__cache_set_sealed(ctx, false);
         qlora_result r = qlora__cache_warm(ctx, need, false);
         qlora__cache_set_sealed(ctx, was_sealed);
@@ -55194,6 +55402,12 @@ qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out)
     return qlora__leave(ctx, qlora__checkpoint_exists(ctx, dir, out));
 }
 
+//@@ src/qlora.h
+
+#endif // QLORA_NO_TRAIN
+
+#ifndef QLORA_NO_GENERATE
+
 //@@ src/generate/choice.h
 
 // ---- the choice of a token ----------------------------------------------------------------------
@@ -56939,6 +57153,7 @@ qlora_result qlora_generate_slice(qlora_generation* generation, double milliseco
 
 //@@ src/qlora.h
 
+#endif // QLORA_NO_GENERATE
 #endif // QLORA_NO_MODEL
 
 QLORA__ONCE_END
@@ -56953,4 +57168,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 75d5333bccbf5bbf
+//@@ end 520eac76c245be3c

@@ -310,10 +310,11 @@
 #ifndef QLORA_API
 #if defined(QLORA_STATIC)
 #if defined(__GNUC__)
-#define QLORA_API static __attribute__((unused))
+#define QLORA_STATIC_API static __attribute__((unused))
 #else
-#define QLORA_API static
+#define QLORA_STATIC_API static
 #endif
+#define QLORA_API QLORA_STATIC_API
 #elif defined(QLORA_DLL) && defined(_WIN32)
 #if defined(QLORA_IMPLEMENTATION) || defined(QLORA_TEXT_IMPLEMENTATION)
 #define QLORA_API __declspec(dllexport) extern
@@ -865,11 +866,7 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
 
 #if defined(QLORA_STATIC) && defined(QLORA_TEXT_NO_DATA)
 #undef QLORA_API
-#if defined(__GNUC__)
-#define QLORA_API static __attribute__((unused))
-#else
-#define QLORA_API static
-#endif
+#define QLORA_API QLORA_STATIC_API
 #endif
 
 #ifdef __cplusplus
@@ -34242,4 +34239,4 @@ QLORA__ONCE_END
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end e3312082772c65ff
+//@@ end e8ef3679c5eb5913

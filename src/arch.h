@@ -477,7 +477,7 @@ static const qlora__arch* qlora__arch_of(qlora_family family) {
 // The row of a folder with the language part of a model alone: that of a Qwen-VL file computes what
 // a Qwen model does, and that of a Mistral 3 file, unless q is scaled by position, what a Mistral
 // model does.
-static const qlora__arch* qlora__arch_of_text(const qlora_model_config* c) {
+static QLORA__UNUSED const qlora__arch* qlora__arch_of_text(const qlora_model_config* c) {
     return qlora__arch_of(c->family == QLORA_FAMILY_QWEN2_5_VL ? QLORA_FAMILY_QWEN2
                           : c->family == QLORA_FAMILY_QWEN3_VL ? QLORA_FAMILY_QWEN3
                           : c->family == QLORA_FAMILY_MINISTRAL3 && !(c->query_beta > 0.0)

@@ -11,24 +11,44 @@ extern "C" {
 
 #include "api/base.h"
 #include "api/context.h"
-// Without the model its functions are declared and never defined, which only extern ones may be.
+// What is left out is declared and never defined, which only extern functions may be.
 #if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
 #undef QLORA_API
 #define QLORA_API extern
 #endif
 
 #include "api/model.h"
+#include "api/adapter.h"
+#if defined(QLORA_STATIC) && defined(QLORA_NO_TRAIN)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
+
 #include "api/comm.h"
 #include "api/train.h"
-#include "api/generate.h"
-#include "api/adapter.h"
-#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
+#if defined(QLORA_STATIC) && !defined(QLORA_NO_MODEL)
 #undef QLORA_API
-#if defined(__GNUC__)
-#define QLORA_API static __attribute__((unused))
+#ifdef QLORA_NO_GENERATE
+#define QLORA_API extern
 #else
-#define QLORA_API static
+#define QLORA_API QLORA_STATIC_API
 #endif
+#endif
+
+#include "api/generate.h"
+#if defined(QLORA_STATIC) && !defined(QLORA_NO_MODEL)
+#undef QLORA_API
+#ifdef QLORA_NO_MERGE
+#define QLORA_API extern
+#else
+#define QLORA_API QLORA_STATIC_API
+#endif
+#endif
+
+#include "api/merge.h"
+#ifdef QLORA_STATIC
+#undef QLORA_API
+#define QLORA_API QLORA_STATIC_API
 #endif
 
 #include "api/gemm.h"
@@ -69,6 +89,7 @@ extern "C" {
 
 #include "platform/system.h"
 #include "platform/floating.h"
+#include "core/parts.h"
 #include "core/env.h"
 #include "core/files.h"
 #include "core/tools.h"
@@ -176,7 +197,10 @@ QLORA__ONCE_END
 #ifndef QLORA_NO_MODEL
 #include "ops/adamw8.h"
 #include "ops/preference.h"
+#ifndef QLORA_NO_TRAIN
 #include "ops/tree.h"
+#endif // QLORA_NO_TRAIN
+
 #include "ops/dora.h"
 #include "ops/token_rows.h"
 #endif // QLORA_NO_MODEL
@@ -255,6 +279,7 @@ QLORA__ONCE_END
 QLORA__ONCE_PER_CALL
 #include "model/evaluate.h"
 #include "adapter/save.h"
+#ifndef QLORA_NO_MERGE
 #include "adapter/merge_template.h"
 #include "adapter/merge.h"
 #include "adapter/merge_gguf.h"
@@ -263,6 +288,9 @@ QLORA__ONCE_PER_CALL
 #include "adapter/merge_config.h"
 #include "adapter/merge_vocab.h"
 #include "adapter/merge_save.h"
+#endif // QLORA_NO_MERGE
+
+#ifndef QLORA_NO_TRAIN
 #include "trainer/structure.h"
 #include "trainer/methods.h"
 #include "trainer/leaves.h"
@@ -289,12 +317,16 @@ QLORA__ONCE_PER_CALL
 #include "train/slice.h"
 #include "train/each.h"
 #include "train/checkpoint.h"
+#endif // QLORA_NO_TRAIN
+
+#ifndef QLORA_NO_GENERATE
 #include "generate/choice.h"
 #include "generate/paging.h"
 #include "generate/shared.h"
 #include "generate/ahead.h"
 #include "generate/texts.h"
 #include "generate/slices.h"
+#endif // QLORA_NO_GENERATE
 #endif // QLORA_NO_MODEL
 
 QLORA__ONCE_END

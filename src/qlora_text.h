@@ -30,11 +30,7 @@ extern "C" {
 #include "text/api_data.h"
 #if defined(QLORA_STATIC) && defined(QLORA_TEXT_NO_DATA)
 #undef QLORA_API
-#if defined(__GNUC__)
-#define QLORA_API static __attribute__((unused))
-#else
-#define QLORA_API static
-#endif
+#define QLORA_API QLORA_STATIC_API
 #endif
 
 #ifdef __cplusplus

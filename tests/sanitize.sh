@@ -102,12 +102,33 @@ fi
 
 # Prints the kernels that use no shared memory.
 kernels_without_shared() {
-    awk '/^".visible .entry / {
+    awk '/^static const char.*qlora__ptx_words/ { table = 1; next }
+         /^};/ { table = 0 }
+         table { # the words that stand for something with shared memory, as tools/embed.c has them
+             for (; match($0, /"[^"]*"/); $0 = substr($0, RSTART + RLENGTH)) {
+                 second = sprintf("%c", 33 + (place - 6) % 94)
+                 word = place < 6 ? substr("#&\047*=^", place + 1, 1) \
+                                  : substr("`~", 1 + int((place - 6) / 94), 1) second
+                 if (substr($0, RSTART, RLENGTH) ~ /\.shared|shared::/) {
+                     words[word] = 1
+                 }
+                 place++
+             }
+             next
+         }
+         /^".visible .entry / {
              name = $3
              sub(/\(.*/, "", name)
              all[name] = 1
          }
          name != "" && /\.shared|shared::/ { uses[name] = 1 }
+         name != "" && !(name in uses) {
+             for (; match($0, /[`~].|[#&\047*=^]/); $0 = substr($0, RSTART + RLENGTH)) {
+                 if (substr($0, RSTART, RLENGTH) in words) {
+                     uses[name] = 1
+                 }
+             }
+         }
          END {
              for (name in all) {
                  if (!(name in uses)) {

@@ -893,6 +893,135 @@ static void kernels_check(const char* text, const char* path) {
     }
 }
 
+// ---- words ----
+
+// What PTX says most often has a character or two instead, which PTX does not use: a text takes two
+// thirds of its size in an object. The first words have one of WORDS_ONE. The next places, 94, are
+// WORDS_TWO[0] and a character from '!' on, the last 94 the same with WORDS_TWO[1]. The header has
+// a table of them, so that they may change. A word begins with a semicolon, never with a line.
+#define WORDS_ONE "#&'*=^"
+#define WORDS_TWO "`~"
+
+static const char* const ptx_words[] = {
+    ";add.s32 ", ";mov.f32 ", ";mul.f32 ", ";add.s64 ", ";mov.u32 ", ";mov.b32 ", ";fma.rn.f32 ",
+    ";shl.b32 ", ";and.b32 ", ";mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{",
+    ";cvt.rn.bf16x2.f32 ", ";add.f32 ", ";shl.b64 ", ";shr.u32 ", ";ex2.approx.ftz.f32 ",
+    ";cvt.s64.s32 ", ";selp.f32 ", ";ld.param.u64 ", ";bra.uni $", ";mul.lo.s64 ", ";setp.ge.s32 ",
+    ";shr.s32 ", ";setp.lt.s32 ", ";sub.s32 ", ";sub.f32 ", ";selp.b32 ", ";xor.b32 ", ";max.f32 ",
+    ";cvt.u64.u32 ", ";ld.shared.f32 ", ";setp.gt.s32 ", ";cvta.to.global.u64 ", ";or.pred ",
+    ";st.shared.b32[", ";mul.rn.f32 ", ";setp.lt.u32 ",
+    ";ldmatrix.sync.aligned.m8n8.x4.shared.b16{", ";shfl.sync.bfly.b32 ", ";st.global.u32[",
+    ";cp.async.cg.shared.global[", ";ld.param.u32 ", ";or.b32 ", ";ld.global.u16 ", ";neg.f32 ",
+    ";or.b64 ", ";st.global.v2.f32[", ";cvt.u32.u64 ", ";st.shared.f32[", ";setp.eq.s32 ",
+    ";ld.global.f32 ", ";mul.lo.s32 ", ";ld.shared.u32 ", ";mul.wide.s32 ",
+    ";ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{", ";and.pred ", ";mad.lo.s32 ",
+    ";rcp.approx.ftz.f32 ", ";setp.ne.s32 ", ";st.global.f32[", ";setp.ge.s64 ", ";ld.global.u32 ",
+    ";mov.u64 ", ";cvt.rn.bf16.f32 ", ";st.global.u16[", ";selp.b64 ", ";prmt.b32 ",
+    ";setp.eq.s64 ", ";st.global.v4.u32[", ";mul.wide.u32 ", ";setp.lt.s64 ", ";abs.f32 ",
+    ";ld.global.v4.u32{", ";and.b64 ", ";and.b16 ", ";st.shared.u32[", ";min.s32 ", ";shr.u64 ",
+    ";shl.b16 ", ";bar.sync ", ";setp.ne.b32 ", ";ld.shared.v4.f32{", ";div.rn.f32 ",
+    ";st.shared.v2.f32[", ";setp.ge.f32 ", ";div.s32 ", ";ld.shared.v4.b32{", ";not.pred ",
+    ";cvt.f32.f16 ", ";setp.gt.u32 ", ";.reg .b64 ", ";.reg .b32 ", ";cvt.sat.f32.f32 ",
+    ";max.s32 ", ";fma.rm.f32 ", ";.reg .f32 ", ";cvt.rn.satfinite.e4m3x2.f32 ", ";cvt.u16.u32 ",
+    ";selp.u32 ", ";ld.shared.v4.u32{", ";ld.param.f32 ", ";setp.ne.s64 ", ";sub.s64 ", ";shr.s64 ",
+    ";ld.param.v2.u32{", ";mbarrier.init.shared.b64[", ";setp.le.s32 ", ";mov.pred ",
+    ";mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32{", ";cvt.u32.u16 ",
+    ";wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16{", ";setp.gt.f32 ", ";ld.global.u8 ",
+    ";setp.gt.s64 ", ";ld.shared.v2.f32{", ";setp.ge.u32 ", ";or.b16 ", ";ld.u16 ", ";setp.lt.f32 ",
+    ";mul.hi.u32 ", ";ld.global.v4.f32{", ";copysign.f32 ", ";mov.u16 ", ";rcp.rn.f32 ",
+    ";add.f64 ", ";mov.b64 ", ";.reg .b16 ", ";not.b32 ", ";bar.warp.sync ", ";st.shared.v4.f32[",
+    ";ld.shared.f64 ", ";div.u32 ", ";add.rn.f32 ", ";ld.shared.u64 ", ";bfi.b64 ",
+    ";st.global.u8[", ";max.u32 ", ";st.shared.v4.u32[", ";ld.global.v2.u32{", ";shfl.sync.up.b32 ",
+    ";setp.neu.f32 ", ";mbarrier.try_wait.parity.shared.b64 ", ";ld.global.v2.f32{", ";mov.f64 ",
+    ";setp.leu.f32 ", ";ld.global.cg.v4.f32{", ";ld.global.nc.v4.u32{", ";st.global.v2.u32[",
+    ";fma.rn.f64 ", ";st.shared.u64[", ";cvta.param.u64 ", ";bfi.b32 ", ";div.approx.f32 ",
+    ";cp.async.ca.shared.global[", ";shfl.sync.idx.b32 ", ";st.shared.u16[",
+    ";mbarrier.arrive.shared.b64 ", ";cvt.rn.f32.s32 ", ";st.global.v4.f32[", ";cvt.rn.f16.f32 ",
+    ";st.shared.f64[", ";setp.eq.b32 ", ";st.global.u64[",
+    ";wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16{", ";cp.async.wait_group ",
+    ";cvt.f64.f32 ", ";wgmma.wait_group.sync.aligned ", ";ld.global.u64 ", ";setp.eq.s16 ",
+    ";st.shared.v4.b32[", ";ld.global.f64 ", ";mul.hi.s32 ", ";ld.shared.v2.u32{", ";selp.u16 ",
+    ";ld.v4.u32{", ";mbarrier.arrive.expect_tx.shared.b64 ", ";setp.le.s64 ", ";sqrt.rn.f32 ",
+    ";st.volatile.shared.u32[", ";ld.param.s32 ", ";st.shared.v2.u32[", ";ld.global.s32 ",
+    ";ld.volatile.shared.u32 ", ";ld.global.cg.f32 ", ";ld.global.nc.f32 ", ";cvt.rn.f32.f64 ",
+    ";wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16{", ";ld.relaxed.gpu.global.u64 ",
+    ";wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16{"};
+
+enum { WORDS = sizeof(ptx_words) / sizeof(ptx_words[0]), WORDS_SINGLE = 6, WORDS_EACH = 94 };
+
+// The number of a word's place: second characters that a string would have to quote are left out.
+static int word_place(int word) {
+    int place = WORDS_SINGLE;
+    if (word < WORDS_SINGLE) {
+        return word;
+    }
+    for (int left = word - WORDS_SINGLE;; place++) {
+        int second = '!' + (place - WORDS_SINGLE) % WORDS_EACH;
+        bool quoted = second == '"' || second == '\\' || second == '?';
+        if (!quoted && left-- == 0) {
+            return place;
+        }
+    }
+}
+
+// The longest word at the start of p; -1 if there is none.
+static int word_at(const char* p) {
+    size_t longest = 0;
+    int found = -1;
+    for (int i = 0; *p == ';' && i < WORDS; i++) {
+        size_t n = strlen(ptx_words[i]);
+        if (n > longest && strncmp(p, ptx_words[i], n) == 0) {
+            longest = n;
+            found = i;
+        }
+    }
+    return found;
+}
+
+// Writes words for what they stand for, in place.
+static void words_shorten(char* text, const char* path) {
+    char* out = text;
+    for (const char* p = text; *p;) {
+        int word = word_at(p);
+        if (strchr(WORDS_ONE WORDS_TWO, *p)) {
+            die("contains a character that stands for a word of PTX", path);
+        }
+        if (word < 0) {
+            *out++ = *p++;
+            continue;
+        }
+        int place = word_place(word);
+        p += strlen(ptx_words[word]);
+        if (place < WORDS_SINGLE) {
+            *out++ = WORDS_ONE[place];
+        } else {
+            *out++ = WORDS_TWO[(place - WORDS_SINGLE) / WORDS_EACH];
+            *out++ = (char)('!' + (place - WORDS_SINGLE) % WORDS_EACH);
+        }
+    }
+    *out = 0;
+}
+
+// The table of the header, with an empty place where there is no word.
+static void words_write(FILE* out) {
+    int last = -1;
+    size_t column = TEXT_COLUMNS;
+    fprintf(out,
+            "// Words of the texts. A text has for them a character of %s, then %c and a\n"
+            "// character from '!' on, then %c and a character from '!' on.\n"
+            "static const char* const qlora__ptx_words[] QLORA__PTX_UNUSED = {",
+            WORDS_ONE, WORDS_TWO[0], WORDS_TWO[1]);
+    for (int i = 0; i < WORDS; i++) {
+        for (int place = word_place(i); last < place; last++) {
+            const char* word = last + 1 == place ? ptx_words[i] : "";
+            fputs(column + strlen(word) + 4 > COLUMNS ? "\n    " : " ", out);
+            column = (column + strlen(word) + 4 > COLUMNS ? 3 : column) + strlen(word) + 4;
+            fprintf(out, "\"%s\",", word);
+        }
+    }
+    fputs("\n};\n\n", out);
+}
+
 static void text_load(const char* path, ptx_text* t) {
     name_parse(path, t);
     t->text = file_read(path, &t->length);
@@ -909,6 +1038,7 @@ static void text_load(const char* path, ptx_text* t) {
         die("contains a name derived from the path of the source (unnamed namespace)", path);
     }
     t->version = version_needed(t);
+    words_shorten(t->text, path);
     t->length = strlen(t->text);
     t->hash = fnv1a(FNV_START, t->text, t->length);
 }
@@ -977,9 +1107,14 @@ static ptx_chunk* chunk_find(chunk_list* list, ptx_chunk c) {
     return &list->items[list->count++];
 }
 
-// The length of the statement at the start of a line, up to its semicolon or the end of the line.
+// The length of the statement at the start of a line, up to its semicolon, the next word or the end
+// of the line.
 static size_t statement_length(const char* line) {
-    size_t n = strcspn(line, ";\n\"");
+    size_t word = strchr(WORDS_ONE, *line) ? 1 : strchr(WORDS_TWO, *line) ? 2 : 0;
+    size_t n = word + strcspn(line + word, ";\n\"" WORDS_ONE WORDS_TWO);
+    if (line[n] != 0 && strchr(WORDS_ONE WORDS_TWO, line[n])) {
+        return n;
+    }
     return line[n] == ';' && line[n + 1] != '\n' ? n + 1 : line_length(line);
 }
 
@@ -1254,7 +1389,7 @@ static void head_write(FILE* out) {
           "#include <stddef.h>\n"
           "#include <stdint.h>\n"
           "\n"
-          "#define QLORA__KERNEL_ABI 3\n"
+          "#define QLORA__KERNEL_ABI 4\n"
           "\n"
           "#if defined(__GNUC__) || defined(__clang__)\n"
           "#define QLORA__PTX_UNUSED __attribute__((unused))\n"
@@ -1274,6 +1409,7 @@ static void head_write(FILE* out) {
           "    const char* left_out;      // by which macro or command; NULL when it is here\n"
           "} qlora__ptx_text;\n\n",
           out);
+    words_write(out);
 }
 
 static void table_write(FILE* out, const ptx_text* texts, int count) {
@@ -1803,7 +1939,7 @@ static void other_line(const pack_header* h, const char* text, const char* line,
     if (starts_with(line, "//   QLORA_PTX_NO_")) {
         macro_line(h, line, out);
     } else if (starts_with(line, "#define QLORA__KERNEL_ABI ")) {
-        buffer_print(out, "#define QLORA__KERNEL_ABI 103 // 3, packed\n");
+        buffer_print(out, "#define QLORA__KERNEL_ABI 104 // 4, packed\n");
     } else if (starts_with(line, "    const char* const* chunks;")) {
         buffer_print(out, "    const char* const* chunks; // its own, NULL, its module's, NULL; "
                           "itself NULL when left out\n");
@@ -1823,10 +1959,10 @@ static void header_packed(const char* path, const char* text, buffer* out) {
     pack_header h;
     memset(&h, 0, sizeof(h));
     h.path = path;
-    if (strstr(text, "\n#define QLORA__KERNEL_ABI 103")) {
+    if (strstr(text, "\n#define QLORA__KERNEL_ABI 104")) {
         die("is already packed", path);
     }
-    if (!strstr(text, "\n#define QLORA__KERNEL_ABI 3\n")) {
+    if (!strstr(text, "\n#define QLORA__KERNEL_ABI 4\n")) {
         die("is not a kernels_ptx.h of this version", path);
     }
     chunks_read(&h, text);
@@ -1938,7 +2074,7 @@ static int command_sources(const char* header, char** files, int count) {
 
 #ifdef EMBED_TABLE
 
-#if QLORA__KERNEL_ABI == 103
+#if QLORA__KERNEL_ABI == 104
 #define TABLE_PACKED true
 #else
 #define TABLE_PACKED false
@@ -2053,7 +2189,19 @@ static int command_emit(const char* module, const char* target) {
     }
     version = best->version > version ? best->version : version;
     printf(".version %d.%d\n.target sm_%s\n.address_size 64\n", version / 10, version % 10, name);
-    fputs(text, stdout);
+    for (const char* p = text; *p; p++) {
+        const char* one = strchr(WORDS_ONE, *p);
+        const char* two = strchr(WORDS_TWO, *p);
+        if (one) {
+            fputs(qlora__ptx_words[one - WORDS_ONE], stdout);
+        } else if (two) {
+            p++;
+            fputs(qlora__ptx_words[WORDS_SINGLE + (two - WORDS_TWO) * WORDS_EACH + *p - '!'],
+                  stdout);
+        } else {
+            putchar(*p);
+        }
+    }
     free(text);
     return 0;
 }

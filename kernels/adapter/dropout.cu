@@ -1,5 +1,6 @@
 // dropout.cu - the kernels of dropout.cuh for f32.
 // targets: 75
+// groups: train
 #include "dropout.cuh"
 
 QLORA_KERNEL __launch_bounds__(256)

@@ -1,6 +1,6 @@
 // dropout_bf16.cu - the kernels of dropout.cuh for bf16.
 // targets: 80
-// groups: bf16
+// groups: bf16 train
 #include "dropout.cuh"
 
 QLORA_KERNEL __launch_bounds__(256)

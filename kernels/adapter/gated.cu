@@ -1,7 +1,7 @@
 // gated.cu - the backward pass of a gated activation together with the gradients of the adapters
 // that read its tiles: those would read three matrices as large as the activation once more.
 // targets: 80
-// groups: bf16
+// groups: bf16 train
 //
 //   dg = dh u act'(g)      du = dh act(g)      s = act(g) u, rounded to bf16, not stored
 //   P0 = zg^T dg           P1 = zu^T du        P2 = ud^T s          [rank, cols], sums over rows

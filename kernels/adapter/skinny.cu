@@ -1,6 +1,6 @@
 // skinny.cu - the gradients of a linear layer's adapters in one launch.
 // targets: 80
-// groups: bf16
+// groups: bf16 train
 //
 // Each of up to four products is P = S^T W, [rank, cols], a sum over rows: S [rows, rank] is u or
 // z, W [rows, cols] is x or dy, both bf16. P is added to a gradient in f32, or replaces it:

@@ -4,7 +4,3 @@
 #include "attn_wg.cuh"
 
 ATTN_WG_FORWARD(128, 0.0f)
-ATTN_WG_STATS(128, 16)
-ATTN_WG_BACKWARD_KV(128, attn_backward_kv, 0.0f)
-ATTN_SUM(128_wg)
-ATTN_WG_BACKWARD_Q(128, 0.0f)

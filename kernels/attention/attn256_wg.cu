@@ -4,7 +4,3 @@
 #include "attn_wg.cuh"
 
 ATTN_WG_FORWARD(256, cap, , float cap)
-ATTN_WG_STATS(256, 16)
-ATTN_WG_BACKWARD_KV(256, attn_backward_each, cap, , float cap)
-ATTN_SUM(256_wg)
-ATTN_WG_BACKWARD_Q(256, cap, , float cap)

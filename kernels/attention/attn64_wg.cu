@@ -4,7 +4,3 @@
 #include "attn_wg.cuh"
 
 ATTN_WG_FORWARD(64, 0.0f)
-ATTN_WG_STATS(64, 8)
-ATTN_WG_BACKWARD_KV(64, attn_backward_kv, 0.0f)
-ATTN_SUM(64_wg)
-ATTN_WG_BACKWARD_Q(64, 0.0f)

@@ -4,7 +4,3 @@
 #include "attn_wg.cuh"
 
 ATTN_WG_FORWARD(96, 0.0f)
-ATTN_WG_STATS(96, 4)
-ATTN_WG_BACKWARD_KV(96, attn_backward_kv, 0.0f)
-ATTN_SUM(96_wg)
-ATTN_WG_BACKWARD_Q(96, 0.0f)

@@ -1,5 +1,6 @@
 // clip.cu - gradient clipping by norm, on the device, over any list of f32 tensors.
 // targets: 75
+// groups: train
 //
 // The gradients are divided into chunks of at most 8192 elements; an empty tensor has none. The
 // host prepares these arrays once, in device memory:

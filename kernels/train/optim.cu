@@ -1,7 +1,8 @@
 // optim.cu - AdamW over one flat arena. Everything that changes from step to step is in device
 // memory.
 // targets: 75
-#include "../vec.cuh"
+// groups: train
+#include "ranges.cuh"
 
 // The same layout as qlora_adamw_state in qlora.h: 5 doubles set by the host, counts kept by the
 // device, then the values for one update, computed from them in double.
@@ -21,18 +22,6 @@ struct adamw_state {
     float step_size;       // lr / (1 - beta1^t)
     float root_correction; // sqrt(1 - beta2^t)
     float eps_f32;
-};
-
-// The same layout as qlora_adamw_range in qlora.h.
-struct adamw_range {
-    int64_t begin;
-    int64_t count;
-    float decay;        // factor on weight_decay; 0 for norm weights
-    float shadow_scale; // the 16-bit copy holds shadow_scale * parameter
-    void* copy;         // second copy of the shadow, as rows of copy_cols elements; may be null
-    int64_t copy_cols;
-    int64_t copy_ld;
-    double lr; // factor on lr; 0 = 1
 };
 
 // x^n by squaring, with the same multiplications as on the CPU, so that a resumed run gets the
@@ -85,14 +74,6 @@ __device__ __forceinline__ void store_four(float* p, const float (&v)[4]) {
 
 __device__ __forceinline__ void store_four(bf16* p, const float (&v)[4]) {
     *(uint2*)p = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
-}
-
-// Position of element i of a range in its copy. Ranges and rows are normally short, so 64-bit
-// division is used only for long ones.
-__device__ __forceinline__ int64_t copy_at(const adamw_range& range, int64_t i) {
-    bool small = (range.count | range.copy_cols) <= 0x7fffffff;
-    int64_t row = small ? (int64_t)((uint32_t)i / (uint32_t)range.copy_cols) : i / range.copy_cols;
-    return row * range.copy_ld + (i - row * range.copy_cols);
 }
 
 // Writes the first `left` of four values to elements i .. i + 3 of a range's copy.
@@ -341,36 +322,6 @@ QLORA_KERNEL __launch_bounds__(256)
                             const adamw_range* ranges, int64_t range_count,
                             const adamw_state* state, const float* clip) {
     adamw8(p, g, moments, shadow, ranges, range_count, state, clip);
-}
-
-// Writes only the shadow and its copies, shadow = shadow_scale p, after parameters have been
-// loaded. Launch as for adamw.
-template <class S>
-__device__ __forceinline__ void shadow_write(const float* p, S* shadow, const adamw_range* ranges,
-                                             int64_t range_count) {
-    for (int64_t r = blockIdx.y; r < range_count; r += gridDim.y) {
-        adamw_range range = ranges[r];
-        int64_t first = (int64_t)blockIdx.x * 256 + threadIdx.x;
-        for (int64_t i = first; i < range.count; i += (int64_t)gridDim.x * 256) {
-            float x = range.shadow_scale * p[range.begin + i];
-            store(shadow + range.begin + i, x);
-            if (range.copy != 0) {
-                store((S*)range.copy + copy_at(range, i), x);
-            }
-        }
-    }
-}
-
-QLORA_KERNEL __launch_bounds__(256)
-    qlora_optim_shadow_f32(const float* p, float* shadow, const adamw_range* ranges,
-                           int64_t range_count) {
-    shadow_write(p, shadow, ranges, range_count);
-}
-
-QLORA_KERNEL __launch_bounds__(256)
-    qlora_optim_shadow_bf16(const float* p, bf16* shadow, const adamw_range* ranges,
-                            int64_t range_count) {
-    shadow_write(p, shadow, ranges, range_count);
 }
 
 // One step of the fixed tree that sums the gradients of micro-batches; see src/ops/tree.h.

@@ -225,6 +225,10 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
                                       const qlora_merge_desc* desc) {
     QLORA__TRY(qlora__merge_need(ctx, m, desc));
     QLORA__TRY(qlora__merge_need_rows(ctx, m, desc->tokenizer_dir));
+    bool file = qlora__gguf_path(desc->dir);
+    if (!QLORA__GGUF && file) {
+        return qlora__gguf_refuse(&ctx->env, desc->dir);
+    }
     if (desc->base == QLORA_MERGE_TRAINED) {
         QLORA__TRY(qlora__model_has_weights(ctx, m, "merging into the trained weights"));
     }
@@ -240,11 +244,11 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
     g.user = desc->progress_user;
     QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &g.folder));
     uint64_t shard = desc->shard_bytes != 0 ? desc->shard_bytes : (uint64_t)5000000000u;
-    qlora_result r = qlora__gguf_path(desc->dir)
-                         ? qlora__merge_gguf(&g, desc->dir, qlora__merge_type(desc))
-                     : g.folder.gguf.count > 0 ? qlora__merge_unpack(&g, shard)
-                                               : qlora__merge_run(&g, shard);
-    r = r == QLORA_OK && !qlora__gguf_path(desc->dir) ? qlora__merge_check_scale(&g) : r;
+    bool unpacks = g.folder.gguf.count > 0;
+    qlora_result r = QLORA__GGUF && file ? qlora__merge_gguf(&g, desc->dir, qlora__merge_type(desc))
+                     : QLORA__GGUF && unpacks ? qlora__merge_unpack(&g, shard)
+                                              : qlora__merge_run(&g, shard);
+    r = r == QLORA_OK && !file ? qlora__merge_check_scale(&g) : r;
     qlora__merge_close(&g);
     return r;
 }

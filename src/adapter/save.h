@@ -70,8 +70,9 @@ static void qlora__save_add(qlora__save_list* list, const char* prefix, const ql
     list->longest = qlora__max(list->longest, t->rows * t->cols);
 }
 
-static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlora__st_dtype dtype,
-                                  const void* bytes, size_t size) {
+static QLORA__UNUSED void qlora__save_add_bytes(qlora__save_list* list, const char* name,
+                                                qlora__st_dtype dtype, const void* bytes,
+                                                size_t size) {
     qlora__save_item* item = qlora__save_next(list, dtype, 1);
     snprintf(item->name, sizeof item->name, "%s", name);
     item->shape[0] = (int64_t)(size * 8 / qlora__st_dtypes[dtype].bits);
@@ -80,8 +81,9 @@ static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlor
 }
 
 // Adds part of the 8-bit moments, which are in device memory: `count` codes or floats.
-static void qlora__save_add_moments(qlora__save_list* list, const char* name, qlora__st_dtype dtype,
-                                    const void* data, int64_t count) {
+static QLORA__UNUSED void qlora__save_add_moments(qlora__save_list* list, const char* name,
+                                                  qlora__st_dtype dtype, const void* data,
+                                                  int64_t count) {
     qlora__save_item* item = qlora__save_next(list, dtype, 1);
     snprintf(item->name, sizeof item->name, "%s", name);
     item->shape[0] = count;
@@ -142,9 +144,9 @@ static qlora_result qlora__save_prepare(qlora_ctx* ctx, const qlora__save_list* 
 }
 
 // Writes the list as one file, atomically.
-static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
-                                      const char* path, const char* const* metadata,
-                                      bool checksum) {
+static QLORA__UNUSED qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
+                                                    const char* path, const char* const* metadata,
+                                                    bool checksum) {
     qlora__st_writer w;
     QLORA__TRY(qlora__save_prepare(ctx, list, path, metadata, checksum, &w));
     return qlora__st_write_publish(&ctx->env, &w);
@@ -859,5 +861,9 @@ qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
     QLORA__ENTER(ctx, "qlora_adapter_save_gguf");
     qlora_result r = qlora__adapter_desc_check(ctx, desc);
     r = r == QLORA_OK ? qlora__model_settle(model) : r;
-    return qlora__leave(ctx, r == QLORA_OK ? qlora__adapter_save_gguf(ctx, model, path) : r);
+    if (!QLORA__GGUF && r == QLORA_OK) {
+        r = qlora__gguf_refuse(&ctx->env, path != NULL ? path : "path");
+    }
+    r = QLORA__GGUF && r == QLORA_OK ? qlora__adapter_save_gguf(ctx, model, path) : r;
+    return qlora__leave(ctx, r);
 }

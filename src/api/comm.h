@@ -1,6 +1,7 @@
 // ---- several processes --------------------------------------------------------------------------
 // Processes that train together have the same model, settings and batches; each computes a share
 // of the micro-batches of a step. The result has the same bits for any number of processes.
+// Left out by QLORA_NO_TRAIN as well.
 
 // Bytes for another process, or from it.
 typedef struct qlora_message {

@@ -1,4 +1,8 @@
 // ---- generation ---------------------------------------------------------------------------------
+
+// With QLORA_NO_GENERATE beside the implementation, these functions are declared but left out: a
+// program that calls one does not link.
+
 // One text, generated token by token. A model has up to generate_sequences of them at a time, each
 // with its own prompt, settings and seed; one that ends makes room for another. Training and
 // evaluation may run between two tokens. All calls wait for what they return. On a GPU, the step

@@ -31,10 +31,11 @@
 #ifndef QLORA_API
 #if defined(QLORA_STATIC)
 #if defined(__GNUC__)
-#define QLORA_API static __attribute__((unused))
+#define QLORA_STATIC_API static __attribute__((unused))
 #else
-#define QLORA_API static
+#define QLORA_STATIC_API static
 #endif
+#define QLORA_API QLORA_STATIC_API
 #elif defined(QLORA_DLL) && defined(_WIN32)
 #if defined(QLORA_IMPLEMENTATION) || defined(QLORA_TEXT_IMPLEMENTATION)
 #define QLORA_API __declspec(dllexport) extern

@@ -73,6 +73,12 @@
        QLORA_DLL             mark functions for a shared library
        QLORA_NO_CUDA         leave out the GPU: no dynamic loading, no kernels_ptx.h
        QLORA_NO_MODEL        leave out models, training and file formats: the bare runtime
+       QLORA_NO_TRAIN        leave out trainers and several processes: QLORA_PURPOSE_TRAIN is
+                             refused by name. Operators stay, their kernels with QLORA_PTX_NO_TRAIN
+                             do not
+       QLORA_NO_GENERATE     leave out generation: generate_tokens is refused by name
+       QLORA_NO_MERGE        leave out qlora_merge_save
+       QLORA_NO_GGUF         leave out GGUF files: a path of one is refused by name
        QLORA_NO_COMM         leave out training with several processes
        QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2, AVX-512, AMX
        QLORA_PTX_NO_BF16 ... leave out groups of GPU kernels; kernels_ptx.h lists them with sizes

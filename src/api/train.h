@@ -1,4 +1,8 @@
 // ---- training -----------------------------------------------------------------------------------
+
+// With QLORA_NO_TRAIN beside the implementation, these functions are declared but left out: a
+// program that calls one does not link.
+
 typedef struct qlora_trainer qlora_trainer;
 
 // The learning rate after the warm-up.

@@ -8,11 +8,11 @@
 #include QLORA_KERNELS_HEADER
 
 // Packed texts (embed --packed) have a number of their own: they must not pass for plain ones.
-#if QLORA__KERNEL_ABI != 3 && QLORA__KERNEL_ABI != 103
+#if QLORA__KERNEL_ABI != 4 && QLORA__KERNEL_ABI != 104
 #error                                                                                             \
-    "kernels_ptx.h does not match this qlora.h (kernel ABI 3 is needed); use one release for both"
+    "kernels_ptx.h does not match this qlora.h (kernel ABI 4 is needed); use one release for both"
 #endif
-#define QLORA__PTX_PACKED (QLORA__KERNEL_ABI == 103)
+#define QLORA__PTX_PACKED (QLORA__KERNEL_ABI == 104)
 
 // Returns the module's PTX with the highest target that the device supports. PTX that was excluded
 // from the build (chunks is NULL) is returned only if nothing else fits, so that the caller can
@@ -118,6 +118,48 @@ static qlora_result qlora__ptx_unpack(qlora_ctx* ctx, const qlora__ptx_text* tex
     return r;
 }
 
+// Copies a text of n characters with its words in full. Returns the length; with out NULL, it is
+// only counted. tools/embed.c says which characters stand for words.
+static size_t qlora__ptx_words_copy(const char* text, size_t n, char* out) {
+    static const char one[] = "#&'*=^";
+    size_t length = 0;
+    for (size_t i = 0; i < n; i++) {
+        const char* single = (const char*)memchr(one, text[i], sizeof one - 1);
+        size_t place = single != NULL ? (size_t)(single - one) : 0;
+        if (single == NULL && (text[i] == '`' || text[i] == '~') && i + 1 < n) {
+            place = sizeof one - 1 + (text[i] == '~' ? 94 : 0) + (size_t)(text[i + 1] - '!');
+            i++;
+        } else if (single == NULL) {
+            if (out != NULL) {
+                out[length] = text[i];
+            }
+            length++;
+            continue;
+        }
+        size_t places = sizeof qlora__ptx_words / sizeof *qlora__ptx_words;
+        const char* word = place < places ? qlora__ptx_words[place] : "";
+        size_t size = strlen(word);
+        if (out != NULL) {
+            memcpy(out + length, word, size);
+        }
+        length += size;
+    }
+    return length;
+}
+
+// The chunks of a plain text, or the one piece of an unpacked text, with their words in full.
+static size_t qlora__ptx_chunks_copy(const qlora__ptx_text* text, const char* unpacked, char* out) {
+    size_t length = 0;
+    if (unpacked != NULL) {
+        return qlora__ptx_words_copy(unpacked, text->length, out);
+    }
+    for (const char* const* chunk = text->chunks; *chunk != NULL; chunk++) {
+        length +=
+            qlora__ptx_words_copy(*chunk, strlen(*chunk), out != NULL ? out + length : NULL);
+    }
+    return length;
+}
+
 // Joins the chunks of a module's PTX, or unpacks them, after a header that names the target of
 // qlora_ctx_target. The caller frees *out, which has *bytes bytes.
 static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text, bool packed,
@@ -129,30 +171,25 @@ static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text,
     int used = snprintf(header, sizeof header, ".version %d.%d\n.target %s%.*s\n.address_size 64\n",
                         version / 10, version % 10, gpu->target, text->suffix != '\0' ? 1 : 0,
                         &text->suffix);
-    *bytes = (size_t)used + text->length + 1;
-    char* p = (char*)qlora__alloc(ctx, *bytes);
-    if (p == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    memcpy(p, header, (size_t)used);
-    size_t at = (size_t)used;
+    char* unpacked = packed ? (char*)qlora__alloc(ctx, text->length + 1) : NULL;
+    qlora_result r = QLORA_OK;
     if (packed) {
-        qlora_result r = qlora__ptx_unpack(ctx, text, p + at);
-        if (r != QLORA_OK) {
-            qlora__free(ctx, p, *bytes);
-            return r;
-        }
-        at += text->length;
+        r = unpacked == NULL ? QLORA_ERR_MEMORY : qlora__ptx_unpack(ctx, text, unpacked);
     }
-    for (const char* const* chunk = text->chunks; !packed && *chunk != NULL; chunk++) {
-        size_t n = strlen(*chunk);
-        QLORA_ASSERT(at + n < *bytes);
-        memcpy(p + at, *chunk, n);
-        at += n;
+    char* p = NULL;
+    if (r == QLORA_OK) {
+        *bytes = (size_t)used + qlora__ptx_chunks_copy(text, unpacked, NULL) + 1;
+        p = (char*)qlora__alloc(ctx, *bytes);
+        r = p == NULL ? QLORA_ERR_MEMORY : QLORA_OK;
     }
-    p[at] = '\0';
-    *out = p;
-    return QLORA_OK;
+    if (r == QLORA_OK) {
+        memcpy(p, header, (size_t)used);
+        size_t length = qlora__ptx_chunks_copy(text, unpacked, p + used);
+        p[(size_t)used + length] = '\0';
+        *out = p;
+    }
+    qlora__free(ctx, unpacked, text->length + 1);
+    return r;
 }
 
 // The row of a kernel in the registry; -1 if there is none.

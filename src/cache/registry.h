@@ -68,6 +68,34 @@ typedef uint64_t qlora__needs;
 #define QLORA__NEED_RELU2 QLORA__NEED(31) // its MLP has squared ReLU and no gate
 #define QLORA__NEED_RELU2_F32 (QLORA__NEED_RELU2 | QLORA__NEED_F32)
 #define QLORA__NEED_RELU2_BF16 (QLORA__NEED_RELU2 | QLORA__NEED_BF16)
+// Only training runs it: the modules of such kernels are in the group train.
+#define QLORA__NEED_TRAIN QLORA__NEED(32)
+#define QLORA__NEED_CALL_BF16_TRAIN (QLORA__NEED_CALL_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_CALL_F32_TRAIN (QLORA__NEED_CALL_F32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_CALL_LORA_BF16_TRAIN (QLORA__NEED_CALL_LORA_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_CALL_LORA_TRAIN (QLORA__NEED_CALL_LORA | QLORA__NEED_TRAIN)
+#define QLORA__NEED_GATED_TRAIN (QLORA__NEED_GATED | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD128CAP_TRAIN (QLORA__NEED_HEAD128CAP | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD128WG_TRAIN (QLORA__NEED_HEAD128WG | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD128_TRAIN (QLORA__NEED_HEAD128 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD192_TRAIN (QLORA__NEED_HEAD192 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD256WG_TRAIN (QLORA__NEED_HEAD256WG | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD256_TRAIN (QLORA__NEED_HEAD256 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD32_TRAIN (QLORA__NEED_HEAD32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD64WG_TRAIN (QLORA__NEED_HEAD64WG | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD64_TRAIN (QLORA__NEED_HEAD64 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD80_TRAIN (QLORA__NEED_HEAD80 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD96WG_TRAIN (QLORA__NEED_HEAD96WG | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEAD96_TRAIN (QLORA__NEED_HEAD96 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_HEADANY_TRAIN (QLORA__NEED_HEADANY | QLORA__NEED_TRAIN)
+#define QLORA__NEED_LORA_BF16_TRAIN (QLORA__NEED_LORA_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_LORA_F32_TRAIN (QLORA__NEED_LORA_F32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_LORA_TRAIN (QLORA__NEED_LORA | QLORA__NEED_TRAIN)
+#define QLORA__NEED_NOISE_BF16_TRAIN (QLORA__NEED_NOISE_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_NOISE_F32_TRAIN (QLORA__NEED_NOISE_F32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_PAIRS_BF16_TRAIN (QLORA__NEED_PAIRS_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_PAIRS_F32_TRAIN (QLORA__NEED_PAIRS_F32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_PAIRS_TRAIN (QLORA__NEED_PAIRS | QLORA__NEED_TRAIN)
 // What programs may have besides.
 #define QLORA__NEED_ANY (QLORA__NEED_CALL | QLORA__NEED_CAP | QLORA__NEED_HEAD_NF4)
 #define QLORA__NEED_ANY_TRAINER (QLORA__NEED_NOISE | QLORA__NEED_PAIRS)
@@ -136,12 +164,12 @@ typedef uint64_t qlora__needs;
     X(linear_keep_own_f32, linear, 0, CALL_LORA)                                                   \
     X(linear_keep_own_bf16, linear_bf16, 0, CALL_LORA_BF16)                                        \
     X(linear_collect, linear, 0, CALL_LORA)                                                        \
-    X(skinny_sum, skinny, 0, LORA_BF16)                                                            \
-    X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
+    X(skinny_sum, skinny, 0, LORA_BF16_TRAIN)                                                      \
+    X(skinny_gradients, skinny, 65536, LORA_BF16_TRAIN)                                            \
     X(linear_gated_sum, linear, 0, GATED)                                                          \
-    X(gated_backward, gated, 87296, GATED)                                                         \
+    X(gated_backward, gated, 87296, GATED_TRAIN)                                                   \
     X(tails_gated, tails, 32768, CALL_LORA_BF16)                                                   \
-    X(tails_gated_bwd, tails, 90112, CALL_LORA_BF16)
+    X(tails_gated_bwd, tails_bwd, 90112, CALL_LORA_BF16_TRAIN)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                  \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                 \
@@ -173,9 +201,9 @@ typedef uint64_t qlora__needs;
     X(cast_scale, cast, 0, F32)                                                                    \
     X(random_normal_f32, random, 0, CALL)                                                          \
     X(random_normal_bf16, random, 0, CALL)                                                         \
-    X(clip_squares, clip, 0, ALWAYS)                                                               \
-    X(clip_scale, clip, 0, ALWAYS)                                                                 \
-    X(clip_apply, clip, 0, ALWAYS)
+    X(clip_squares, clip, 0, TRAIN)                                                                \
+    X(clip_scale, clip, 0, TRAIN)                                                                  \
+    X(clip_apply, clip, 0, TRAIN)
 
 #define QLORA__KERNELS_OPS(X)                                                                      \
     X(elementwise_silu_f32, elementwise, 0, CALL_F32)                                              \
@@ -234,8 +262,8 @@ typedef uint64_t qlora__needs;
     X(softmax_scores_bf16, softmax_bf16, 0, CALL_BF16)                                             \
     X(softmax_fwd_f32, softmax, 0, CALL_F32)                                                       \
     X(softmax_fwd_bf16, softmax_bf16, 0, CALL_BF16)                                                \
-    X(softmax_bwd_f32, softmax, 0, CALL_F32)                                                       \
-    X(softmax_bwd_bf16, softmax_bf16, 0, CALL_BF16)                                                \
+    X(softmax_bwd_f32, softmax_bwd, 0, CALL_F32_TRAIN)                                             \
+    X(softmax_bwd_bf16, softmax_bwd_bf16, 0, CALL_BF16_TRAIN)                                      \
     X(loss_cross_entropy_f32, loss, 0, F32)                                                        \
     X(loss_cross_entropy_bf16, loss_bf16, 0, BF16)                                                 \
     X(loss_capped_f32, loss, 0, CALL_F32)                                                          \
@@ -243,100 +271,100 @@ typedef uint64_t qlora__needs;
     X(loss_sum, shared, 0, ALWAYS)                                                                 \
     X(loss_arg_max_f32, loss, 0, CALL_F32)                                                         \
     X(loss_arg_max_bf16, loss_bf16, 0, CALL_BF16)                                                  \
-    X(optim_advance, optim, 0, LORA)                                                               \
-    X(optim_adamw_f32, optim, 0, LORA_F32)                                                         \
-    X(optim_adamw_bf16, optim, 0, LORA_BF16)                                                       \
-    X(optim_adamw8_f32, optim, 0, CALL_LORA)                                                       \
-    X(optim_adamw8_bf16, optim, 0, CALL_LORA_BF16)                                                 \
-    X(optim_shadow_f32, optim, 0, LORA_F32)                                                        \
-    X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
-    X(optim_tree, optim, 0, LORA)                                                                  \
-    X(dropout_f32, dropout, 0, CALL_LORA)                                                          \
-    X(dropout_bf16, dropout_bf16, 0, CALL_LORA_BF16)                                               \
-    X(dropout_noise_f32, dropout, 0, NOISE_F32)                                                    \
-    X(dropout_noise_bf16, dropout_bf16, 0, NOISE_BF16)                                             \
-    X(preference_logps, preference, 0, LORA)                                                       \
-    X(preference_factors, preference, 0, PAIRS)                                                    \
-    X(preference_scale_f32, preference, 0, PAIRS_F32)                                              \
-    X(preference_scale_bf16, preference, 0, PAIRS_BF16)                                            \
+    X(optim_advance, optim, 0, LORA_TRAIN)                                                         \
+    X(optim_adamw_f32, optim, 0, LORA_F32_TRAIN)                                                   \
+    X(optim_adamw_bf16, optim, 0, LORA_BF16_TRAIN)                                                 \
+    X(optim_adamw8_f32, optim, 0, CALL_LORA_TRAIN)                                                 \
+    X(optim_adamw8_bf16, optim, 0, CALL_LORA_BF16_TRAIN)                                           \
+    X(optim_shadow_f32, shadow, 0, LORA_F32)                                                       \
+    X(optim_shadow_bf16, shadow, 0, LORA_BF16)                                                     \
+    X(optim_tree, optim, 0, LORA_TRAIN)                                                            \
+    X(dropout_f32, dropout, 0, CALL_LORA_TRAIN)                                                    \
+    X(dropout_bf16, dropout_bf16, 0, CALL_LORA_BF16_TRAIN)                                         \
+    X(dropout_noise_f32, dropout, 0, NOISE_F32_TRAIN)                                              \
+    X(dropout_noise_bf16, dropout_bf16, 0, NOISE_BF16_TRAIN)                                       \
+    X(preference_logps, logps, 0, LORA)                                                            \
+    X(preference_factors, preference, 0, PAIRS_TRAIN)                                              \
+    X(preference_scale_f32, preference, 0, PAIRS_F32_TRAIN)                                        \
+    X(preference_scale_bf16, preference, 0, PAIRS_BF16_TRAIN)                                      \
     X(methods_row_norms_f32, methods, 0, CALL_LORA)                                                \
     X(methods_row_norms_bf16, methods, 0, CALL_LORA_BF16)                                          \
     X(methods_scale_columns_f32, methods, 0, CALL_LORA)                                            \
     X(methods_scale_columns_bf16, methods, 0, CALL_LORA_BF16)                                      \
-    X(methods_dot_columns_f32, methods, 0, CALL_LORA)                                              \
-    X(methods_dot_columns_bf16, methods, 0, CALL_LORA_BF16)                                        \
+    X(methods_dot_columns_f32, methods_bwd, 0, CALL_LORA_TRAIN)                                    \
+    X(methods_dot_columns_bf16, methods_bwd, 0, CALL_LORA_BF16_TRAIN)                              \
     X(methods_put_rows_f32, methods, 0, CALL_LORA)                                                 \
     X(methods_put_rows_bf16, methods, 0, CALL_LORA_BF16)                                           \
-    X(methods_embed_gradient_f32, methods, 0, CALL_LORA)                                           \
-    X(methods_embed_gradient_bf16, methods, 0, CALL_LORA_BF16)                                     \
-    X(methods_head_gradient_f32, methods, 0, CALL_LORA)                                            \
-    X(methods_head_gradient_bf16, methods, 0, CALL_LORA_BF16)
+    X(methods_embed_gradient_f32, methods_bwd, 0, CALL_LORA_TRAIN)                                 \
+    X(methods_embed_gradient_bf16, methods_bwd, 0, CALL_LORA_BF16_TRAIN)                           \
+    X(methods_head_gradient_f32, methods_bwd, 0, CALL_LORA_TRAIN)                                  \
+    X(methods_head_gradient_bf16, methods_bwd, 0, CALL_LORA_BF16_TRAIN)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                \
     X(attn32_fwd, attn32, 30720, HEAD32)                                                           \
-    X(attn32_stats, attn32, 0, HEAD32)                                                             \
-    X(attn32_bwd_kv, attn32, 39936, HEAD32)                                                        \
-    X(attn32_bwd_sum, attn32, 0, HEAD32)                                                           \
-    X(attn32_bwd_q, attn32, 40960, HEAD32)                                                         \
+    X(attn32_stats, attn32_bwd, 0, HEAD32_TRAIN)                                                   \
+    X(attn32_bwd_kv, attn32_bwd, 39936, HEAD32_TRAIN)                                              \
+    X(attn32_bwd_sum, attn32_bwd, 0, HEAD32_TRAIN)                                                 \
+    X(attn32_bwd_q, attn32_bwd, 40960, HEAD32_TRAIN)                                               \
     X(attn64_fwd, attn64, 49152, HEAD64)                                                           \
-    X(attn64_stats, attn64, 0, HEAD64)                                                             \
-    X(attn64_bwd_kv, attn64, 58368, HEAD64)                                                        \
-    X(attn64_bwd_sum, attn64, 0, HEAD64)                                                           \
-    X(attn64_bwd_q, attn64, 65536, HEAD64)                                                         \
+    X(attn64_stats, attn64_bwd, 0, HEAD64_TRAIN)                                                   \
+    X(attn64_bwd_kv, attn64_bwd, 58368, HEAD64_TRAIN)                                              \
+    X(attn64_bwd_sum, attn64_bwd, 0, HEAD64_TRAIN)                                                 \
+    X(attn64_bwd_q, attn64_bwd, 65536, HEAD64_TRAIN)                                               \
     X(attn80_fwd, attn80, 45056, HEAD80)                                                           \
-    X(attn80_stats, attn80, 0, HEAD80)                                                             \
-    X(attn80_bwd_kv, attn80, 76800, HEAD80)                                                        \
-    X(attn80_bwd_sum, attn80, 0, HEAD80)                                                           \
-    X(attn80_bwd_q, attn80, 90112, HEAD80)                                                         \
+    X(attn80_stats, attn80_bwd, 0, HEAD80_TRAIN)                                                   \
+    X(attn80_bwd_kv, attn80_bwd, 76800, HEAD80_TRAIN)                                              \
+    X(attn80_bwd_sum, attn80_bwd, 0, HEAD80_TRAIN)                                                 \
+    X(attn80_bwd_q, attn80_bwd, 90112, HEAD80_TRAIN)                                               \
     X(attn96_fwd, attn96, 79872, HEAD96)                                                           \
-    X(attn96_stats, attn96, 0, HEAD96)                                                             \
-    X(attn96_bwd_kv, attn96, 89088, HEAD96)                                                        \
-    X(attn96_bwd_sum, attn96, 0, HEAD96)                                                           \
-    X(attn96_bwd_q, attn96, 79872, HEAD96)                                                         \
+    X(attn96_stats, attn96_bwd, 0, HEAD96_TRAIN)                                                   \
+    X(attn96_bwd_kv, attn96_bwd, 89088, HEAD96_TRAIN)                                              \
+    X(attn96_bwd_sum, attn96_bwd, 0, HEAD96_TRAIN)                                                 \
+    X(attn96_bwd_q, attn96_bwd, 79872, HEAD96_TRAIN)                                               \
     X(attn128_fwd, attn128, 65536, HEAD128)                                                        \
-    X(attn128_stats, attn128, 0, HEAD128)                                                          \
-    X(attn128_bwd_kv, attn128, 70144, HEAD128)                                                     \
-    X(attn128_bwd_sum, attn128, 0, HEAD128)                                                        \
-    X(attn128_bwd_q, attn128, 98304, HEAD128)                                                      \
+    X(attn128_stats, attn128_bwd, 0, HEAD128_TRAIN)                                                \
+    X(attn128_bwd_kv, attn128_bwd, 70144, HEAD128_TRAIN)                                           \
+    X(attn128_bwd_sum, attn128_bwd, 0, HEAD128_TRAIN)                                              \
+    X(attn128_bwd_q, attn128_bwd, 98304, HEAD128_TRAIN)                                            \
     X(attn128c_fwd, attn128c, 65536, HEAD128CAP)                                                   \
-    X(attn128c_stats, attn128c, 0, HEAD128CAP)                                                     \
-    X(attn128c_bwd_kv, attn128c, 70144, HEAD128CAP)                                                \
-    X(attn128c_bwd_sum, attn128c, 0, HEAD128CAP)                                                   \
-    X(attn128c_bwd_q, attn128c, 98304, HEAD128CAP)                                                 \
+    X(attn128c_stats, attn128c_bwd, 0, HEAD128CAP_TRAIN)                                           \
+    X(attn128c_bwd_kv, attn128c_bwd, 70144, HEAD128CAP_TRAIN)                                      \
+    X(attn128c_bwd_sum, attn128c_bwd, 0, HEAD128CAP_TRAIN)                                         \
+    X(attn128c_bwd_q, attn128c_bwd, 98304, HEAD128CAP_TRAIN)                                       \
     X(attn192_fwd, attn192, 73728, HEAD192)                                                        \
-    X(attn192_stats, attn192, 0, HEAD192)                                                          \
-    X(attn192_bwd_kv, attn192, 156672, HEAD192)                                                    \
-    X(attn192_bwd_sum, attn192, 0, HEAD192)                                                        \
-    X(attn192_bwd_q, attn192, 98304, HEAD192)                                                      \
+    X(attn192_stats, attn192_bwd, 0, HEAD192_TRAIN)                                                \
+    X(attn192_bwd_kv, attn192_bwd, 156672, HEAD192_TRAIN)                                          \
+    X(attn192_bwd_sum, attn192_bwd, 0, HEAD192_TRAIN)                                              \
+    X(attn192_bwd_q, attn192_bwd, 98304, HEAD192_TRAIN)                                            \
     X(attn256_fwd, attn256, 98304, HEAD256)                                                        \
-    X(attn256_stats, attn256, 0, HEAD256)                                                          \
-    X(attn256_bwd_kv, attn256, 100864, HEAD256)                                                    \
-    X(attn256_bwd_sum, attn256, 0, HEAD256)                                                        \
-    X(attn256_bwd_q, attn256, 98304, HEAD256)                                                      \
+    X(attn256_stats, attn256_bwd, 0, HEAD256_TRAIN)                                                \
+    X(attn256_bwd_kv, attn256_bwd, 100864, HEAD256_TRAIN)                                          \
+    X(attn256_bwd_sum, attn256_bwd, 0, HEAD256_TRAIN)                                              \
+    X(attn256_bwd_q, attn256_bwd, 98304, HEAD256_TRAIN)                                            \
     X(attn64_wg_fwd, attn64_wg, 82944, HEAD64WG)                                                   \
-    X(attn64_wg_stats, attn64_wg, 0, HEAD64WG)                                                     \
-    X(attn64_wg_bwd_kv, attn64_wg, 66560, HEAD64WG)                                                \
-    X(attn64_wg_bwd_sum, attn64_wg, 0, HEAD64WG)                                                   \
-    X(attn64_wg_bwd_q, attn64_wg, 66560, HEAD64WG)                                                 \
+    X(attn64_wg_stats, attn64_wg_bwd, 0, HEAD64WG_TRAIN)                                           \
+    X(attn64_wg_bwd_kv, attn64_wg_bwd, 66560, HEAD64WG_TRAIN)                                      \
+    X(attn64_wg_bwd_sum, attn64_wg_bwd, 0, HEAD64WG_TRAIN)                                         \
+    X(attn64_wg_bwd_q, attn64_wg_bwd, 66560, HEAD64WG_TRAIN)                                       \
     X(attn96_wg_fwd, attn96_wg, 164864, HEAD96WG)                                                  \
-    X(attn96_wg_stats, attn96_wg, 0, HEAD96WG)                                                     \
-    X(attn96_wg_bwd_kv, attn96_wg, 132096, HEAD96WG)                                               \
-    X(attn96_wg_bwd_sum, attn96_wg, 0, HEAD96WG)                                                   \
-    X(attn96_wg_bwd_q, attn96_wg, 132096, HEAD96WG)                                                \
+    X(attn96_wg_stats, attn96_wg_bwd, 0, HEAD96WG_TRAIN)                                           \
+    X(attn96_wg_bwd_kv, attn96_wg_bwd, 132096, HEAD96WG_TRAIN)                                     \
+    X(attn96_wg_bwd_sum, attn96_wg_bwd, 0, HEAD96WG_TRAIN)                                         \
+    X(attn96_wg_bwd_q, attn96_wg_bwd, 132096, HEAD96WG_TRAIN)                                      \
     X(attn128_wg_fwd, attn128_wg, 164864, HEAD128WG)                                               \
-    X(attn128_wg_stats, attn128_wg, 0, HEAD128WG)                                                  \
-    X(attn128_wg_bwd_kv, attn128_wg, 132096, HEAD128WG)                                            \
-    X(attn128_wg_bwd_sum, attn128_wg, 0, HEAD128WG)                                                \
-    X(attn128_wg_bwd_q, attn128_wg, 132096, HEAD128WG)                                             \
+    X(attn128_wg_stats, attn128_wg_bwd, 0, HEAD128WG_TRAIN)                                        \
+    X(attn128_wg_bwd_kv, attn128_wg_bwd, 132096, HEAD128WG_TRAIN)                                  \
+    X(attn128_wg_bwd_sum, attn128_wg_bwd, 0, HEAD128WG_TRAIN)                                      \
+    X(attn128_wg_bwd_q, attn128_wg_bwd, 132096, HEAD128WG_TRAIN)                                   \
     X(attn256_wg_fwd, attn256_wg, 197632, HEAD256WG)                                               \
-    X(attn256_wg_stats, attn256_wg, 0, HEAD256WG)                                                  \
-    X(attn256_wg_bwd_kv, attn256_wg, 197632, HEAD256WG)                                            \
-    X(attn256_wg_bwd_sum, attn256_wg, 0, HEAD256WG)                                                \
-    X(attn256_wg_bwd_q, attn256_wg, 230400, HEAD256WG)                                             \
+    X(attn256_wg_stats, attn256_wg_bwd, 0, HEAD256WG_TRAIN)                                        \
+    X(attn256_wg_bwd_kv, attn256_wg_bwd, 197632, HEAD256WG_TRAIN)                                  \
+    X(attn256_wg_bwd_sum, attn256_wg_bwd, 0, HEAD256WG_TRAIN)                                      \
+    X(attn256_wg_bwd_q, attn256_wg_bwd, 230400, HEAD256WG_TRAIN)                                   \
     X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                          \
-    X(attn_f32_stats, attn_f32, 0, HEADANY)                                                        \
-    X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                       \
-    X(attn_f32_bwd_q, attn_f32, 0, HEADANY)
+    X(attn_f32_stats, attn_f32_bwd, 0, HEADANY_TRAIN)                                              \
+    X(attn_f32_bwd_kv, attn_f32_bwd, 0, HEADANY_TRAIN)                                             \
+    X(attn_f32_bwd_q, attn_f32_bwd, 0, HEADANY_TRAIN)
 
 // clang-format on
 

@@ -63,7 +63,9 @@ static void qlora__folder_close(qlora__env* env, qlora__folder* f) {
         qlora__env_free(env, f->cache, sizeof *f->cache);
     }
     qlora__env_free(env, f->made, f->made_room * sizeof *f->made);
-    qlora__gguf_model_close(env, &f->gguf);
+    if (QLORA__GGUF) {
+        qlora__gguf_model_close(env, &f->gguf);
+    }
     qlora__env_free(env, f->shards, f->shard_room * sizeof *f->shards);
     qlora__env_free(env, f->entries, f->room * (sizeof *f->entries + sizeof *f->by_name));
     memset(f, 0, sizeof *f);

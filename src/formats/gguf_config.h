@@ -432,6 +432,8 @@ static qlora_result qlora__config_read_gguf(qlora__env* env, const char* path,
 // The config of a model folder or a GGUF file.
 static QLORA__UNUSED qlora_result qlora__config_read(qlora__env* env, const char* dir,
                                                      qlora_model_config* out) {
-    return qlora__gguf_path(dir) ? qlora__config_read_gguf(env, dir, out)
-                                 : qlora__config_read_dir(env, dir, out);
+    if (!qlora__gguf_path(dir)) {
+        return qlora__config_read_dir(env, dir, out);
+    }
+    return QLORA__GGUF ? qlora__config_read_gguf(env, dir, out) : qlora__gguf_refuse(env, dir);
 }

@@ -335,11 +335,21 @@ static qlora_result qlora__folder_open_gguf(qlora__env* env, const char* path, q
     return result;
 }
 
+// In a build without GGUF files.
+static QLORA__UNUSED qlora_result qlora__gguf_refuse(qlora__env* env, const char* path) {
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "%s: GGUF files are not in this build: they were left out by "
+                           "QLORA_NO_GGUF",
+                           path);
+}
+
 // Opens the weights of a model: those of a folder, or of a GGUF file.
 static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char* dir,
                                                      qlora__folder* f) {
-    return qlora__gguf_path(dir) ? qlora__folder_open_gguf(env, dir, f)
-                                 : qlora__folder_open_dir(env, dir, f);
+    if (!qlora__gguf_path(dir)) {
+        return qlora__folder_open_dir(env, dir, f);
+    }
+    return QLORA__GGUF ? qlora__folder_open_gguf(env, dir, f) : qlora__gguf_refuse(env, dir);
 }
 
 // The values of a tensor. If they must be made first, they are valid until the next call.
@@ -347,7 +357,7 @@ static QLORA__UNUSED qlora_result qlora__folder_make(qlora__env* env, const qlor
                                                      const qlora__st_tensor** tensor) {
     const qlora__st_tensor* t = *tensor;
     qlora__folder_cache* cache = f->cache;
-    if (t->view == NULL) {
+    if (!QLORA__GGUF || t->view == NULL) {
         return QLORA_OK;
     }
     if (cache->bytes < t->bytes) {

@@ -425,7 +425,7 @@ static bool qlora__st_is_float(const qlora__st_tensor* t) {
 // Converts elements [first, first + count) of an F32, BF16 or F16 tensor to floats, exactly.
 static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64_t count,
                                float* out) {
-    if (t->view != NULL) {
+    if (QLORA__GGUF && t->view != NULL) {
         qlora__gguf_view_read(t->view, first, count, out);
         return;
     }

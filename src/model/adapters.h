@@ -109,7 +109,7 @@ static void qlora__adapter_focus(qlora_model* m, int32_t adapter) {
 }
 
 // Ends a call that may have made another adapter the current one.
-static qlora_result qlora__adapter_leave(qlora_model* m, qlora_result r) {
+static QLORA__UNUSED qlora_result qlora__adapter_leave(qlora_model* m, qlora_result r) {
     qlora__adapter_focus(m, m->chosen);
     return r;
 }

@@ -15,8 +15,8 @@ static void qlora__model_slice(qlora_model* m, qlora__errand* e, double until) {
 }
 
 // Prepares an errand that begins with the model as it is; see qlora__errand_take.
-static qlora_result qlora__model_errand(qlora_model* m, qlora__errand_fn fn, void* user,
-                                        qlora__errand** out) {
+static QLORA__UNUSED qlora_result qlora__model_errand(qlora_model* m, qlora__errand_fn fn,
+                                                      void* user, qlora__errand** out) {
     QLORA__TRY(qlora__errand_take(m->ctx, fn, user, out));
     if (*out != NULL) {
         (*out)->adapter = m->adapter;
@@ -26,7 +26,7 @@ static qlora_result qlora__model_errand(qlora_model* m, qlora__errand_fn fn, voi
 }
 
 // Gives an errand back, which first has to end: it is finished, or dropped as soon as possible.
-static void qlora__model_errand_end(qlora_model* m, qlora__errand* e, bool drop) {
+static QLORA__UNUSED void qlora__model_errand_end(qlora_model* m, qlora__errand* e, bool drop) {
     e->dropped = drop;
     if (e->under_way) {
         qlora__model_slice(m, e, 1e300);

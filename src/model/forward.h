@@ -29,7 +29,7 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     if (c->embedding_scale != 1.0) {
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
     }
-    if (pass->training && m->neftune > 0.0f) {
+    if (QLORA__TRAINS && pass->training && m->neftune > 0.0f) {
         QLORA__TRY(qlora__forward_noise(pass, &h));
     }
     return m->plan.tile > 0 ? QLORA_OK : qlora__layer_input(pass, &h, qlora__norm_before(m, 0));

@@ -135,10 +135,11 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     args.flag = &m->flag;
     args.forward_only = !gradient;
     args.cap = (float)c->logits_cap;
-    QLORA__TRY(gradient && qlora__pass_is_wide(pass)    ? qlora__head_owned(pass, i * C, &args)
-               : gradient && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
-                                                        : qlora_cross_entropy(ctx, &args));
-    if (gradient) {
+    bool own = QLORA__TRAINS && gradient;
+    QLORA__TRY(own && qlora__pass_is_wide(pass)    ? qlora__head_owned(pass, i * C, &args)
+               : own && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
+                                                   : qlora_cross_entropy(ctx, &args));
+    if (QLORA__TRAINS && gradient) {
         qlora_tensor dx = m->work.rows_dx;
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
@@ -180,7 +181,7 @@ static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const q
     for (int64_t i = 0; i < chunks; i++) {
         QLORA__TRY(qlora__head_chunk(pass, i, totals, gradient));
     }
-    return gradient ? qlora__head_end(pass) : QLORA_OK;
+    return QLORA__TRAINS && gradient ? qlora__head_end(pass) : QLORA_OK;
 }
 
 // Computes the logits of some rows of the pass, into the first rows of m->work.logits.

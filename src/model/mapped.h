@@ -77,7 +77,8 @@ static void qlora__map_weight(const qlora__folder* folder, const char* name, int
     qlora_dtype dtype = qlora__st_dtype_of(t);
     size_t size = dtype == QLORA_F32 ? 4 : 2;
     const uint8_t* data = t->data;
-    if (t->view != NULL) { // of a GGUF file, which may store it in blocks or in another order
+    // A GGUF file may store it in blocks or in another order.
+    if (QLORA__GGUF && t->view != NULL) {
         const qlora__gguf_type* type = t->view->parts[0]->type;
         bool plain = qlora__gguf_view_is_plain(t->view) && type->block == 1 && type->bytes == size;
         data = plain ? qlora__gguf_view_bytes(t->view, 0) : NULL;

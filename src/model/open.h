@@ -33,7 +33,7 @@ static qlora_result qlora__dry_run_labelled(const qlora__pass* all) {
             continue;
         }
         QLORA__TRY(qlora__forward_mlp(&pass, last));
-        if (pass.training) {
+        if (QLORA__TRAINS && pass.training) {
             QLORA__TRY(qlora__backward_begin(&pass));
             QLORA__TRY(qlora__backward_mlp(&pass, last));
             QLORA__TRY(qlora__backward_labelled(&pass, last));
@@ -105,7 +105,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__forward(&pass));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     QLORA__TRY(qlora__head(&pass, chunks, &totals, qlora__trains(m)));
-    if (qlora__trains(m)) {
+    if (QLORA__TRAINS && qlora__trains(m)) {
         QLORA__TRY(qlora__backward(&pass));
         QLORA__TRY(qlora__dry_run_labelled(&pass));
         QLORA__TRY(qlora__update(ctx, m));
@@ -124,7 +124,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     r = r == QLORA_OK && m->range_count > 0 ? qlora__dry_run_labelled(&pass) : r;
     m->use_adapters = true;
     QLORA__TRY(r);
-    if (m->desc.generate_tokens > 0) {
+    if (QLORA__GENERATES && m->desc.generate_tokens > 0) {
         qlora__pass one = qlora__pass_of(m, 1, false);
         one.decoding = true;
         QLORA__TRY(qlora__forward(&one));
@@ -148,7 +148,7 @@ static qlora_result qlora__model_place(qlora_ctx* ctx, const qlora_model* m,
         if (layer->cached) {
             QLORA__TRY(qlora__fp8_place(ctx, linear, false));
         }
-        if (layer->cached && qlora__trains(m)) {
+        if (QLORA__TRAINS && layer->cached && qlora__trains(m)) {
             QLORA__TRY(qlora__fp8_place(ctx, linear, true));
         }
         return layer->cached ? qlora__linear_place_fp8(ctx, linear) : QLORA_OK;
@@ -170,8 +170,10 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
     QLORA__TRY(qlora__model_ready(ctx, m));
-    QLORA__TRY(qlora__decode_check(ctx, m));
-    QLORA__TRY(qlora__decode_start(ctx, m));
+    if (QLORA__GENERATES) {
+        QLORA__TRY(qlora__decode_check(ctx, m));
+        QLORA__TRY(qlora__decode_start(ctx, m));
+    }
     if (m->texts.paging.size > 0) {
         size_t bytes = (size_t)(m->texts.paging.pages + 1) * sizeof *m->texts.paging.users;
         m->texts.paging.users = (int32_t*)qlora__alloc_zero(ctx, bytes);

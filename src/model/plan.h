@@ -309,6 +309,22 @@ static qlora_result qlora__slots_create(qlora_ctx* ctx, qlora_model* m) {
                                                                        : QLORA_ERR_MEMORY;
 }
 
+// Refuses what the build has no code for.
+static qlora_result qlora__parts_check(qlora_ctx* ctx, const qlora_model_desc* d) {
+    if (!QLORA__TRAINS && d->purpose == QLORA_PURPOSE_TRAIN) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.purpose is QLORA_PURPOSE_TRAIN; training is not in this build: "
+                           "it was left out by QLORA_NO_TRAIN");
+    }
+    if (!QLORA__GENERATES && d->generate_tokens > 0) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.generate_tokens is %lld, but generating is not in this build: it "
+                           "was left out by QLORA_NO_GENERATE",
+                           (long long)d->generate_tokens);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_desc* d) {
     if (d == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc is NULL");
@@ -801,6 +817,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
 static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc,
                                     const qlora_plan_desc* machine, qlora_model** out) {
     QLORA__TRY(qlora__model_desc_check(ctx, desc));
+    QLORA__TRY(qlora__parts_check(ctx, desc));
     qlora_model* m = (qlora_model*)qlora__alloc_zero(ctx, sizeof *m);
     if (m == NULL) {
         return QLORA_ERR_MEMORY;

@@ -249,7 +249,7 @@ static qlora_result qlora__clip_model(qlora_ctx* ctx, qlora_model* m, bool layer
 // Writes the tables of the clip and the state of the optimizer before the first step.
 static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool layers,
                                            double max_norm, const qlora__adamw_numbers* numbers) {
-    if (!qlora__trains(m)) {
+    if (!QLORA__TRAINS || !qlora__trains(m)) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__clip_model(ctx, m, layers, max_norm));

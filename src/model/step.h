@@ -204,7 +204,7 @@ static qlora_result qlora__decode_layers_send(qlora_ctx* ctx, qlora_model* m) {
 #endif
 
 // Whether steps run on the device.
-static bool qlora__decode_ready(const qlora_model* m) {
+static QLORA__UNUSED bool qlora__decode_ready(const qlora_model* m) {
     return m->decode.planned && m->decode.works && !qlora__on_cpu(m->ctx);
 }
 
@@ -296,7 +296,7 @@ static qlora_result qlora__decode_try(qlora_ctx* ctx, qlora_model* m, uint64_t k
 // Runs a step for the texts on the device. If it cannot be captured as a graph, steps are launched
 // kernel by kernel from then on; if the driver refuses a launch whose blocks wait for each other,
 // each stack of a layer has a kernel of its own.
-static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
+static QLORA__UNUSED qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
     int which = m->use_adapters ? 1 : 0;
     uint64_t key = (uint64_t)(uintptr_t)m + (uint64_t)which;
     qlora_graph** graph = &m->decode.graphs[which];

@@ -486,7 +486,7 @@ static bool qlora__computes(const qlora_model* m) {
 
 // Whether the model has gradients and an optimizer.
 static bool qlora__trains(const qlora_model* m) {
-    return m->desc.purpose == QLORA_PURPOSE_TRAIN;
+    return QLORA__TRAINS && m->desc.purpose == QLORA_PURPOSE_TRAIN;
 }
 
 // The math of products with weights. On the CPU, mode BF16 rounds their operands; everything else

@@ -158,7 +158,8 @@ static void qlora__preference_cpu(const qlora__preference* p) {
 }
 
 // The factors of all sequences, and the sums of the step.
-static qlora_result qlora__preference_factors(qlora_ctx* ctx, const qlora__preference* p) {
+static QLORA__UNUSED qlora_result qlora__preference_factors(qlora_ctx* ctx,
+                                                            const qlora__preference* p) {
     if (qlora__on_cpu(ctx)) {
         qlora__preference_cpu(p);
         return QLORA_OK;
@@ -170,8 +171,9 @@ static qlora_result qlora__preference_factors(qlora_ctx* ctx, const qlora__prefe
 }
 
 // Multiplies every labelled row of x by the factor of its sequence.
-static qlora_result qlora__preference_scale(qlora_ctx* ctx, const qlora__preference* p,
-                                            const qlora_tensor* x) {
+static QLORA__UNUSED qlora_result qlora__preference_scale(qlora_ctx* ctx,
+                                                          const qlora__preference* p,
+                                                          const qlora_tensor* x) {
     int64_t count = p->roles.cols;
     if (!qlora__on_cpu(ctx)) {
         void* args[] = {(void*)&x->data,        (void*)&x->ld,           (void*)&x->cols,

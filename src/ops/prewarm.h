@@ -326,6 +326,7 @@ static qlora__needs qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype comp
            (qlora__has_warpgroups(ctx) ? QLORA__NEED_WARPGROUP : 0) |
            (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
            (nf4 ? QLORA__NEED_NF4 : 0) | (lora ? QLORA__NEED_LORA : 0) |
+           (QLORA__TRAINS ? QLORA__NEED_TRAIN : 0) |
            qlora__attention_need(ctx, compute, head_dim, capped, false);
 }
 

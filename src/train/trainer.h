@@ -124,7 +124,7 @@ static qlora_result qlora__trainer_warm(qlora_ctx* ctx, const qlora_model* m,
 #ifndef QLORA_NO_CUDA
     qlora__needs need = (t->desc.neftune > 0.0 ? QLORA__NEED_NOISE : 0) | t->method->needs;
     if (need != 0 && !qlora__on_cpu(ctx)) {
-        need |= m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32;
+        need |= QLORA__NEED_TRAIN | (m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32);
         bool was_sealed = qlora__cache_set_sealed(ctx, false);
         qlora_result r = qlora__cache_warm(ctx, need, false);
         qlora__cache_set_sealed(ctx, was_sealed);

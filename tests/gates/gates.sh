@@ -216,7 +216,7 @@ defect embed "packed texts of a module share nothing" \
 defect embed "damage to packed texts is not seen" \
     'sed -i "s/return bad + 1;/return bad;/" tools/embed.c'
 defect groups "packed texts are taken for plain ones" \
-    'sed -i "s/(QLORA__KERNEL_ABI == 103)/(QLORA__KERNEL_ABI == 203)/" src/cache/ptx.h'
+    'sed -i "s/(QLORA__KERNEL_ABI == 104)/(QLORA__KERNEL_ABI == 204)/" src/cache/ptx.h'
 defect groups "a packed header lists the bytes of a plain one" \
     'sed -i "s/^        macro_line(h, line, out);/buffer_add(out, line, line_length(line));/" \
         tools/embed.c'
@@ -302,6 +302,16 @@ defect text_header "data that is not left out" \
 defect text_header "more left out than the macro says" \
     'sed -i "s/^.include .text.pattern.api.h./#ifndef QLORA_TEXT_NO_TEMPLATES\n&\n#endif/" \
         src/qlora_text.h'
+defect left_out "training that is not left out" \
+    'sed -i "s/QLORA_NO_TRAIN/NEVER/" src/qlora.h'
+defect left_out "code of GGUF files that something still calls" \
+    'sed -i "s/QLORA__GGUF ?/true ?/" src/formats/gguf_config.h'
+defect left_out "an error that does not name the macro" \
+    'sed -i "s/left out by QLORA_NO_GENERATE/left out/" src/model/plan.h'
+defect left_out "more left out than the macro says" \
+    'sed -i "s/^.include .adapter.save.h./#ifndef QLORA_NO_MERGE\n&\n#endif/" src/qlora.h'
+defect left_out "a kernel that evaluating needs, left out with those of training" \
+    'sed -i "s/^#elif defined(QLORA_PTX_NO_HEAD32)/& || defined(QLORA_PTX_NO_TRAIN)/" kernels_ptx.h'
 defect macros "a macro without our prefix" 'core "#define MIN(a, b) ((a) < (b) ? (a) : (b))"'
 defect macros "a helper macro that stays defined" \
     'sed -i "s/^#define QLORA_VERSION_STRING.*/&\n#define QLORA_X_A 1/" src/api/linkage.h'

@@ -1,0 +1,13 @@
+// softmax_bwd_bf16.cu - the gradient of softmax.cuh for bf16.
+// targets: 80
+// groups: bf16 train
+#include "softmax.cuh"
+
+QLORA_KERNEL __launch_bounds__(256)
+    qlora_softmax_bwd_bf16(const bf16* y, int64_t y_batch, int64_t y_ld, const bf16* dy,
+                           int64_t dy_batch, int64_t dy_ld, bf16* dx, int64_t dx_batch,
+                           int64_t dx_ld, int64_t batch, int64_t rows, int64_t cols,
+                           int32_t width) {
+    softmax_bwd(y, y_batch, y_ld, dy, dy_batch, dy_ld, dx, dx_batch, dx_ld, batch, rows, cols,
+                width);
+}
