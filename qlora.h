@@ -103,9 +103,12 @@
        allocates everything when it is opened, and a trainer when it is created; steps, evaluation
        and generation allocate no device memory, except a step of more micro-batches than
        desc.accumulate of the model for its partial sums. On the CPU, the first slice of a context
-       allocates a thread and its working memory. The operators use a scratch buffer of
-       desc.scratch_bytes that is allocated with the context. A tensor is a small struct that points
-       to memory; qlora_tensor_create allocates, qlora_tensor_wrap and qlora_tensor_view do not.
+       starts a thread and uses the memory of the context, as a whole step does. Only what is
+       computed in the middle of it (another model, an operator, another step or text in slices)
+       allocates qlora_plan.context once more, which no plan counts, and keeps it for the next time.
+       The operators use a scratch buffer of desc.scratch_bytes that is allocated with the context.
+       A tensor is a small struct that points to memory; qlora_tensor_create allocates,
+       qlora_tensor_wrap and qlora_tensor_view do not.
 
    TIME
        A step can be taken whole, by halves (micro, update) or in slices of a few milliseconds, with
@@ -1328,13 +1331,14 @@ QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
 // *done is true. The batches must stay valid until then. A slice runs pieces of the step, waits for
 // them, and returns before the next piece would exceed the time; it runs at least one. Results are
 // bitwise identical to those of qlora_train_step. Pieces are parts of about 0.1 ms of any loop on
-// the CPU, on a thread of its own that waits between two slices and has working memory of its own,
-// allocated by the first slice of a context; half a layer on a GPU, without graphs, or with several
-// processes. qlora_train_info.longest_piece tells how long they were. cancel discards a step that
-// was begun with begin or micro; it does not wait for the device. If slices have begun to change
-// parameters, cancel finishes the update instead, and so does what reads or saves parameters. After
-// a call of a step has failed on the device, its gradients are incomplete: every call of the step
-// is then refused until it is cancelled or a checkpoint is loaded.
+// the CPU, on a thread of its own that waits between two slices; half a layer on a GPU, without
+// graphs, or with several processes. On the CPU, what is computed between two slices of a step
+// allocates working memory, once; see MEMORY. qlora_train_info.longest_piece tells how long pieces
+// were. cancel discards a step that was begun with begin or micro; it does not wait for the device.
+// If slices have begun to change parameters, cancel finishes the update instead, and so does what
+// reads or saves parameters. After a call of a step has failed on the device, its gradients are
+// incomplete: every call of the step is then refused until it is cancelled or a checkpoint is
+// loaded.
 QLORA_API qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batches,
                                          int64_t count);
 QLORA_API qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done);
@@ -3880,7 +3884,8 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 #define QLORA__MAX_THREADS 64
 #define QLORA__MAX_DEPTH 16
 
-typedef struct qlora__errand qlora__errand; // core/errand.h
+typedef struct qlora__errand qlora__errand;   // core/errand.h
+typedef struct qlora__working qlora__working; // cpu/errands.h
 typedef struct qlora__pool qlora__pool;
 typedef struct qlora__cpu_table qlora__cpu_table; // cpu/table.h
 typedef struct qlora__packing qlora__packing;     // cpu/panels.h
@@ -3929,6 +3934,9 @@ struct qlora_ctx {
     qlora__pool* pool;
     qlora__errand* errand;  // that has its turn; NULL = none
     qlora__errand* errands; // all that have been created
+    qlora__errand* sharing; // the one in the middle of which scratch and packing are; NULL = none
+    qlora__working* workings; // the memory that scratch and packing can be, if there is a choice
+    qlora_result (*part)(qlora_ctx* ctx); // lets `sharing` have the memory to itself
     const qlora__cpu_table* cpu; // the kernels of its tier
     qlora__packing* packing;     // working memory of CPU products; NULL if the tier needs none
     qlora__watch* watches;   // one for each graph
@@ -4071,9 +4079,15 @@ static void qlora__free(qlora_ctx* ctx, void* pointer, size_t bytes) {
     qlora__env_free(&ctx->env, pointer, bytes);
 }
 
+// Before scratch memory or that of packed products is used: an errand may be in the middle of it.
+static QLORA__UNUSED qlora_result qlora__working_need(qlora_ctx* ctx) {
+    return ctx->sharing != NULL && ctx->errand == NULL ? ctx->part(ctx) : QLORA_OK;
+}
+
 // Takes a 256-byte aligned block of scratch memory, which is released when the public call ends.
 static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, void** out) {
     size_t end = 0;
+    QLORA__TRY(qlora__working_need(ctx));
     if (!qlora__add(ctx->scratch_used, qlora__align_up(bytes, 256), &end) ||
         bytes > SIZE_MAX - 256 || end > ctx->scratch->bytes) {
         return qlora__fail(ctx, QLORA_ERR_LIMIT,
@@ -4203,7 +4217,6 @@ struct qlora__errand {
     // Of the model between two slices
     int32_t adapter;
     bool use_adapters;
-    qlora__buffer memory;
     qlora__errand_own own;
 };
 
@@ -11681,6 +11694,7 @@ static void qlora__gemm_few(qlora_ctx* ctx, const qlora__gemm* g) {
 
 static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
     bool empty = g->M == 0 || g->N == 0 || g->K == 0 || g->batch == 0;
+    QLORA__TRY(qlora__working_need(ctx));
     if (ctx->cpu->gemm == NULL || empty || g->alpha == 0.0f) {
         qlora__gemm_portable(ctx, g);
     } else if (qlora__few_takes(g)) {
@@ -11703,8 +11717,97 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 
 // ---- slices of an errand ------------------------------------------------------------------------
 //
-// Between two slices, other calls use the context. An errand therefore has scratch and working
-// memory of its own, of the same sizes as those of the context, so that it takes the same paths.
+// Between two slices, other calls use the context, while the errand may be in the middle of its
+// scratch and packing memory. The errand begins with that of the context. Whoever needs it in
+// between gives the context other memory, of the same sizes, so that it takes the same paths, and
+// the errand keeps what it has. So a step in slices needs no more memory than a whole one, unless
+// something else is computed in the middle of it.
+
+// Scratch and packing memory: the context's own, and what was allocated beside it.
+struct qlora__working {
+    struct qlora__working* next;
+    qlora__buffer* scratch;
+    qlora__packing* packing;
+    qlora__buffer memory; // of the scratch; no bytes = the context's own
+};
+
+static void qlora__working_free(qlora_ctx* ctx, qlora__working* w) {
+    if (w->memory.bytes > 0) {
+        qlora__packing_destroy(ctx, w->packing);
+        qlora__free(ctx, w->memory.data, w->memory.bytes);
+    }
+    qlora__free(ctx, w, sizeof *w);
+}
+
+static void qlora__working_add(qlora_ctx* ctx, qlora__working* w) {
+    w->next = ctx->workings;
+    ctx->workings = w;
+}
+
+// Memory that nothing is in the middle of; NULL = there is none.
+static qlora__working* qlora__working_idle(const qlora_ctx* ctx) {
+    qlora__working* w = ctx->workings;
+    for (; w != NULL; w = w->next) {
+        bool used = w->scratch == ctx->scratch;
+        for (const qlora__errand* e = ctx->errands; e != NULL; e = e->next) {
+            used = used || (e->under_way && e->own.scratch == w->scratch);
+        }
+        if (!used) {
+            break;
+        }
+    }
+    return w;
+}
+
+static qlora_result qlora__working_create(qlora_ctx* ctx, qlora__working** out) {
+    qlora__working* w = (qlora__working*)qlora__alloc_zero(ctx, sizeof *w);
+    if (w == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    w->memory.bytes = ctx->scratch->bytes;
+    w->memory.data = qlora__alloc(ctx, w->memory.bytes);
+    w->scratch = &w->memory;
+    if (w->memory.data == NULL || qlora__packing_create(ctx, &w->packing) != QLORA_OK) {
+        qlora__working_free(ctx, w);
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__working_add(ctx, w);
+    *out = w;
+    return QLORA_OK;
+}
+
+// Gives the context other memory than the errand that shares it.
+static QLORA__UNUSED qlora_result qlora__errand_part(qlora_ctx* ctx) {
+    if (ctx->workings == NULL) {
+        qlora__working* own = (qlora__working*)qlora__alloc_zero(ctx, sizeof *own);
+        if (own == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        own->scratch = ctx->scratch;
+        own->packing = ctx->packing;
+        qlora__working_add(ctx, own);
+    }
+    qlora__working* w = qlora__working_idle(ctx);
+    if (w == NULL) {
+        QLORA__TRY(qlora__working_create(ctx, &w));
+    }
+    ctx->scratch = w->scratch;
+    ctx->packing = w->packing;
+    ctx->sharing = NULL;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED void qlora__workings_destroy(qlora_ctx* ctx) {
+    while (ctx->workings != NULL) {
+        qlora__working* w = ctx->workings;
+        ctx->workings = w->next;
+        if (w->memory.bytes == 0) {
+            ctx->scratch = w->scratch;
+            ctx->packing = w->packing;
+        }
+        qlora__working_free(ctx, w);
+    }
+}
 
 // Exchanges what the context has for what the errand has.
 static QLORA__UNUSED void qlora__errand_swap(qlora_ctx* ctx, qlora__errand* e) {
@@ -11721,24 +11824,11 @@ static QLORA__UNUSED void qlora__errand_swap(qlora_ctx* ctx, qlora__errand* e) {
     memcpy(ctx->scratch_marks, own.scratch_marks, sizeof ctx->scratch_marks);
 }
 
-static QLORA__UNUSED void qlora__errand_free(qlora_ctx* ctx, qlora__errand* e) {
-    qlora__packing_destroy(ctx, e->own.packing);
-    qlora__free(ctx, e->memory.data, e->memory.bytes);
-    qlora__free(ctx, e, sizeof *e);
-}
-
 // *out is NULL if no thread can be started.
 static QLORA__UNUSED qlora_result qlora__errand_create(qlora_ctx* ctx, qlora__errand** out) {
     qlora__errand* e = (qlora__errand*)qlora__alloc_zero(ctx, sizeof *e);
     *out = NULL;
     if (e == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    e->memory.bytes = ctx->scratch->bytes;
-    e->memory.data = qlora__alloc(ctx, e->memory.bytes);
-    e->own.scratch = &e->memory;
-    if (e->memory.data == NULL || qlora__packing_create(ctx, &e->own.packing) != QLORA_OK) {
-        qlora__errand_free(ctx, e);
         return QLORA_ERR_MEMORY;
     }
     bool mutex = qlora__mutex_init(&e->mutex);
@@ -11750,7 +11840,7 @@ static QLORA__UNUSED qlora_result qlora__errand_create(qlora_ctx* ctx, qlora__er
         if (mutex) {
             qlora__mutex_free(&e->mutex);
         }
-        qlora__errand_free(ctx, e);
+        qlora__free(ctx, e, sizeof *e);
         return QLORA_OK;
     }
     e->next = ctx->errands;
@@ -11770,8 +11860,9 @@ static QLORA__UNUSED void qlora__errands_destroy(qlora_ctx* ctx) {
         qlora__thread_join(&e->thread);
         qlora__cond_free(&e->change);
         qlora__mutex_free(&e->mutex);
-        qlora__errand_free(ctx, e);
+        qlora__free(ctx, e, sizeof *e);
     }
+    qlora__workings_destroy(ctx);
 }
 
 // Prepares an errand that calls fn(user) in slices; *out is NULL on a GPU, and if no thread can
@@ -11792,6 +11883,11 @@ static QLORA__UNUSED qlora_result qlora__errand_take(qlora_ctx* ctx, qlora__erra
     if (e == NULL) {
         return QLORA_OK;
     }
+    QLORA__TRY(qlora__working_need(ctx));
+    ctx->sharing = e;
+    ctx->part = qlora__errand_part;
+    e->own.scratch = ctx->scratch;
+    e->own.packing = ctx->packing;
     e->taken = true;
     e->under_way = true;
     e->dropped = false;
@@ -11818,6 +11914,7 @@ static QLORA__UNUSED void qlora__errand_slice(qlora_ctx* ctx, qlora__errand* e, 
     ctx->errand = NULL;
     qlora__errand_swap(ctx, e);
     if (!e->under_way) {
+        ctx->sharing = ctx->sharing == e ? NULL : ctx->sharing;
         (void)qlora__errand_tick(e);
     }
 }
@@ -31999,6 +32096,7 @@ static qlora_result qlora__linear_forward_shared(qlora_ctx* ctx, qlora_math math
         QLORA__TRY(qlora__linear_z(ctx, math, l, x, inner));
     }
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, x->cols - l->in, &tail));
+    QLORA__TRY(qlora__working_need(ctx));
     qlora__linear_forward_panels(ctx, l, x, y, !dropped, math == QLORA__MATH_BF16);
     QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, qlora__linear_rank(l)));
     int64_t col = 0;
@@ -32180,6 +32278,7 @@ static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const ql
         qlora_tensor tail;
         QLORA__TRY(
             qlora__tensor_view(ctx, dy, 0, dy->rows, inner->cols, dy->cols - inner->cols, &tail));
+        QLORA__TRY(qlora__working_need(ctx));
         qlora__linear_dx_panels(ctx, l, dy, inner->cols, dx, bf16);
         return qlora__linear_pad_zero(ctx, &tail, qlora__linear_rank(l));
     }
@@ -56791,4 +56890,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 9d17b0db1e379d08
+//@@ end d7a2e429433eb1d7

@@ -472,6 +472,15 @@ waiting() {
     check "and says so" grep -q "^saved" out
 }
 
+budgets() { # on the CPU, a step in slices needs no more than the plan has
+    local most
+    rm -rf within
+    works "a budget of 40 MiB" --model model --data sums.jsonl --backend cpu --threads 1 \
+        --tokens 256 --eval 0 --steps 2 --rank 2 --memory 40M --out within
+    most=$(sed -n 's/.*"memory_bytes":\([0-9]*\).*/\1/p' within/log.jsonl | sort -n | tail -1)
+    check "is kept ($most bytes)" [ "${most:-99999999}" -le 41943040 ]
+}
+
 saving_fails() {
     local kept
     rm -rf rescued
@@ -583,7 +592,7 @@ cd "$work" || exit 1
 model_make
 data_make
 groups="wrong_use looking training long_samples others_files own_folders saving_fails full_disk"
-groups="$groups plots logs locks closing links starting_over saved_work interrupts"
+groups="$groups budgets plots logs locks closing links starting_over saved_work interrupts"
 groups="$groups several modes lengthy scaled inputs tables weights notes resuming extending doctors"
 groups="$groups configs adding kept_formats adapters jobs"
 groups="$groups evaluations"
