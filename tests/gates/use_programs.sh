@@ -481,6 +481,20 @@ budgets() { # on the CPU, a step in slices needs no more than the plan has
     check "is kept ($most bytes)" [ "${most:-99999999}" -le 41943040 ]
 }
 
+# Results of jobs that cannot be saved: every message says something.
+jobs_waiting() {
+    rm -rf fails
+    echo '[{"name": "a", "rank": 1}, {"name": "b", "rank": 2}]' >two.json
+    works "two jobs" "${few[@]}" --model model --jobs two.json --steps 2 --out fails
+    rm -rf fails/a/adapter && touch fails/a/adapter
+    run "$finetune" "${few[@]}" --model model --jobs two.json --steps 3 --out fails
+    check "jobs, saving fails: status 1 ($status)" [ $status -eq 1 ]
+    check "what is elsewhere is named" \
+        grep -q "^finetune: a: the results could not be saved to fails/a; they are in " err
+    check "no message is empty" eval "! grep -qE '^finetune: ([a-z]: )?$' err"
+    check "the other job is saved" grep -q "^b: 3 steps, .*saved to fails/b" out
+}
+
 saving_fails() {
     local kept
     rm -rf rescued
@@ -501,6 +515,7 @@ saving_fails() {
     works "it goes on from there" "${few[@]}" --model model --out "$kept" --resume must \
         --steps $(($(losses "$kept" | tail -1 | cut -d' ' -f1) + 1)) --extend
     waiting
+    jobs_waiting
     begin fails --rescue plain/deep
     touch fails/checkpoint fails/adapter
     rm -f fails/adapter.gguf && mkdir fails/adapter.gguf

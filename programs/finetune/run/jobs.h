@@ -687,6 +687,16 @@ static void job_tell(job* j) {
     try_print(a);
 }
 
+// Saves a job; what cannot be saved has been said then.
+static bool job_save(job_list* l, size_t i) {
+    app* a = &l->data[i]->a;
+    if (!job_select(l, i)) {
+        complain(a);
+        return false;
+    }
+    return results_save(a);
+}
+
 // Saves every job, whatever became of the others.
 static bool jobs_save(job_list* l, bool ok) {
     for (size_t i = 0; i < l->count; i++) {
@@ -694,11 +704,10 @@ static bool jobs_save(job_list* l, bool ok) {
         if (a->progress.step == 0) {
             continue;
         }
-        if (!job_select(l, i) || !results_save(a)) {
-            complain(a);
-            ok = false;
-        } else {
+        if (job_save(l, i)) {
             job_tell(l->data[i]);
+        } else {
+            ok = false;
         }
         l->base->failed = l->base->failed || a->failed;
     }
