@@ -483,6 +483,7 @@ budgets() { # on the CPU, a step in slices needs no more than the plan has
 
 # Results of jobs that cannot be saved: every message says something.
 jobs_waiting() {
+    local line pid
     rm -rf fails
     echo '[{"name": "a", "rank": 1}, {"name": "b", "rank": 2}]' >two.json
     works "two jobs" "${few[@]}" --model model --jobs two.json --steps 2 --out fails
@@ -493,6 +494,16 @@ jobs_waiting() {
         grep -q "^finetune: a: the results could not be saved to fails/a; they are in " err
     check "no message is empty" eval "! grep -qE '^finetune: ([a-z]: )?$' err"
     check "the other job is saved" grep -q "^b: 3 steps, .*saved to fails/b" out
+    command -v script >/dev/null || return
+    line="$finetune ${few[*]} --model model --jobs two.json --steps 4 --out fails"
+    TERM=xterm script -qec "$line" /dev/null >out 2>err &
+    pid=$!
+    check "on a terminal, a job waits" soon 20 grep -q "^a: .*make room .* in fails/a" out
+    rm fails/a/adapter
+    wait $pid
+    status=$?
+    check "jobs, room was made: status 0 ($status)" [ $status -eq 0 ]
+    check "and then it saves" [ -s fails/a/adapter/adapter_model.safetensors ]
 }
 
 saving_fails() {

@@ -694,7 +694,10 @@ static bool job_save(job_list* l, size_t i) {
         complain(a);
         return false;
     }
-    return results_save(a);
+    a->watched = l->base->watched;
+    bool ok = results_save(a);
+    l->base->watched = a->watched; // Ctrl-C counts for those that follow as well
+    return ok;
 }
 
 // Saves every job, whatever became of the others.

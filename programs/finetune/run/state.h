@@ -342,6 +342,7 @@ typedef struct app {
     bool stopped;   // by Ctrl-C, during a long call
     bool failed;    // an error was reported on standard error
     bool muted;     // what is said was said before: saving is tried again
+    bool watched;   // somebody sees the output, and can make room on a full disk
     int told;       // ongoing failures that have been reported: TOLD_ bits
     uint64_t memory;
     double memory_at;

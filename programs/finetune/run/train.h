@@ -532,9 +532,10 @@ static bool results_save(app* a) {
     a->folder.out_made = false;
     bool failed = a->failed;
     bool ok = results_try(a);
-    if (!ok && a->screen.live && rescue_wait(a, results_try)) {
-        ok = true;
-        a->failed = failed;
+    if (!ok && a->watched) {
+        ok = rescue_wait(a, results_try);
+        a->failed = ok ? failed : a->failed;
+        a->watched = ok;
     }
     if (!ok) {
         rescue_save(a, results_try);
