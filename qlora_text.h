@@ -837,6 +837,8 @@ typedef struct qlora_text_data_info {
     const char* ignored; // names in the records that were not used: "id, source"; "" = none
     const char* lacking; // names of desc.columns that the file does not have, in the same way
     bool chat;           // whether a record is a conversation, for which the chat format was used
+    // Whether a text begins with BOS, which was then not added a second time. Of a stream, so far.
+    bool own_bos;
 } qlora_text_data_info;
 QLORA_API qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out);
 
@@ -30371,6 +30373,7 @@ struct qlora_text_data {
     uint32_t part;
     bool desirable;
     bool any_chat; // a record was a conversation
+    bool own_bos;  // a text begins with BOS, to which none was added
     bool endless;
     bool placed; // can be read again: nothing of it is kept
     bool begins; // as in qlora__text_record
@@ -30838,6 +30841,8 @@ static qlora_result qlora__text_data_bos(qlora__env* env, const qlora__text_load
                                          size_t begin) {
     qlora_text_ids* ids = &loader->data->ids;
     int32_t bos = loader->desc->chat->bos;
+    bool own = bos >= 0 && ids->count > begin && ids->data[begin] == bos;
+    loader->data->own_bos = loader->data->own_bos || own;
     QLORA__TRY(qlora__text_bos_first(env, bos, ids, begin));
     return bos < 0 ? QLORA_OK : qlora__text_ids_add(env, &loader->data->labels, -100);
 }
@@ -34167,6 +34172,7 @@ qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* 
     out->ignored = data->ignored.data;
     out->lacking = data->lacking.data;
     out->chat = data->any_chat;
+    out->own_bos = data->own_bos;
     return QLORA_OK;
 }
 
@@ -34225,4 +34231,4 @@ QLORA__ONCE_END
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 8293a016fc606730
+//@@ end cfd70adc510e6a67

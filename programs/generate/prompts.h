@@ -274,6 +274,12 @@ static bool batch_read(app* a, batch* b) {
         qlora_text_sample s;
         ok = qlora_text_sample_read(data, i, &s) == QLORA_OK ? sample_add(a, b, &s) : data_fail(a);
     }
+    qlora_text_data_info info;
+    qlora_text_tok_info tok;
+    if (ok && qlora_text_data_query(data, &info) == QLORA_OK && info.own_bos &&
+        qlora_text_tok_query(a->tok, &tok) == QLORA_OK) {
+        bos_tell(a, tok.bos, "a prompt");
+    }
     qlora_text_data_close(data);
     return ok && prompts_check(a, b) && places_make(b);
 }

@@ -990,6 +990,11 @@ begins_with_bos() { # a text with a BOS of its own has the ids that training giv
         check "$text: BOS once" grep -q "^.prompt: 3 tokens" err
     done
     check "and told" grep -q "^.the prompt begins with <|endoftext|>; as in training" err
+    echo '{"prompt": "<|endoftext|>hi"}' >bos.jsonl
+    rm -f bos.out
+    run "$root/$B/generate" --model base --data bos.jsonl --max-tokens 1 --out bos.out
+    check "in a file: BOS once" grep -q '"prompt_tokens":3,' bos.out
+    check "and told as well" grep -q "^.a prompt begins with <|endoftext|>; as in training" err
 }
 
 add_faults() {
