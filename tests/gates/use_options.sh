@@ -1091,8 +1091,24 @@ END
     echo '[{"name": "a", "data": "sums.jsonl"}, {"name": "b", "data": "nowhere.jsonl"}]' >wrong.json
     refuses "data of one job that is missing" "job b: .*nowhere.jsonl" "${common[@]}" \
         --jobs wrong.json --out o
+    job_estimates
     job_ends
     job_rotations
+}
+
+job_estimates() { # how long all of them take, before the first step
+    local common=(--model model --data sums.jsonl --backend cpu --threads 1 --tokens 256)
+    rm -rf days
+    echo '[{"name": "a", "rank": 1}, {"name": "b", "rank": 3}]' >days.json
+    "$finetune" "${common[@]}" --jobs days.json --eval 0 --steps 1000000000 --out days >out \
+        2>err &
+    pid=$!
+    check "jobs of days say so" soon 60 \
+        grep -qE "^note: the 1000000000 steps of 2 jobs .* days on this CPU; Ctrl-C" out
+    kill -INT $pid
+    wait $pid
+    works "short jobs" "${common[@]}" --jobs days.json --eval 5 --steps 2 --out days/short
+    check "do not" eval "! grep -q 'on this CPU$' out"
 }
 
 job_ends() { # what a job does not share with the others: its end, its samples

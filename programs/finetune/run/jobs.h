@@ -482,10 +482,20 @@ static bool job_select(job_list* l, size_t i) {
                "selecting an adapter");
 }
 
+// The trainable parameters of a job: adapters differ in nothing but the rank.
+static int64_t jobs_share(const job_list* l, size_t i) {
+    int64_t ranks = 0;
+    for (size_t k = 0; k < l->count; k++) {
+        ranks += l->slots[k].rank;
+    }
+    return l->base->plan.parameters / ranks * l->slots[i].rank;
+}
+
 static bool job_begin(job_list* l, size_t i) {
     app* a = &l->data[i]->a;
     a->model = l->base->model;
     a->plan = l->base->plan;
+    a->plan.parameters = jobs_share(l, i);
     if (!job_select(l, i) ||
         !lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
              "preparing the training") ||
@@ -497,6 +507,36 @@ static bool job_begin(job_list* l, size_t i) {
     notes_print(a);
     resumed_print(a);
     return a->progress.step == a->progress.total_steps || position_seek(a, a->progress.step);
+}
+
+// Before the first step: how long all jobs take together.
+static void jobs_estimate(job_list* l) {
+    double rates[2];
+    double seconds = 0.0;
+    double shorter = 0.0; // in bf16
+    int64_t steps = 0;
+    int64_t evals = 0;
+    char of[48];
+    char text[32];
+    bool bf16 = estimate_bf16(l->base);
+    if (!estimate_rates(&l->data[0]->a, rates)) {
+        return;
+    }
+    for (size_t i = 0; i < l->count; i++) {
+        estimate e;
+        if (estimate_make(&l->data[i]->a, rates, &e)) {
+            seconds += estimate_seconds(&e, bf16, e.steps, e.evals);
+            shorter += estimate_seconds(&e, true, e.steps, e.evals);
+            steps = e.steps > steps ? e.steps : steps; // taken together
+            evals += e.evals;
+        }
+    }
+    snprintf(of, sizeof of, " of %zu job%s", l->count, l->count == 1 ? "" : "s");
+    estimate_say(l->base, steps, of, evals, seconds);
+    if (seconds > ESTIMATE_LONG && !bf16 && l->base->o.mode == QLORA_MODE_F32 &&
+        shorter < 0.9 * seconds) {
+        say(l->base, "      shorter: --mode bf16 (about %s)\n", short_time(shorter, text));
+    }
 }
 
 static bool jobs_begin(job_list* l) {
@@ -518,6 +558,7 @@ static bool jobs_begin(job_list* l) {
         (long long)base->plan.config.layers, (long long)base->plan.config.hidden, l->count,
         (long long)base->plan.parameters,
         short_bytes(base->plan.total + base->plan.context, memory));
+    jobs_estimate(l);
     return true;
 }
 
