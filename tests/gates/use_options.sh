@@ -1109,6 +1109,7 @@ job_estimates() { # how long all of them take, before the first step
     wait $pid
     works "short jobs" "${common[@]}" --jobs days.json --eval 5 --steps 2 --out days/short
     check "do not" eval "! grep -q 'on this CPU$' out"
+    check "the end says what memory they took" grep -q "^memory: .* as planned" out
 }
 
 job_ends() { # what a job does not share with the others: its end, its samples
@@ -1124,7 +1125,8 @@ END
     check "a job that diverges is a fault ($status)" [ $status -eq 1 ]
     check "and is named" grep -q "^finetune: wild: step .*: ten consecutive non-finite" err
     check "it ends" grep -qE "^wild: stopped after step [0-9]+ of 60 and saved to ends/wild" out
-    check "the other goes on" grep -qE "^sound: 60 steps, .* tokens; saved to ends/sound" out
+    check "the other goes on" \
+        grep -qE "^sound: 60 steps, epoch [0-9.]+, .* tokens; saved to ends/sound" out
     check "with no result that it lacks" eval "! grep -qi '^sound: .*nan' out"
     check "and without samples" eval "! grep -q '\"sample' ends/sound/log.jsonl"
     check "which the other has" grep -q '"sample' ends/wild/log.jsonl

@@ -709,6 +709,7 @@ static bool jobs_run_on(const job_list* l) {
 static void job_tell(job* j) {
     app* a = &j->a;
     char tokens[32];
+    char epochs[40];
     char held[64] = "";
     if (j->over || job_goes_on(j) || a->eval_cut) {
         say(a, "stopped after step %lld of %lld and saved to %s\n", (long long)a->progress.step,
@@ -723,7 +724,9 @@ static void job_tell(job* j) {
         snprintf(held, sizeof held, "held out %.4f -> %.4f; ", a->progress.first_eval,
                  a->progress.last_eval);
     }
-    say(a, "%lld steps, %s tokens; %ssaved to %s\n", (long long)a->progress.step,
+    bool counted = epoch_text(a, epochs)[0] != '\0';
+    say(a, "%lld step%s, %s%s%s%s tokens; %ssaved to %s\n", (long long)a->progress.step,
+        a->progress.step == 1 ? "" : "s", counted ? "epoch " : "", epochs, counted ? ", " : "",
         short_number((double)a->progress.tokens_seen, tokens), held, a->o.out);
     try_print(a);
 }
@@ -774,6 +777,7 @@ static void jobs_tell_stop(job_list* l) {
 }
 
 static bool jobs_train(job_list* l) {
+    char memory[160];
     bool ok = jobs_begin(l);
     stop_training = STOP_STEP;
     for (size_t i = 0; i < l->count && ok; i++) {
@@ -794,7 +798,9 @@ static bool jobs_train(job_list* l) {
         }
     }
     ok = jobs_save(l, ok) && ok;
-    if (ok && stop_asked != 0) {
+    if (ok && stop_asked == 0) {
+        say(l->base, "%s\n", memory_text(l->base, memory));
+    } else if (ok) {
         jobs_tell_stop(l);
     }
     return ok;
