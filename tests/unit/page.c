@@ -355,6 +355,30 @@ TEST estimates_have_the_rest(void) {
     PASS();
 }
 
+// Without a terminal, a line comes after half a minute, also if a single micro-batch took it.
+TEST slow_work_is_shown(void) {
+    static app a;
+    memset(&a, 0, sizeof a);
+    a.screen.quiet = true;
+    for (int evaluation = 0; evaluation < 2; evaluation++) {
+        a.screen.drawn_at = 0.0;
+        (void)load_progress(&a, "evaluating", 0, 4);
+        (void)load_progress(&a, "evaluating", 1, 4); // soon
+        ASSERT(a.screen.drawn_at <= 0.0);
+        a.screen.slow_at -= 60.0;
+        (void)load_progress(&a, "evaluating", 1, 4);
+        ASSERT(a.screen.drawn_at > 0.0);
+        a.screen.drawn_at = 0.0;
+        (void)load_progress(&a, "evaluating", 4, 4);
+        ASSERT(a.screen.drawn_at <= 0.0); // its result follows
+    }
+    (void)load_progress(&a, "loading", 1, 9); // begins
+    a.screen.slow_at -= 60.0;
+    (void)load_progress(&a, "loading", 2, 9);
+    ASSERT(a.screen.drawn_at > 0.0);
+    PASS();
+}
+
 // ---- curves ----
 
 TEST smoothing_has_no_hook(void) {
@@ -569,6 +593,7 @@ SUITE(page_suite) {
     RUN_TEST(settings_keep_every_text);
     RUN_TEST(tiers_decide_the_mode);
     RUN_TEST(estimates_have_the_rest);
+    RUN_TEST(slow_work_is_shown);
     RUN_TEST(smoothing_has_no_hook);
     RUN_TEST(axes_of_odd_ranges_end);
     RUN_TEST(text_is_escaped);

@@ -179,7 +179,8 @@ typedef struct screen {
     bool done;   // all steps are taken: nothing is left to stop
     int fault;   // errno of the first write that failed
     double drawn_at;
-    double slow_at; // when something long was last shown, if this is no terminal
+    double slow_at;     // when something long was last shown, if this is no terminal
+    uint64_t slow_done; // how much of it was done
 } screen;
 
 enum {

@@ -235,6 +235,7 @@ static bool evaluate_preferences(app* a) {
 static bool evaluate_share(app* a, qlora_eval_info* all) {
     size_t count = a->progress.eval_packs.count;
     qlora_eval_info* mine = all + (size_t)a->ranks.rank * (count + 1);
+    (void)load_progress(a, "evaluating", 0, count);
     for (size_t p = (size_t)a->ranks.rank; p < count; p += (size_t)a->ranks.world) {
         if (stop_asked != 0) {
             mine[count].labels = 1.0; // cut short
