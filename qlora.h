@@ -1528,6 +1528,12 @@ QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
 QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
                                                const qlora_adapter_desc* desc);
 
+// For a model in a GGUF file: writes tokenizer.json and tokenizer_config.json, made from its metadata
+// as by qlora_merge_save, to a folder, which can be that of an adapter: PEFT's users expect them
+// there. A file without a tokenizer writes nothing. Fails with QLORA_ERR_UNSUPPORTED for what they
+// cannot express, and for a model in a folder, whose files can be copied.
+QLORA_API qlora_result qlora_adapter_save_tokenizer(qlora_model* model, const char* dir);
+
 typedef enum qlora_merge_base {
     QLORA_MERGE_ORIGINAL = 0, // into the original weights of the model folder
     QLORA_MERGE_TRAINED = 1   // into the dequantised 4-bit or FP8 weights that it was trained on
@@ -50824,6 +50830,49 @@ qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) 
     return qlora__leave(ctx, r == QLORA_OK ? qlora__merge_save(ctx, model, desc) : r);
 }
 
+// ---- the tokenizer of a GGUF file, beside an adapter ----
+
+static qlora_result qlora__adapter_tokenizer(qlora_ctx* ctx, const qlora_model* m,
+                                             const char* dir) {
+    qlora__merge_texts t;
+    qlora__merge g;
+    memset(&t, 0, sizeof t);
+    memset(&g, 0, sizeof g);
+    g.ctx = ctx;
+    g.m = m;
+    g.dir = dir;
+    if (dir == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dir is NULL");
+    }
+    if (!qlora__gguf_path(m->dir)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the model is not in a GGUF file; the files of its tokenizer can be "
+                           "copied");
+    }
+    QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &g.folder));
+    t.g = &g.folder.gguf.files[0].meta;
+    qlora__string_begin(&ctx->env, &t.tokens);
+    qlora__string_begin(&ctx->env, &t.settings);
+    qlora_result r = qlora__merge_texts_tokenizer(&g, &t);
+    r = r == QLORA_OK ? qlora__dir_make(&ctx->env, dir) : r;
+    if (r == QLORA_OK && t.tokens.size > 0) {
+        r = qlora__merge_put_text(&g, "tokenizer.json", t.tokens.data, t.tokens.size);
+    }
+    if (r == QLORA_OK && t.settings.size > 0) {
+        r = qlora__merge_put_text(&g, "tokenizer_config.json", t.settings.data, t.settings.size);
+    }
+    qlora__string_free(&t.tokens);
+    qlora__string_free(&t.settings);
+    qlora__merge_close(&g);
+    return r;
+}
+
+qlora_result qlora_adapter_save_tokenizer(qlora_model* model, const char* dir) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_adapter_save_tokenizer");
+    return qlora__leave(ctx, qlora__adapter_tokenizer(ctx, model, dir));
+}
+
 //@@ src/trainer/structure.h
 
 // ---- the trainer --------------------------------------------------------------------------------
@@ -56890,4 +56939,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d7a2e429433eb1d7
+//@@ end 43aa34d8b0ffd82e

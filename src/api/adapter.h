@@ -40,6 +40,12 @@ QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
 QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
                                                const qlora_adapter_desc* desc);
 
+// For a model in a GGUF file: writes tokenizer.json and tokenizer_config.json, made from its metadata
+// as by qlora_merge_save, to a folder, which can be that of an adapter: PEFT's users expect them
+// there. A file without a tokenizer writes nothing. Fails with QLORA_ERR_UNSUPPORTED for what they
+// cannot express, and for a model in a folder, whose files can be copied.
+QLORA_API qlora_result qlora_adapter_save_tokenizer(qlora_model* model, const char* dir);
+
 typedef enum qlora_merge_base {
     QLORA_MERGE_ORIGINAL = 0, // into the original weights of the model folder
     QLORA_MERGE_TRAINED = 1   // into the dequantised 4-bit or FP8 weights that it was trained on

@@ -965,7 +965,10 @@ kept_formats() { # the chat format of training stays with the adapter
     check "in every file" [ -z "$(grep -l base kept3/*.jinja kept3/tokenizer_config.json)" ]
     works "a base in a GGUF file" --model kept3.gguf "${all[@]:2}" --template zephyr --eval 0 \
         --steps 1 --out other --resume never
-    check "has no tokenizer to keep" [ ! -e other/adapter/tokenizer.json ]
+    check "keeps its tokenizer" [ -s other/adapter/tokenizer_config.json ]
+    "$tool/tokenize" kept3.gguf --special <talk.jsonl >whole.ids 2>err
+    run "$tool/tokenize" other/adapter --special <talk.jsonl
+    check "whose tokens are the same" cmp -s out whole.ids
     rm kept3/config.json # no longer a model
     run "$tool/merge" --model kept3.gguf --adapter other --out kept3/merged.gguf
     run "$tool/tokenize" kept3/merged.gguf --chat talk.jsonl

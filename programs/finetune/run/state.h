@@ -330,6 +330,7 @@ typedef struct app {
     bool norms_found;      // in the folder of --adapter, and not asked for
     bool steps_and_epochs; // both were given
     bool resuming;
+    bool no_tokenizer;         // tokenizer.json cannot express that of the base
     bool no_gguf;              // the adapter has parts that a GGUF adapter cannot contain
     bool changed;              // --extend: some options differ from those of the run
     bool complete;             // the run that is resumed had taken all its steps
