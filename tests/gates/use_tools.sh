@@ -207,8 +207,13 @@ other_names() {
         note $? "--$theirs is our --$ours"
     done < <(sed -n 's/^    {"\([a-z0-9-]*\)", "\([a-z0-9-]*\)",.*},$/\1 \2/p' \
         "$root/programs/other_names.h")
-    [[ ${#found} -gt 100 ]]
+    [[ ${#found} -gt 150 ]]
     note $? "the names of others"
+    for theirs in save_total_limit flash_attention wandb_project tokenizer use_peft hub_model_id; do
+        "$root/$B/finetune" "--$theirs" 1 >out 2>err </dev/null
+        grep -qE "^finetune: unknown option --$theirs; [a-z]" err
+        note $? "--$theirs is answered"
+    done
 }
 
 # The version of every program is the header's, and --help names the option.
