@@ -1528,8 +1528,8 @@ QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
 QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
                                                const qlora_adapter_desc* desc);
 
-// For a model in a GGUF file: writes tokenizer.json and tokenizer_config.json, made from its metadata
-// as by qlora_merge_save, to a folder, which can be that of an adapter: PEFT's users expect them
+// For a model in a GGUF file: writes tokenizer.json and tokenizer_config.json, made of its metadata
+// as by qlora_merge_save, to a folder, which can be that of an adapter: users of PEFT expect them
 // there. A file without a tokenizer writes nothing. Fails with QLORA_ERR_UNSUPPORTED for what they
 // cannot express, and for a model in a folder, whose files can be copied.
 QLORA_API qlora_result qlora_adapter_save_tokenizer(qlora_model* model, const char* dir);
@@ -56939,4 +56939,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 43aa34d8b0ffd82e
+//@@ end 71a132332f07a1f8

@@ -219,7 +219,7 @@ static const other_name other_names[] = {
     {"deepspeed", "ranks", "--ranks N is data parallel; --offload and --tile save memory"},
     {"fsdp", "ranks", "--ranks N is data parallel; --offload and --tile save memory"},
     {"special-tokens", "add-tokens", NULL},
-    {"dataloader-num-workers", "stream", "the data is read before training, or with --stream as it goes"},
+    {"dataloader-num-workers", "stream", "data is read before training, or by --stream"},
 };
 // clang-format on
 #define OTHER_NAMES (sizeof other_names / sizeof other_names[0])

@@ -40,8 +40,8 @@ QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
 QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
                                                const qlora_adapter_desc* desc);
 
-// For a model in a GGUF file: writes tokenizer.json and tokenizer_config.json, made from its metadata
-// as by qlora_merge_save, to a folder, which can be that of an adapter: PEFT's users expect them
+// For a model in a GGUF file: writes tokenizer.json and tokenizer_config.json, made of its metadata
+// as by qlora_merge_save, to a folder, which can be that of an adapter: users of PEFT expect them
 // there. A file without a tokenizer writes nothing. Fails with QLORA_ERR_UNSUPPORTED for what they
 // cannot express, and for a model in a folder, whose files can be copied.
 QLORA_API qlora_result qlora_adapter_save_tokenizer(qlora_model* model, const char* dir);

@@ -2,8 +2,8 @@
 #ifndef FINETUNE_ESTIMATE_H
 #define FINETUNE_ESTIMATE_H
 
-// Times a small product of operands of a type for a twentieth of a second. Returns FLOP/s, with what
-// other programs take of the processor, or 0 if it could not be measured.
+// Times a small product of operands of a type for a twentieth of a second. Returns FLOP/s, beside
+// what other programs take of the processor, or 0 if it could not be measured.
 static double probe_rate(app* a, qlora_dtype dtype) {
     enum { ROWS = 256 };
     int64_t k = a->config.hidden < 64 ? 64 : a->config.hidden < 1024 ? a->config.hidden : 1024;
