@@ -109,9 +109,12 @@
        allocates everything when it is opened, and a trainer when it is created; steps, evaluation
        and generation allocate no device memory, except a step of more micro-batches than
        desc.accumulate of the model for its partial sums. On the CPU, the first slice of a context
-       allocates a thread and its working memory. The operators use a scratch buffer of
-       desc.scratch_bytes that is allocated with the context. A tensor is a small struct that points
-       to memory; qlora_tensor_create allocates, qlora_tensor_wrap and qlora_tensor_view do not.
+       starts a thread and uses the memory of the context, as a whole step does. Only what is
+       computed in the middle of it (another model, an operator, another step or text in slices)
+       allocates qlora_plan.context once more, which no plan counts, and keeps it for the next time.
+       The operators use a scratch buffer of desc.scratch_bytes that is allocated with the context.
+       A tensor is a small struct that points to memory; qlora_tensor_create allocates,
+       qlora_tensor_wrap and qlora_tensor_view do not.
 
    TIME
        A step can be taken whole, by halves (micro, update) or in slices of a few milliseconds, with
@@ -1392,13 +1395,14 @@ QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
 // *done is true. The batches must stay valid until then. A slice runs pieces of the step, waits for
 // them, and returns before the next piece would exceed the time; it runs at least one. Results are
 // bitwise identical to those of qlora_train_step. Pieces are parts of about 0.1 ms of any loop on
-// the CPU, on a thread of its own that waits between two slices and has working memory of its own,
-// allocated by the first slice of a context; half a layer on a GPU, without graphs, or with several
-// processes. qlora_train_info.longest_piece tells how long they were. cancel discards a step that
-// was begun with begin or micro; it does not wait for the device. If slices have begun to change
-// parameters, cancel finishes the update instead, and so does what reads or saves parameters. After
-// a call of a step has failed on the device, its gradients are incomplete: every call of the step
-// is then refused until it is cancelled or a checkpoint is loaded.
+// the CPU, on a thread of its own that waits between two slices; half a layer on a GPU, without
+// graphs, or with several processes. On the CPU, what is computed between two slices of a step
+// allocates working memory, once; see MEMORY. qlora_train_info.longest_piece tells how long pieces
+// were. cancel discards a step that was begun with begin or micro; it does not wait for the device.
+// If slices have begun to change parameters, cancel finishes the update instead, and so does what
+// reads or saves parameters. After a call of a step has failed on the device, its gradients are
+// incomplete: every call of the step is then refused until it is cancelled or a checkpoint is
+// loaded.
 QLORA_API qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batches,
                                          int64_t count);
 QLORA_API qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done);
@@ -1576,8 +1580,8 @@ QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_d
 
 // ---- merging ------------------------------------------------------------------------------------
 
-// With QLORA_NO_MERGE beside the implementation, the function is declared but left out: a program
-// that calls it does not link.
+// With QLORA_NO_MERGE beside the implementation, the functions are declared but left out: a program
+// that calls one does not link.
 
 typedef enum qlora_merge_base {
     QLORA_MERGE_ORIGINAL = 0, // into the original weights of the model folder
@@ -1620,6 +1624,12 @@ typedef struct qlora_merge_desc {
 // F32, and with Q4_0 the embedding and the head are Q8_0. What llama.cpp would compute differently
 // is refused, an existing file as well.
 QLORA_API qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc);
+
+// For a model in a GGUF file: writes tokenizer.json and tokenizer_config.json, made of its metadata
+// as by qlora_merge_save, to a folder, which can be that of an adapter: users of PEFT expect them
+// there. A file without a tokenizer writes nothing. Fails with QLORA_ERR_UNSUPPORTED for what they
+// cannot express, and for a model in a folder, whose files can be copied.
+QLORA_API qlora_result qlora_adapter_save_tokenizer(qlora_model* model, const char* dir);
 
 //@@ src/qlora.h
 
@@ -3956,7 +3966,8 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 #define QLORA__MAX_THREADS 64
 #define QLORA__MAX_DEPTH 16
 
-typedef struct qlora__errand qlora__errand; // core/errand.h
+typedef struct qlora__errand qlora__errand;   // core/errand.h
+typedef struct qlora__working qlora__working; // cpu/errands.h
 typedef struct qlora__pool qlora__pool;
 typedef struct qlora__cpu_table qlora__cpu_table; // cpu/table.h
 typedef struct qlora__packing qlora__packing;     // cpu/panels.h
@@ -4005,6 +4016,9 @@ struct qlora_ctx {
     qlora__pool* pool;
     qlora__errand* errand;  // that has its turn; NULL = none
     qlora__errand* errands; // all that have been created
+    qlora__errand* sharing; // the one in the middle of which scratch and packing are; NULL = none
+    qlora__working* workings; // the memory that scratch and packing can be, if there is a choice
+    qlora_result (*part)(qlora_ctx* ctx); // lets `sharing` have the memory to itself
     const qlora__cpu_table* cpu; // the kernels of its tier
     qlora__packing* packing;     // working memory of CPU products; NULL if the tier needs none
     qlora__watch* watches;   // one for each graph
@@ -4147,9 +4161,15 @@ static void qlora__free(qlora_ctx* ctx, void* pointer, size_t bytes) {
     qlora__env_free(&ctx->env, pointer, bytes);
 }
 
+// Before scratch memory or that of packed products is used: an errand may be in the middle of it.
+static QLORA__UNUSED qlora_result qlora__working_need(qlora_ctx* ctx) {
+    return ctx->sharing != NULL && ctx->errand == NULL ? ctx->part(ctx) : QLORA_OK;
+}
+
 // Takes a 256-byte aligned block of scratch memory, which is released when the public call ends.
 static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, void** out) {
     size_t end = 0;
+    QLORA__TRY(qlora__working_need(ctx));
     if (!qlora__add(ctx->scratch_used, qlora__align_up(bytes, 256), &end) ||
         bytes > SIZE_MAX - 256 || end > ctx->scratch->bytes) {
         return qlora__fail(ctx, QLORA_ERR_LIMIT,
@@ -4279,7 +4299,6 @@ struct qlora__errand {
     // Of the model between two slices
     int32_t adapter;
     bool use_adapters;
-    qlora__buffer memory;
     qlora__errand_own own;
 };
 
@@ -11795,6 +11814,7 @@ static void qlora__gemm_few(qlora_ctx* ctx, const qlora__gemm* g) {
 
 static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
     bool empty = g->M == 0 || g->N == 0 || g->K == 0 || g->batch == 0;
+    QLORA__TRY(qlora__working_need(ctx));
     if (ctx->cpu->gemm == NULL || empty || g->alpha == 0.0f) {
         qlora__gemm_portable(ctx, g);
     } else if (qlora__few_takes(g)) {
@@ -11817,8 +11837,97 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 
 // ---- slices of an errand ------------------------------------------------------------------------
 //
-// Between two slices, other calls use the context. An errand therefore has scratch and working
-// memory of its own, of the same sizes as those of the context, so that it takes the same paths.
+// Between two slices, other calls use the context, while the errand may be in the middle of its
+// scratch and packing memory. The errand begins with that of the context. Whoever needs it in
+// between gives the context other memory, of the same sizes, so that it takes the same paths, and
+// the errand keeps what it has. So a step in slices needs no more memory than a whole one, unless
+// something else is computed in the middle of it.
+
+// Scratch and packing memory: the context's own, and what was allocated beside it.
+struct qlora__working {
+    struct qlora__working* next;
+    qlora__buffer* scratch;
+    qlora__packing* packing;
+    qlora__buffer memory; // of the scratch; no bytes = the context's own
+};
+
+static void qlora__working_free(qlora_ctx* ctx, qlora__working* w) {
+    if (w->memory.bytes > 0) {
+        qlora__packing_destroy(ctx, w->packing);
+        qlora__free(ctx, w->memory.data, w->memory.bytes);
+    }
+    qlora__free(ctx, w, sizeof *w);
+}
+
+static void qlora__working_add(qlora_ctx* ctx, qlora__working* w) {
+    w->next = ctx->workings;
+    ctx->workings = w;
+}
+
+// Memory that nothing is in the middle of; NULL = there is none.
+static qlora__working* qlora__working_idle(const qlora_ctx* ctx) {
+    qlora__working* w = ctx->workings;
+    for (; w != NULL; w = w->next) {
+        bool used = w->scratch == ctx->scratch;
+        for (const qlora__errand* e = ctx->errands; e != NULL; e = e->next) {
+            used = used || (e->under_way && e->own.scratch == w->scratch);
+        }
+        if (!used) {
+            break;
+        }
+    }
+    return w;
+}
+
+static qlora_result qlora__working_create(qlora_ctx* ctx, qlora__working** out) {
+    qlora__working* w = (qlora__working*)qlora__alloc_zero(ctx, sizeof *w);
+    if (w == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    w->memory.bytes = ctx->scratch->bytes;
+    w->memory.data = qlora__alloc(ctx, w->memory.bytes);
+    w->scratch = &w->memory;
+    if (w->memory.data == NULL || qlora__packing_create(ctx, &w->packing) != QLORA_OK) {
+        qlora__working_free(ctx, w);
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__working_add(ctx, w);
+    *out = w;
+    return QLORA_OK;
+}
+
+// Gives the context other memory than the errand that shares it.
+static QLORA__UNUSED qlora_result qlora__errand_part(qlora_ctx* ctx) {
+    if (ctx->workings == NULL) {
+        qlora__working* own = (qlora__working*)qlora__alloc_zero(ctx, sizeof *own);
+        if (own == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        own->scratch = ctx->scratch;
+        own->packing = ctx->packing;
+        qlora__working_add(ctx, own);
+    }
+    qlora__working* w = qlora__working_idle(ctx);
+    if (w == NULL) {
+        QLORA__TRY(qlora__working_create(ctx, &w));
+    }
+    ctx->scratch = w->scratch;
+    ctx->packing = w->packing;
+    ctx->sharing = NULL;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED void qlora__workings_destroy(qlora_ctx* ctx) {
+    while (ctx->workings != NULL) {
+        qlora__working* w = ctx->workings;
+        ctx->workings = w->next;
+        if (w->memory.bytes == 0) {
+            ctx->scratch = w->scratch;
+            ctx->packing = w->packing;
+        }
+        qlora__working_free(ctx, w);
+    }
+}
 
 // Exchanges what the context has for what the errand has.
 static QLORA__UNUSED void qlora__errand_swap(qlora_ctx* ctx, qlora__errand* e) {
@@ -11835,24 +11944,11 @@ static QLORA__UNUSED void qlora__errand_swap(qlora_ctx* ctx, qlora__errand* e) {
     memcpy(ctx->scratch_marks, own.scratch_marks, sizeof ctx->scratch_marks);
 }
 
-static QLORA__UNUSED void qlora__errand_free(qlora_ctx* ctx, qlora__errand* e) {
-    qlora__packing_destroy(ctx, e->own.packing);
-    qlora__free(ctx, e->memory.data, e->memory.bytes);
-    qlora__free(ctx, e, sizeof *e);
-}
-
 // *out is NULL if no thread can be started.
 static QLORA__UNUSED qlora_result qlora__errand_create(qlora_ctx* ctx, qlora__errand** out) {
     qlora__errand* e = (qlora__errand*)qlora__alloc_zero(ctx, sizeof *e);
     *out = NULL;
     if (e == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    e->memory.bytes = ctx->scratch->bytes;
-    e->memory.data = qlora__alloc(ctx, e->memory.bytes);
-    e->own.scratch = &e->memory;
-    if (e->memory.data == NULL || qlora__packing_create(ctx, &e->own.packing) != QLORA_OK) {
-        qlora__errand_free(ctx, e);
         return QLORA_ERR_MEMORY;
     }
     bool mutex = qlora__mutex_init(&e->mutex);
@@ -11864,7 +11960,7 @@ static QLORA__UNUSED qlora_result qlora__errand_create(qlora_ctx* ctx, qlora__er
         if (mutex) {
             qlora__mutex_free(&e->mutex);
         }
-        qlora__errand_free(ctx, e);
+        qlora__free(ctx, e, sizeof *e);
         return QLORA_OK;
     }
     e->next = ctx->errands;
@@ -11884,8 +11980,9 @@ static QLORA__UNUSED void qlora__errands_destroy(qlora_ctx* ctx) {
         qlora__thread_join(&e->thread);
         qlora__cond_free(&e->change);
         qlora__mutex_free(&e->mutex);
-        qlora__errand_free(ctx, e);
+        qlora__free(ctx, e, sizeof *e);
     }
+    qlora__workings_destroy(ctx);
 }
 
 // Prepares an errand that calls fn(user) in slices; *out is NULL on a GPU, and if no thread can
@@ -11906,6 +12003,11 @@ static QLORA__UNUSED qlora_result qlora__errand_take(qlora_ctx* ctx, qlora__erra
     if (e == NULL) {
         return QLORA_OK;
     }
+    QLORA__TRY(qlora__working_need(ctx));
+    ctx->sharing = e;
+    ctx->part = qlora__errand_part;
+    e->own.scratch = ctx->scratch;
+    e->own.packing = ctx->packing;
     e->taken = true;
     e->under_way = true;
     e->dropped = false;
@@ -11932,6 +12034,7 @@ static QLORA__UNUSED void qlora__errand_slice(qlora_ctx* ctx, qlora__errand* e, 
     ctx->errand = NULL;
     qlora__errand_swap(ctx, e);
     if (!e->under_way) {
+        ctx->sharing = ctx->sharing == e ? NULL : ctx->sharing;
         (void)qlora__errand_tick(e);
     }
 }
@@ -32218,6 +32321,7 @@ static qlora_result qlora__linear_forward_shared(qlora_ctx* ctx, qlora_math math
         QLORA__TRY(qlora__linear_z(ctx, math, l, x, inner));
     }
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, x->cols - l->in, &tail));
+    QLORA__TRY(qlora__working_need(ctx));
     qlora__linear_forward_panels(ctx, l, x, y, !dropped, math == QLORA__MATH_BF16);
     QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, qlora__linear_rank(l)));
     int64_t col = 0;
@@ -32400,6 +32504,7 @@ static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const ql
         qlora_tensor tail;
         QLORA__TRY(
             qlora__tensor_view(ctx, dy, 0, dy->rows, inner->cols, dy->cols - inner->cols, &tail));
+        QLORA__TRY(qlora__working_need(ctx));
         qlora__linear_dx_panels(ctx, l, dy, inner->cols, dx, bf16);
         return qlora__linear_pad_zero(ctx, &tail, qlora__linear_rank(l));
     }
@@ -51089,6 +51194,49 @@ qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) 
     return qlora__leave(ctx, r == QLORA_OK ? qlora__merge_save(ctx, model, desc) : r);
 }
 
+// ---- the tokenizer of a GGUF file, beside an adapter ----
+
+static qlora_result qlora__adapter_tokenizer(qlora_ctx* ctx, const qlora_model* m,
+                                             const char* dir) {
+    qlora__merge_texts t;
+    qlora__merge g;
+    memset(&t, 0, sizeof t);
+    memset(&g, 0, sizeof g);
+    g.ctx = ctx;
+    g.m = m;
+    g.dir = dir;
+    if (dir == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dir is NULL");
+    }
+    if (!qlora__gguf_path(m->dir)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the model is not in a GGUF file; the files of its tokenizer can be "
+                           "copied");
+    }
+    QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &g.folder));
+    t.g = &g.folder.gguf.files[0].meta;
+    qlora__string_begin(&ctx->env, &t.tokens);
+    qlora__string_begin(&ctx->env, &t.settings);
+    qlora_result r = qlora__merge_texts_tokenizer(&g, &t);
+    r = r == QLORA_OK ? qlora__dir_make(&ctx->env, dir) : r;
+    if (r == QLORA_OK && t.tokens.size > 0) {
+        r = qlora__merge_put_text(&g, "tokenizer.json", t.tokens.data, t.tokens.size);
+    }
+    if (r == QLORA_OK && t.settings.size > 0) {
+        r = qlora__merge_put_text(&g, "tokenizer_config.json", t.settings.data, t.settings.size);
+    }
+    qlora__string_free(&t.tokens);
+    qlora__string_free(&t.settings);
+    qlora__merge_close(&g);
+    return r;
+}
+
+qlora_result qlora_adapter_save_tokenizer(qlora_model* model, const char* dir) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_adapter_save_tokenizer");
+    return qlora__leave(ctx, qlora__adapter_tokenizer(ctx, model, dir));
+}
+
 //@@ src/qlora.h
 
 #endif // QLORA_NO_MERGE
@@ -57168,4 +57316,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 520eac76c245be3c
+//@@ end 09c720544d4883ae

@@ -723,8 +723,9 @@ QLORA_API qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_c
 // Keeps the format of a chat with an adapter that was trained with it: writes the tokenizer files
 // of `folder` to the folder `to`, as qlora_text_tok_save does, with the chat's template. There,
 // transformers and qlora_text_chat_open (tokenizer_folder) find what was trained. If `folder` has
-// no tokenizer.json or is a GGUF file, only chat_template.jinja is written. A format that neither
-// the caller nor a folder chose is written only if a conversation was encoded with it.
+// no tokenizer.json or is a GGUF file, only chat_template.jinja is written; of a GGUF file,
+// qlora_adapter_save_tokenizer of qlora.h writes the rest. A format that neither the caller nor a
+// folder chose is written only if a conversation was encoded with it.
 QLORA_API qlora_result qlora_text_chat_save(qlora_text_chat* chat, const char* folder,
                                             const qlora_text_new_token* tokens, size_t count,
                                             const char* to);
@@ -838,6 +839,8 @@ typedef struct qlora_text_data_info {
     const char* ignored; // names in the records that were not used: "id, source"; "" = none
     const char* lacking; // names of desc.columns that the file does not have, in the same way
     bool chat;           // whether a record is a conversation, for which the chat format was used
+    // Whether a text begins with BOS, which was then not added a second time. Of a stream, so far.
+    bool own_bos;
 } qlora_text_data_info;
 QLORA_API qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out);
 
@@ -30385,6 +30388,7 @@ struct qlora_text_data {
     uint32_t part;
     bool desirable;
     bool any_chat; // a record was a conversation
+    bool own_bos;  // a text begins with BOS, to which none was added
     bool endless;
     bool placed; // can be read again: nothing of it is kept
     bool begins; // as in qlora__text_record
@@ -30852,6 +30856,8 @@ static qlora_result qlora__text_data_bos(qlora__env* env, qlora__text_loader* lo
                                          size_t begin) {
     qlora_text_ids* ids = &loader->data->ids;
     int32_t bos = loader->desc->chat->bos;
+    bool own = bos >= 0 && ids->count > begin && ids->data[begin] == bos;
+    loader->data->own_bos = loader->data->own_bos || own;
     QLORA__TRY(qlora__text_bos_first(env, bos, ids, begin));
     return bos < 0 ? QLORA_OK : qlora__text_ids_add(env, &loader->data->labels, -100);
 }
@@ -34181,6 +34187,7 @@ qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* 
     out->ignored = data->ignored.data;
     out->lacking = data->lacking.data;
     out->chat = data->any_chat;
+    out->own_bos = data->own_bos;
     return QLORA_OK;
 }
 
@@ -34239,4 +34246,4 @@ QLORA__ONCE_END
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end e8ef3679c5eb5913
+//@@ end 47c071cef437e0b2

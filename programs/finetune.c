@@ -148,6 +148,7 @@ static bool options_open(app* a, int argc, char** argv) {
         return true;
     }
     a->screen.quiet = o->json || a->ranks.rank > 0;
+    a->watched = terminal_live() && !a->screen.quiet;
     if (o->jobs != NULL) { // each job has options of its own
         return o->parts == NULL ||
                error_set(a->error, "--config %s: --jobs cannot repeat the parts of a run (until N)",
@@ -166,7 +167,7 @@ static bool options_open(app* a, int argc, char** argv) {
         demo_defaults(o);
     }
     options_resolve(o, a->ranks.world);
-    a->screen.live = terminal_live() && !o->json && a->ranks.rank == 0;
+    a->screen.live = a->watched;
     return true;
 }
 

@@ -208,7 +208,6 @@ typedef struct app {
     int32_t stop_count;
     int64_t made;     // tokens in the last text
     bool own_format;  // the chat format is the adapter's
-    bool own_bos;     // a prompt that begins with BOS was reported
     bool broken;      // writing failed, or memory ran out
     bool ended;       // by a --stop text
     bool interrupted; // by Ctrl-C
@@ -642,17 +641,22 @@ static bool prompt_check(const app* a, const qlora_text_ids* ids, int64_t limit,
 
 // ---- one text ---------------------------------------------------------------------------------
 
+// Says that `what` brings its own BOS, as it does in training.
+static void bos_tell(const app* a, int32_t bos, const char* what) {
+    qlora_text_token_info info;
+    if (qlora_text_token_query(a->tok, bos, &info) == QLORA_OK) {
+        fprintf(stderr, "[%s begins with %.*s; as in training, it is not added a second time]\n",
+                what, (int)info.length, info.name);
+    }
+}
+
 // The ids of a text to continue: as in training, BOS is not added to a text that begins with it.
 static bool text_encode(app* a, const char* text, size_t size, qlora_text_ids* ids) {
     qlora_text_tok_info tok;
-    qlora_text_token_info bos;
     bool ok = qlora_text_tok_query(a->tok, &tok) == QLORA_OK &&
               qlora_text_encode(a->tok, text, size, 0, ids) == QLORA_OK;
-    if (ok && !a->own_bos && tok.bos >= 0 && ids->count > 0 && ids->data[0] == tok.bos &&
-        qlora_text_token_query(a->tok, tok.bos, &bos) == QLORA_OK) {
-        a->own_bos = true; // said once
-        fprintf(stderr, "[%s begins with %.*s; as in training, it is not added a second time]\n",
-                a->o.data != NULL ? "a prompt" : "the prompt", (int)bos.length, bos.name);
+    if (ok && tok.bos >= 0 && ids->count > 0 && ids->data[0] == tok.bos) {
+        bos_tell(a, tok.bos, "the prompt");
     }
     ids->count = 0;
     return ok && qlora_text_encode(a->tok, text, size, QLORA_TEXT_BOS, ids) == QLORA_OK;

@@ -14,6 +14,15 @@ typedef struct other_name {
 #define NOTE_ANSWERS "only answers are trained, unless --train-prompt is given"
 #define NOTE_PACKING "samples always share micro-batches, of at most --tokens tokens"
 
+#define NOTE_ATTENTION \
+    "attention never stores its scores, in any --mode; there is nothing to choose"
+#define NOTE_HUB "nothing is uploaded; the adapter is a folder in --out, for hf upload"
+#define NOTE_LORA "what is trained is always an adapter, of --rank R"
+#define NOTE_LOGS "nothing is sent; --tensorboard DIR and --out have the curves"
+#define NOTE_SAVED \
+    "one checkpoint is kept, and --snapshot-every N keeps the adapter of each N steps as well"
+#define NOTE_TOKENIZER "the tokenizer is that of --model, or of --adapter if it has one"
+
 // clang-format off
 static const other_name other_names[] = {
     {"base-model", "model", NULL},
@@ -162,6 +171,55 @@ static const other_name other_names[] = {
     {"repeat-penalty", "repetition-penalty", NULL},
     {"system-prompt", "system", NULL},
     {"temp", "temperature", NULL},
+    // What needs no option, or what there is not.
+    {"tokenizer", "model", NOTE_TOKENIZER},
+    {"tokenizer-name", "model", NOTE_TOKENIZER},
+    {"tokenizer-path", "model", NOTE_TOKENIZER},
+    {"tokenizer-name-or-path", "model", NOTE_TOKENIZER},
+    {"cache-dir", "model", "nothing is downloaded: --model is a folder or a GGUF file"},
+    {"hf-token", "model", "nothing is downloaded: --model is a folder or a GGUF file"},
+    {"trust-remote-code", "model", "code in a folder of --model is never run"},
+    {"low-cpu-mem-usage", "model", "the files of --model are mapped, not loaded"},
+    {"save-total-limit", "snapshot-every", NOTE_SAVED},
+    {"save-only-model", "snapshot-every", NOTE_SAVED},
+    {"save-strategy", "save-every", "--save-every takes steps (default: a tenth of the run)"},
+    {"eval-strategy", "eval-every", "--eval-every takes steps (default: a tenth of the run)"},
+    {"evaluation-strategy", "eval-every", "--eval-every takes steps (default: a tenth of the run)"},
+    {"logging-strategy", "out", "every step is in log.jsonl of --out"},
+    {"logging-first-step", "out", "every step is in log.jsonl of --out"},
+    {"overwrite-output-dir", "resume", "--resume never starts over in the folder of a run"},
+    {"flash-attention", "mode", NOTE_ATTENTION},
+    {"flash-attn", "mode", NOTE_ATTENTION},
+    {"use-flash-attention-2", "mode", NOTE_ATTENTION},
+    {"attn-implementation", "mode", NOTE_ATTENTION},
+    {"sdp-attention", "mode", NOTE_ATTENTION},
+    {"xformers-attention", "mode", NOTE_ATTENTION},
+    {"bnb-4bit-compute-dtype", "mode", NULL},
+    {"bnb-4bit-use-double-quant", "base", "--base nf4 quantises its scales as well"},
+    {"double-quantization", "base", "--base nf4 quantises its scales as well"},
+    {"wandb-project", "tensorboard", NOTE_LOGS},
+    {"wandb-entity", "tensorboard", NOTE_LOGS},
+    {"wandb-name", "tensorboard", NOTE_LOGS},
+    {"wandb-run-id", "tensorboard", NOTE_LOGS},
+    {"use-wandb", "tensorboard", NOTE_LOGS},
+    {"run-name", "out", "the name of a run is that of its folder, --out"},
+    {"use-peft", "rank", NOTE_LORA},
+    {"use-lora", "rank", NOTE_LORA},
+    {"use-qlora", "rank", NOTE_LORA},
+    {"finetuning-type", "rank", NOTE_LORA},
+    {"peft-type", "rank", NOTE_LORA},
+    {"lora-task-type", "rank", NOTE_LORA},
+    {"hub-model-id", "out", NOTE_HUB},
+    {"hub-token", "out", NOTE_HUB},
+    {"hub-strategy", "out", NOTE_HUB},
+    {"push-to-hub", "out", NOTE_HUB},
+    {"adam-beta1", "beta2", "the first beta is always 0.9; --beta2 sets the second"},
+    {"no-cuda", "backend", "use --backend cpu"},
+    {"use-cpu", "backend", "use --backend cpu"},
+    {"deepspeed", "ranks", "--ranks N is data parallel; --offload and --tile save memory"},
+    {"fsdp", "ranks", "--ranks N is data parallel; --offload and --tile save memory"},
+    {"special-tokens", "add-tokens", NULL},
+    {"dataloader-num-workers", "stream", "data is read before training, or by --stream"},
 };
 // clang-format on
 #define OTHER_NAMES (sizeof other_names / sizeof other_names[0])

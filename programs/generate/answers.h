@@ -47,11 +47,8 @@ static bool errors_write(const app* a, batch* b) {
     for (size_t i = 0; i < b->count; i++) {
         char why[160];
         const asked* p = &b->prompts[i];
-        snprintf(why, sizeof why,
-                 "the prompt has %zu tokens; the model's limit is %lld, and the text needs at "
-                 "least one more",
-                 p->ids.count, (long long)a->limit);
-        if (p->too_long && !p->done && !answer_write(a, b, i, "\"error\":", why, strlen(why))) {
+        if (p->too_long && !p->done && asked_too_long(a, p->ids.count, why) &&
+            !answer_write(a, b, i, "\"error\":", why, strlen(why))) {
             return false;
         }
     }
@@ -90,25 +87,57 @@ static bool answer_part(const batch* b, const char* line, size_t size) {
     return fits;
 }
 
+// Whether a line says that its prompt is too long.
+static bool answer_failed(const char* line, size_t size) {
+    static const char name[] = "\"prompt_tokens\":";
+    static const char error[] = ",\"error\":";
+    const char* end = line + size;
+    const char* at = line;
+    while ((size_t)(end - at) >= sizeof name && memcmp(at, name, sizeof name - 1) != 0) {
+        at++;
+    }
+    at += (size_t)(end - at) >= sizeof name ? sizeof name - 1 : 0;
+    while (at < end && *at >= '0' && *at <= '9') {
+        at++;
+    }
+    return (size_t)(end - at) >= sizeof error && memcmp(at, error, sizeof error - 1) == 0;
+}
+
+// Takes over what a line says about a prompt, which may have been too long for another --positions:
+// then what is there at last is an answer. False if it was answered before.
+static bool asked_take(batch* b, size_t index, bool failed) {
+    asked* p = &b->prompts[index];
+    if (p->done && (!p->failed || failed)) {
+        return false;
+    }
+    if (failed && !p->too_long) {
+        b->mixed = true; // the line goes when all answers are there
+        return true;
+    }
+    if (p->too_long && !failed) {
+        p->too_long = false;
+        b->too_long -= p->sample == 0 ? 1 : 0;
+    }
+    b->mixed = b->mixed || p->done || (b->written > 0 && index < b->last);
+    b->written += p->done ? 0 : 1;
+    b->last = index;
+    p->done = true;
+    p->failed = failed;
+    return true;
+}
+
 // Takes one line of an earlier start over. *length = 0 if it was cut short; it is to be removed.
 static bool answer_take(const app* a, batch* b, const char* line, size_t left, size_t* length) {
     const char* stop = (const char*)memchr(line, '\n', left);
     *length = stop != NULL ? (size_t)(stop + 1 - line) : 0;
     size_t index = stop != NULL ? answer_prompt(b, line, *length) : SIZE_MAX;
-    bool known =
-        stop != NULL ? index != SIZE_MAX && !b->prompts[index].done : answer_part(b, line, left);
-    if (!known) {
-        return fail("--out %s has something else in line %zu: answers to other prompts, with other "
-                    "options or of another model; use another file",
-                    a->o.out, b->written + 1);
-    }
-    if (stop != NULL) {
-        b->mixed = b->mixed || (b->written > 0 && index < b->last);
-        b->last = index;
-        b->prompts[index].done = true;
-        b->written++;
-    }
-    return true;
+    bool known = stop == NULL ? answer_part(b, line, left)
+                              : index != SIZE_MAX &&
+                                    asked_take(b, index, answer_failed(line, *length));
+    return known ||
+           fail("--out %s has something else in line %zu: answers to other prompts, with other "
+                "options or of another model; use another file",
+                a->o.out, b->written + 1);
 }
 
 // Takes over the answers that an earlier start has written. One that was cut short is removed.

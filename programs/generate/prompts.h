@@ -15,6 +15,7 @@ typedef struct asked {
     char id[BATCH_ID_SIZE]; // of the prompt and the options, to recognise its answer
     bool too_long;          // it gets a line that says so
     bool done;              // its line is in the file of answers
+    bool failed;            // and that line says that it is too long
 } asked;
 
 // A text in the making.
@@ -149,6 +150,27 @@ static asked* asked_next(batch* b, size_t line) {
     return p;
 }
 
+// Why there is no answer to a prompt of `count` tokens; false if there can be one. Positions are
+// given out in pages of 16 or more.
+static bool asked_too_long(const app* a, size_t count, char why[160]) {
+    int64_t room = a->limit - (int64_t)count;
+    int64_t most = a->o.max_tokens < room ? a->o.max_tokens : room;
+    if (room <= 0) {
+        snprintf(why, 160,
+                 "the prompt has %zu tokens; the model's limit is %lld, and the text needs at "
+                 "least one more",
+                 count, (long long)a->limit);
+    } else if (a->o.positions > 0 && (int64_t)count + most > (a->o.positions + 15) / 16 * 16) {
+        snprintf(why, 160,
+                 "--positions %lld is too small: the prompt and its answer can have %lld tokens; "
+                 "raise it, or lower --max-tokens",
+                 (long long)a->o.positions, (long long)((int64_t)count + most));
+    } else {
+        return false;
+    }
+    return true;
+}
+
 // One of the answers to a prompt.
 static bool asked_add(app* a, batch* b, const qlora_text_sample* s, int64_t sample) {
     asked* p = asked_next(b, s->line);
@@ -168,7 +190,8 @@ static bool asked_add(app* a, batch* b, const qlora_text_sample* s, int64_t samp
         memcpy(p->reference, s->reference, s->reference_size);
     }
     p->sample = sample;
-    p->too_long = (int64_t)s->count >= a->limit;
+    char why[160];
+    p->too_long = asked_too_long(a, s->count, why);
     const asked* before = b->count > (size_t)a->o.samples ? p - a->o.samples : NULL;
     p->twin = before != NULL && before->line == p->line ? before->twin + 1 : 0;
     b->too_long += p->too_long && sample == 0 ? 1 : 0;
@@ -254,13 +277,12 @@ static bool prompts_check(const app* a, const batch* b) {
     const asked* first = &b->prompts[0];
     size_t all = b->count / (size_t)a->o.samples;
     char rest[64] = "";
+    char why[160];
     if (b->too_long == all && all > 1) {
         snprintf(rest, sizeof rest, "; the other %zu are too long as well", all - 1);
     }
-    if (b->too_long == all) {
-        return fail("%s:%zu: the prompt has %zu tokens; the model's limit is %lld, and the text "
-                    "needs at least one more%s",
-                    a->o.data, first->line, first->ids.count, (long long)a->limit, rest);
+    if (b->too_long == all && asked_too_long(a, first->ids.count, why)) {
+        return fail("%s:%zu: %s%s", a->o.data, first->line, why, rest);
     }
     return (a->o.score == NULL || b->references > 0) ||
            fail("--score needs answers to compare with, and --data %s has none", a->o.data);
@@ -273,6 +295,12 @@ static bool batch_read(app* a, batch* b) {
     for (size_t i = 0; ok && i < count; i++) {
         qlora_text_sample s;
         ok = qlora_text_sample_read(data, i, &s) == QLORA_OK ? sample_add(a, b, &s) : data_fail(a);
+    }
+    qlora_text_data_info info;
+    qlora_text_tok_info tok;
+    if (ok && qlora_text_data_query(data, &info) == QLORA_OK && info.own_bos &&
+        qlora_text_tok_query(a->tok, &tok) == QLORA_OK) {
+        bos_tell(a, tok.bos, "a prompt");
     }
     qlora_text_data_close(data);
     return ok && prompts_check(a, b) && places_make(b);

@@ -259,3 +259,46 @@ qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) 
     qlora_result r = qlora__model_settle(model);
     return qlora__leave(ctx, r == QLORA_OK ? qlora__merge_save(ctx, model, desc) : r);
 }
+
+// ---- the tokenizer of a GGUF file, beside an adapter ----
+
+static qlora_result qlora__adapter_tokenizer(qlora_ctx* ctx, const qlora_model* m,
+                                             const char* dir) {
+    qlora__merge_texts t;
+    qlora__merge g;
+    memset(&t, 0, sizeof t);
+    memset(&g, 0, sizeof g);
+    g.ctx = ctx;
+    g.m = m;
+    g.dir = dir;
+    if (dir == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dir is NULL");
+    }
+    if (!qlora__gguf_path(m->dir)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the model is not in a GGUF file; the files of its tokenizer can be "
+                           "copied");
+    }
+    QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &g.folder));
+    t.g = &g.folder.gguf.files[0].meta;
+    qlora__string_begin(&ctx->env, &t.tokens);
+    qlora__string_begin(&ctx->env, &t.settings);
+    qlora_result r = qlora__merge_texts_tokenizer(&g, &t);
+    r = r == QLORA_OK ? qlora__dir_make(&ctx->env, dir) : r;
+    if (r == QLORA_OK && t.tokens.size > 0) {
+        r = qlora__merge_put_text(&g, "tokenizer.json", t.tokens.data, t.tokens.size);
+    }
+    if (r == QLORA_OK && t.settings.size > 0) {
+        r = qlora__merge_put_text(&g, "tokenizer_config.json", t.settings.data, t.settings.size);
+    }
+    qlora__string_free(&t.tokens);
+    qlora__string_free(&t.settings);
+    qlora__merge_close(&g);
+    return r;
+}
+
+qlora_result qlora_adapter_save_tokenizer(qlora_model* model, const char* dir) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_adapter_save_tokenizer");
+    return qlora__leave(ctx, qlora__adapter_tokenizer(ctx, model, dir));
+}

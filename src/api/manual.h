@@ -109,9 +109,12 @@
        allocates everything when it is opened, and a trainer when it is created; steps, evaluation
        and generation allocate no device memory, except a step of more micro-batches than
        desc.accumulate of the model for its partial sums. On the CPU, the first slice of a context
-       allocates a thread and its working memory. The operators use a scratch buffer of
-       desc.scratch_bytes that is allocated with the context. A tensor is a small struct that points
-       to memory; qlora_tensor_create allocates, qlora_tensor_wrap and qlora_tensor_view do not.
+       starts a thread and uses the memory of the context, as a whole step does. Only what is
+       computed in the middle of it (another model, an operator, another step or text in slices)
+       allocates qlora_plan.context once more, which no plan counts, and keeps it for the next time.
+       The operators use a scratch buffer of desc.scratch_bytes that is allocated with the context.
+       A tensor is a small struct that points to memory; qlora_tensor_create allocates,
+       qlora_tensor_wrap and qlora_tensor_view do not.
 
    TIME
        A step can be taken whole, by halves (micro, update) or in slices of a few milliseconds, with

@@ -1,7 +1,7 @@
 // ---- merging ------------------------------------------------------------------------------------
 
-// With QLORA_NO_MERGE beside the implementation, the function is declared but left out: a program
-// that calls it does not link.
+// With QLORA_NO_MERGE beside the implementation, the functions are declared but left out: a program
+// that calls one does not link.
 
 typedef enum qlora_merge_base {
     QLORA_MERGE_ORIGINAL = 0, // into the original weights of the model folder
@@ -44,3 +44,9 @@ typedef struct qlora_merge_desc {
 // F32, and with Q4_0 the embedding and the head are Q8_0. What llama.cpp would compute differently
 // is refused, an existing file as well.
 QLORA_API qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc);
+
+// For a model in a GGUF file: writes tokenizer.json and tokenizer_config.json, made of its metadata
+// as by qlora_merge_save, to a folder, which can be that of an adapter: users of PEFT expect them
+// there. A file without a tokenizer writes nothing. Fails with QLORA_ERR_UNSUPPORTED for what they
+// cannot express, and for a model in a folder, whose files can be copied.
+QLORA_API qlora_result qlora_adapter_save_tokenizer(qlora_model* model, const char* dir);

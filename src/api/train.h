@@ -142,13 +142,14 @@ QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
 // *done is true. The batches must stay valid until then. A slice runs pieces of the step, waits for
 // them, and returns before the next piece would exceed the time; it runs at least one. Results are
 // bitwise identical to those of qlora_train_step. Pieces are parts of about 0.1 ms of any loop on
-// the CPU, on a thread of its own that waits between two slices and has working memory of its own,
-// allocated by the first slice of a context; half a layer on a GPU, without graphs, or with several
-// processes. qlora_train_info.longest_piece tells how long they were. cancel discards a step that
-// was begun with begin or micro; it does not wait for the device. If slices have begun to change
-// parameters, cancel finishes the update instead, and so does what reads or saves parameters. After
-// a call of a step has failed on the device, its gradients are incomplete: every call of the step
-// is then refused until it is cancelled or a checkpoint is loaded.
+// the CPU, on a thread of its own that waits between two slices; half a layer on a GPU, without
+// graphs, or with several processes. On the CPU, what is computed between two slices of a step
+// allocates working memory, once; see MEMORY. qlora_train_info.longest_piece tells how long pieces
+// were. cancel discards a step that was begun with begin or micro; it does not wait for the device.
+// If slices have begun to change parameters, cancel finishes the update instead, and so does what
+// reads or saves parameters. After a call of a step has failed on the device, its gradients are
+// incomplete: every call of the step is then refused until it is cancelled or a checkpoint is
+// loaded.
 QLORA_API qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batches,
                                          int64_t count);
 QLORA_API qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done);

@@ -12,7 +12,8 @@
 #define QLORA__MAX_THREADS 64
 #define QLORA__MAX_DEPTH 16
 
-typedef struct qlora__errand qlora__errand; // core/errand.h
+typedef struct qlora__errand qlora__errand;   // core/errand.h
+typedef struct qlora__working qlora__working; // cpu/errands.h
 typedef struct qlora__pool qlora__pool;
 typedef struct qlora__cpu_table qlora__cpu_table; // cpu/table.h
 typedef struct qlora__packing qlora__packing;     // cpu/panels.h
@@ -61,6 +62,9 @@ struct qlora_ctx {
     qlora__pool* pool;
     qlora__errand* errand;  // that has its turn; NULL = none
     qlora__errand* errands; // all that have been created
+    qlora__errand* sharing; // the one in the middle of which scratch and packing are; NULL = none
+    qlora__working* workings; // the memory that scratch and packing can be, if there is a choice
+    qlora_result (*part)(qlora_ctx* ctx); // lets `sharing` have the memory to itself
     const qlora__cpu_table* cpu; // the kernels of its tier
     qlora__packing* packing;     // working memory of CPU products; NULL if the tier needs none
     qlora__watch* watches;   // one for each graph
@@ -203,9 +207,15 @@ static void qlora__free(qlora_ctx* ctx, void* pointer, size_t bytes) {
     qlora__env_free(&ctx->env, pointer, bytes);
 }
 
+// Before scratch memory or that of packed products is used: an errand may be in the middle of it.
+static QLORA__UNUSED qlora_result qlora__working_need(qlora_ctx* ctx) {
+    return ctx->sharing != NULL && ctx->errand == NULL ? ctx->part(ctx) : QLORA_OK;
+}
+
 // Takes a 256-byte aligned block of scratch memory, which is released when the public call ends.
 static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, void** out) {
     size_t end = 0;
+    QLORA__TRY(qlora__working_need(ctx));
     if (!qlora__add(ctx->scratch_used, qlora__align_up(bytes, 256), &end) ||
         bytes > SIZE_MAX - 256 || end > ctx->scratch->bytes) {
         return qlora__fail(ctx, QLORA_ERR_LIMIT,

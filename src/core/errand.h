@@ -47,7 +47,6 @@ struct qlora__errand {
     // Of the model between two slices
     int32_t adapter;
     bool use_adapters;
-    qlora__buffer memory;
     qlora__errand_own own;
 };
 

@@ -1,7 +1,96 @@
 // ---- slices of an errand ------------------------------------------------------------------------
 //
-// Between two slices, other calls use the context. An errand therefore has scratch and working
-// memory of its own, of the same sizes as those of the context, so that it takes the same paths.
+// Between two slices, other calls use the context, while the errand may be in the middle of its
+// scratch and packing memory. The errand begins with that of the context. Whoever needs it in
+// between gives the context other memory, of the same sizes, so that it takes the same paths, and
+// the errand keeps what it has. So a step in slices needs no more memory than a whole one, unless
+// something else is computed in the middle of it.
+
+// Scratch and packing memory: the context's own, and what was allocated beside it.
+struct qlora__working {
+    struct qlora__working* next;
+    qlora__buffer* scratch;
+    qlora__packing* packing;
+    qlora__buffer memory; // of the scratch; no bytes = the context's own
+};
+
+static void qlora__working_free(qlora_ctx* ctx, qlora__working* w) {
+    if (w->memory.bytes > 0) {
+        qlora__packing_destroy(ctx, w->packing);
+        qlora__free(ctx, w->memory.data, w->memory.bytes);
+    }
+    qlora__free(ctx, w, sizeof *w);
+}
+
+static void qlora__working_add(qlora_ctx* ctx, qlora__working* w) {
+    w->next = ctx->workings;
+    ctx->workings = w;
+}
+
+// Memory that nothing is in the middle of; NULL = there is none.
+static qlora__working* qlora__working_idle(const qlora_ctx* ctx) {
+    qlora__working* w = ctx->workings;
+    for (; w != NULL; w = w->next) {
+        bool used = w->scratch == ctx->scratch;
+        for (const qlora__errand* e = ctx->errands; e != NULL; e = e->next) {
+            used = used || (e->under_way && e->own.scratch == w->scratch);
+        }
+        if (!used) {
+            break;
+        }
+    }
+    return w;
+}
+
+static qlora_result qlora__working_create(qlora_ctx* ctx, qlora__working** out) {
+    qlora__working* w = (qlora__working*)qlora__alloc_zero(ctx, sizeof *w);
+    if (w == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    w->memory.bytes = ctx->scratch->bytes;
+    w->memory.data = qlora__alloc(ctx, w->memory.bytes);
+    w->scratch = &w->memory;
+    if (w->memory.data == NULL || qlora__packing_create(ctx, &w->packing) != QLORA_OK) {
+        qlora__working_free(ctx, w);
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__working_add(ctx, w);
+    *out = w;
+    return QLORA_OK;
+}
+
+// Gives the context other memory than the errand that shares it.
+static QLORA__UNUSED qlora_result qlora__errand_part(qlora_ctx* ctx) {
+    if (ctx->workings == NULL) {
+        qlora__working* own = (qlora__working*)qlora__alloc_zero(ctx, sizeof *own);
+        if (own == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        own->scratch = ctx->scratch;
+        own->packing = ctx->packing;
+        qlora__working_add(ctx, own);
+    }
+    qlora__working* w = qlora__working_idle(ctx);
+    if (w == NULL) {
+        QLORA__TRY(qlora__working_create(ctx, &w));
+    }
+    ctx->scratch = w->scratch;
+    ctx->packing = w->packing;
+    ctx->sharing = NULL;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED void qlora__workings_destroy(qlora_ctx* ctx) {
+    while (ctx->workings != NULL) {
+        qlora__working* w = ctx->workings;
+        ctx->workings = w->next;
+        if (w->memory.bytes == 0) {
+            ctx->scratch = w->scratch;
+            ctx->packing = w->packing;
+        }
+        qlora__working_free(ctx, w);
+    }
+}
 
 // Exchanges what the context has for what the errand has.
 static QLORA__UNUSED void qlora__errand_swap(qlora_ctx* ctx, qlora__errand* e) {
@@ -18,24 +107,11 @@ static QLORA__UNUSED void qlora__errand_swap(qlora_ctx* ctx, qlora__errand* e) {
     memcpy(ctx->scratch_marks, own.scratch_marks, sizeof ctx->scratch_marks);
 }
 
-static QLORA__UNUSED void qlora__errand_free(qlora_ctx* ctx, qlora__errand* e) {
-    qlora__packing_destroy(ctx, e->own.packing);
-    qlora__free(ctx, e->memory.data, e->memory.bytes);
-    qlora__free(ctx, e, sizeof *e);
-}
-
 // *out is NULL if no thread can be started.
 static QLORA__UNUSED qlora_result qlora__errand_create(qlora_ctx* ctx, qlora__errand** out) {
     qlora__errand* e = (qlora__errand*)qlora__alloc_zero(ctx, sizeof *e);
     *out = NULL;
     if (e == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    e->memory.bytes = ctx->scratch->bytes;
-    e->memory.data = qlora__alloc(ctx, e->memory.bytes);
-    e->own.scratch = &e->memory;
-    if (e->memory.data == NULL || qlora__packing_create(ctx, &e->own.packing) != QLORA_OK) {
-        qlora__errand_free(ctx, e);
         return QLORA_ERR_MEMORY;
     }
     bool mutex = qlora__mutex_init(&e->mutex);
@@ -47,7 +123,7 @@ static QLORA__UNUSED qlora_result qlora__errand_create(qlora_ctx* ctx, qlora__er
         if (mutex) {
             qlora__mutex_free(&e->mutex);
         }
-        qlora__errand_free(ctx, e);
+        qlora__free(ctx, e, sizeof *e);
         return QLORA_OK;
     }
     e->next = ctx->errands;
@@ -67,8 +143,9 @@ static QLORA__UNUSED void qlora__errands_destroy(qlora_ctx* ctx) {
         qlora__thread_join(&e->thread);
         qlora__cond_free(&e->change);
         qlora__mutex_free(&e->mutex);
-        qlora__errand_free(ctx, e);
+        qlora__free(ctx, e, sizeof *e);
     }
+    qlora__workings_destroy(ctx);
 }
 
 // Prepares an errand that calls fn(user) in slices; *out is NULL on a GPU, and if no thread can
@@ -89,6 +166,11 @@ static QLORA__UNUSED qlora_result qlora__errand_take(qlora_ctx* ctx, qlora__erra
     if (e == NULL) {
         return QLORA_OK;
     }
+    QLORA__TRY(qlora__working_need(ctx));
+    ctx->sharing = e;
+    ctx->part = qlora__errand_part;
+    e->own.scratch = ctx->scratch;
+    e->own.packing = ctx->packing;
     e->taken = true;
     e->under_way = true;
     e->dropped = false;
@@ -115,6 +197,7 @@ static QLORA__UNUSED void qlora__errand_slice(qlora_ctx* ctx, qlora__errand* e, 
     ctx->errand = NULL;
     qlora__errand_swap(ctx, e);
     if (!e->under_way) {
+        ctx->sharing = ctx->sharing == e ? NULL : ctx->sharing;
         (void)qlora__errand_tick(e);
     }
 }

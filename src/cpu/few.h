@@ -248,6 +248,7 @@ static void qlora__gemm_few(qlora_ctx* ctx, const qlora__gemm* g) {
 
 static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
     bool empty = g->M == 0 || g->N == 0 || g->K == 0 || g->batch == 0;
+    QLORA__TRY(qlora__working_need(ctx));
     if (ctx->cpu->gemm == NULL || empty || g->alpha == 0.0f) {
         qlora__gemm_portable(ctx, g);
     } else if (qlora__few_takes(g)) {

@@ -648,6 +648,7 @@ static qlora_result qlora__linear_forward_shared(qlora_ctx* ctx, qlora_math math
         QLORA__TRY(qlora__linear_z(ctx, math, l, x, inner));
     }
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, x->cols - l->in, &tail));
+    QLORA__TRY(qlora__working_need(ctx));
     qlora__linear_forward_panels(ctx, l, x, y, !dropped, math == QLORA__MATH_BF16);
     QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, qlora__linear_rank(l)));
     int64_t col = 0;
@@ -830,6 +831,7 @@ static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const ql
         qlora_tensor tail;
         QLORA__TRY(
             qlora__tensor_view(ctx, dy, 0, dy->rows, inner->cols, dy->cols - inner->cols, &tail));
+        QLORA__TRY(qlora__working_need(ctx));
         qlora__linear_dx_panels(ctx, l, dy, inner->cols, dx, bf16);
         return qlora__linear_pad_zero(ctx, &tail, qlora__linear_rank(l));
     }

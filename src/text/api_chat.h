@@ -98,8 +98,9 @@ QLORA_API qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_c
 // Keeps the format of a chat with an adapter that was trained with it: writes the tokenizer files
 // of `folder` to the folder `to`, as qlora_text_tok_save does, with the chat's template. There,
 // transformers and qlora_text_chat_open (tokenizer_folder) find what was trained. If `folder` has
-// no tokenizer.json or is a GGUF file, only chat_template.jinja is written. A format that neither
-// the caller nor a folder chose is written only if a conversation was encoded with it.
+// no tokenizer.json or is a GGUF file, only chat_template.jinja is written; of a GGUF file,
+// qlora_adapter_save_tokenizer of qlora.h writes the rest. A format that neither the caller nor a
+// folder chose is written only if a conversation was encoded with it.
 QLORA_API qlora_result qlora_text_chat_save(qlora_text_chat* chat, const char* folder,
                                             const qlora_text_new_token* tokens, size_t count,
                                             const char* to);

@@ -81,6 +81,8 @@ typedef struct qlora_text_data_info {
     const char* ignored; // names in the records that were not used: "id, source"; "" = none
     const char* lacking; // names of desc.columns that the file does not have, in the same way
     bool chat;           // whether a record is a conversation, for which the chat format was used
+    // Whether a text begins with BOS, which was then not added a second time. Of a stream, so far.
+    bool own_bos;
 } qlora_text_data_info;
 QLORA_API qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out);
 

@@ -965,7 +965,10 @@ kept_formats() { # the chat format of training stays with the adapter
     check "in every file" [ -z "$(grep -l base kept3/*.jinja kept3/tokenizer_config.json)" ]
     works "a base in a GGUF file" --model kept3.gguf "${all[@]:2}" --template zephyr --eval 0 \
         --steps 1 --out other --resume never
-    check "has no tokenizer to keep" [ ! -e other/adapter/tokenizer.json ]
+    check "keeps its tokenizer" [ -s other/adapter/tokenizer_config.json ]
+    "$tool/tokenize" kept3.gguf --special <talk.jsonl >whole.ids 2>err
+    run "$tool/tokenize" other/adapter --special <talk.jsonl
+    check "whose tokens are the same" cmp -s out whole.ids
     rm kept3/config.json # no longer a model
     run "$tool/merge" --model kept3.gguf --adapter other --out kept3/merged.gguf
     run "$tool/tokenize" kept3/merged.gguf --chat talk.jsonl
@@ -990,6 +993,11 @@ begins_with_bos() { # a text with a BOS of its own has the ids that training giv
         check "$text: BOS once" grep -q "^.prompt: 3 tokens" err
     done
     check "and told" grep -q "^.the prompt begins with <|endoftext|>; as in training" err
+    echo '{"prompt": "<|endoftext|>hi"}' >bos.jsonl
+    rm -f bos.out
+    run "$root/$B/generate" --model base --data bos.jsonl --max-tokens 1 --out bos.out
+    check "in a file: BOS once" grep -q '"prompt_tokens":3,' bos.out
+    check "and told as well" grep -q "^.a prompt begins with <|endoftext|>; as in training" err
 }
 
 add_faults() {
@@ -1086,8 +1094,25 @@ END
     echo '[{"name": "a", "data": "sums.jsonl"}, {"name": "b", "data": "nowhere.jsonl"}]' >wrong.json
     refuses "data of one job that is missing" "job b: .*nowhere.jsonl" "${common[@]}" \
         --jobs wrong.json --out o
+    job_estimates
     job_ends
     job_rotations
+}
+
+job_estimates() { # how long all of them take, before the first step
+    local common=(--model model --data sums.jsonl --backend cpu --threads 1 --tokens 256)
+    rm -rf days
+    echo '[{"name": "a", "rank": 1}, {"name": "b", "rank": 3}]' >days.json
+    "$finetune" "${common[@]}" --jobs days.json --eval 0 --steps 1000000000 --out days >out \
+        2>err &
+    pid=$!
+    check "jobs of days say so" soon 60 \
+        grep -qE "^note: the 1000000000 steps of 2 jobs .* days on this CPU; Ctrl-C" out
+    kill -INT $pid
+    wait $pid
+    works "short jobs" "${common[@]}" --jobs days.json --eval 5 --steps 2 --out days/short
+    check "do not" eval "! grep -q 'on this CPU$' out"
+    check "the end says what memory they took" grep -q "^memory: .* as planned" out
 }
 
 job_ends() { # what a job does not share with the others: its end, its samples
@@ -1103,7 +1128,8 @@ END
     check "a job that diverges is a fault ($status)" [ $status -eq 1 ]
     check "and is named" grep -q "^finetune: wild: step .*: ten consecutive non-finite" err
     check "it ends" grep -qE "^wild: stopped after step [0-9]+ of 60 and saved to ends/wild" out
-    check "the other goes on" grep -qE "^sound: 60 steps, .* tokens; saved to ends/sound" out
+    check "the other goes on" \
+        grep -qE "^sound: 60 steps, epoch [0-9.]+, .* tokens; saved to ends/sound" out
     check "with no result that it lacks" eval "! grep -qi '^sound: .*nan' out"
     check "and without samples" eval "! grep -q '\"sample' ends/sound/log.jsonl"
     check "which the other has" grep -q '"sample' ends/wild/log.jsonl

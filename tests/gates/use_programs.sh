@@ -472,6 +472,40 @@ waiting() {
     check "and says so" grep -q "^saved" out
 }
 
+budgets() { # on the CPU, a step in slices needs no more than the plan has
+    local most
+    rm -rf within
+    works "a budget of 40 MiB" --model model --data sums.jsonl --backend cpu --threads 1 \
+        --tokens 256 --eval 0 --steps 2 --rank 2 --memory 40M --out within
+    most=$(sed -n 's/.*"memory_bytes":\([0-9]*\).*/\1/p' within/log.jsonl | sort -n | tail -1)
+    check "is kept ($most bytes)" [ "${most:-99999999}" -le 41943040 ]
+}
+
+# Results of jobs that cannot be saved: every message says something.
+jobs_waiting() {
+    local line pid
+    rm -rf fails
+    echo '[{"name": "a", "rank": 1}, {"name": "b", "rank": 2}]' >two.json
+    works "two jobs" "${few[@]}" --model model --jobs two.json --steps 2 --out fails
+    rm -rf fails/a/adapter && touch fails/a/adapter
+    run "$finetune" "${few[@]}" --model model --jobs two.json --steps 3 --out fails
+    check "jobs, saving fails: status 1 ($status)" [ $status -eq 1 ]
+    check "what is elsewhere is named" \
+        grep -q "^finetune: a: the results could not be saved to fails/a; they are in " err
+    check "no message is empty" eval "! grep -qE '^finetune: ([a-z]: )?$' err"
+    check "the other job is saved" grep -q "^b: 3 steps, .*saved to fails/b" out
+    command -v script >/dev/null || return
+    line="$finetune ${few[*]} --model model --jobs two.json --steps 4 --out fails"
+    TERM=xterm script -qec "$line" /dev/null >out 2>err &
+    pid=$!
+    check "on a terminal, a job waits" soon 20 grep -q "^a: .*make room .* in fails/a" out
+    rm fails/a/adapter
+    wait $pid
+    status=$?
+    check "jobs, room was made: status 0 ($status)" [ $status -eq 0 ]
+    check "and then it saves" [ -s fails/a/adapter/adapter_model.safetensors ]
+}
+
 saving_fails() {
     local kept
     rm -rf rescued
@@ -492,6 +526,7 @@ saving_fails() {
     works "it goes on from there" "${few[@]}" --model model --out "$kept" --resume must \
         --steps $(($(losses "$kept" | tail -1 | cut -d' ' -f1) + 1)) --extend
     waiting
+    jobs_waiting
     begin fails --rescue plain/deep
     touch fails/checkpoint fails/adapter
     rm -f fails/adapter.gguf && mkdir fails/adapter.gguf
@@ -583,7 +618,7 @@ cd "$work" || exit 1
 model_make
 data_make
 groups="wrong_use looking training long_samples others_files own_folders saving_fails full_disk"
-groups="$groups plots logs locks closing links starting_over saved_work interrupts"
+groups="$groups budgets plots logs locks closing links starting_over saved_work interrupts"
 groups="$groups several modes lengthy scaled inputs tables weights notes resuming extending doctors"
 groups="$groups configs adding kept_formats adapters jobs"
 groups="$groups evaluations"

@@ -207,8 +207,13 @@ other_names() {
         note $? "--$theirs is our --$ours"
     done < <(sed -n 's/^    {"\([a-z0-9-]*\)", "\([a-z0-9-]*\)",.*},$/\1 \2/p' \
         "$root/programs/other_names.h")
-    [[ ${#found} -gt 100 ]]
+    [[ ${#found} -gt 150 ]]
     note $? "the names of others"
+    for theirs in save_total_limit flash_attention wandb_project tokenizer use_peft hub_model_id; do
+        "$root/$B/finetune" "--$theirs" 1 >out 2>err </dev/null
+        grep -qE "^finetune: unknown option --$theirs; [a-z]" err
+        note $? "--$theirs is answered"
+    done
 }
 
 # The version of every program is the header's, and --help names the option.
@@ -596,7 +601,7 @@ batches() { # batches MODEL
     "${run[@]}" --out few.jsonl --batch 4 --positions 40 2>err && cmp -s one.jsonl few.jsonl
     note $? "--data: texts wait for --positions"
     refuses "--positions 3 is too small: .* can have [0-9]+ tokens" generate "${run[@]:1}" --out x \
-        --positions 3
+        --positions 3 --max-tokens 40
     refuses "--data nobody/prompts: no such file; .* --repo-type dataset nobody/prompts" generate \
         --model "$1" --data nobody/prompts --out x
     refuses "--positions can only be used with --data" generate --model "$1" --prompt x \
@@ -671,6 +676,20 @@ references() { # references MODEL
     all=$(sed -n 's/^{"id":"\([0-9a-f]*\)",.*/\1/p' two.jsonl | sort -u | wc -l)
     [[ $all -eq 7 && $(<out) == "exact match: 0 of 5 (0.0%)" ]]
     note $? "--data: exact matches"
+    rm -f less.jsonl
+    "${run[@]}" --data asked.jsonl --out less.jsonl --batch 3 --max-tokens 8 --positions 32 >out \
+        2>err && grep -qE '"error":"--positions 32 is too small: the prompt and its answer can' \
+        less.jsonl && grep -qE "^\[[1-5] answers, [2-6] prompts too long, " err
+    note $? "--data: a prompt that is too long for --positions"
+    cp less.jsonl more.jsonl
+    rm -f all.jsonl
+    "${run[@]}" --data asked.jsonl --out more.jsonl --batch 3 --max-tokens 8 >out 2>err &&
+        "${run[@]}" --data asked.jsonl --out all.jsonl --batch 3 --max-tokens 8 >out 2>err &&
+        cmp -s more.jsonl all.jsonl && ! cmp -s less.jsonl all.jsonl
+    note $? "--data: with more of them, it is answered"
+    "${run[@]}" --data asked.jsonl --out more.jsonl --batch 3 --max-tokens 8 --positions 32 \
+        >out 2>err && cmp -s more.jsonl all.jsonl
+    note $? "--data: and stays so"
     { sed -n 6p two.jsonl; sed -n 2p two.jsonl; sed -n 4p two.jsonl | head -c 20; } >short.jsonl
     "${run[@]}" --data asked.jsonl --out short.jsonl --batch 3 --max-tokens 20 --stop "," >out \
         2>err && cmp -s two.jsonl short.jsonl

@@ -127,7 +127,10 @@ static void put_config(maker* m, const qlora__arch* arch, const char* more) {
              arch->model_type, arch->architecture);
     put(m, line);
     put(m, " \"torch_dtype\": \"bfloat16\", \"rms_norm_eps\": 1e-05,\n");
-    snprintf(line, sizeof line, " \"hidden_act\": \"%s\"", gelu ? "gelu_pytorch_tanh" : "silu");
+    const char* act = arch->layout->ffn == QLORA__FFN_PLAIN ? "relu2"
+                      : gelu                                ? "gelu_pytorch_tanh"
+                                                            : "silu";
+    snprintf(line, sizeof line, " \"hidden_act\": \"%s\"", act);
     put(m, line);
     put_number(m, "vocab_size", VOCAB);
     put_number(m, "hidden_size", m->size.hidden);

@@ -939,6 +939,53 @@ static bool gguf_same_bytes(qlora__env* env, const char* a, const char* b) {
     return same;
 }
 
+// The tokenizer's files for an adapter are those of a merged folder; a model in a folder has them.
+TEST gguf_tokenizers_are_saved(void) {
+    static const char* const files[] = {"tokenizer.json", "tokenizer_config.json"};
+    static char dir[512];
+    static char other[512];
+    static char path[512];
+    static float want[16 * 1024];
+    qlora_ctx_desc machine;
+    qlora_model_desc d;
+    qlora_ctx* ctx = NULL;
+    qlora_model* model = NULL;
+    bool exists = false;
+    snprintf(dir, sizeof dir, "%s", test_path("unpacked"));
+    snprintf(other, sizeof other, "%s", test_path("unpacked_too"));
+    memset(&machine, 0, sizeof machine);
+    machine.require_backend = QLORA_BACKEND_CPU;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&machine, &ctx));
+    shared_path(path, sizeof path, "gguf/models/llama-q8_0.gguf");
+    ASSERT_EQ(QLORA_OK, qlora__file_exists(&ctx->env, path, &exists));
+    if (!exists) {
+        qlora_ctx_destroy(ctx);
+        SKIPm("the shared folder was not found");
+    }
+    gguf_folder_drop(dir);
+    gguf_folder_drop(other);
+    ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, gguf_unpack(ctx, path, dir, want));
+    memset(&d, 0, sizeof d);
+    d.tokens = 16;
+    for (int i = 0; i < 2; i++) {
+        d.dir = i == 0 ? path : dir;
+        ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, qlora_model_open(ctx, &d, &model));
+        ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_adapter_save_tokenizer(model, NULL));
+        ASSERT_EQ(i == 0 ? QLORA_OK : QLORA_ERR_UNSUPPORTED,
+                  qlora_adapter_save_tokenizer(model, other));
+        ASSERT_EQ(QLORA_OK, qlora_model_close(model));
+    }
+    for (int i = 0; i < 2; i++) {
+        char one[512];
+        snprintf(one, sizeof one, "%s", gguf_in_folder(dir, files[i]));
+        ASSERT(gguf_same_bytes(&ctx->env, one, gguf_in_folder(other, files[i])));
+    }
+    gguf_folder_drop(dir);
+    gguf_folder_drop(other);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
 // A file becomes a folder with the logits of the model with its adapter. Where the file holds the
 // weights of a folder, the merged weights are those of the merged folder, bit for bit.
 TEST gguf_models_become_folders(void) {
@@ -1886,6 +1933,7 @@ SUITE(gguf_suite) {
     RUN_TEST(gguf_blocks_equal_the_reference);
     RUN_TEST(gguf_models_give_the_golden_logits);
     RUN_TEST(gguf_models_are_merged);
+    RUN_TEST(gguf_tokenizers_are_saved);
     RUN_TEST(gguf_models_become_folders);
     for (size_t i = 0; i < sizeof gguf_mades / sizeof gguf_mades[0]; i++) {
         greatest_set_test_suffix(gguf_mades[i].name);

@@ -225,6 +225,89 @@ TEST slices_keep_their_ground(const test_machine* machine) {
     PASS();
 }
 
+// A step in slices, with an evaluation and a step of another model of the context between them.
+static bool steps_beside(rig* r, const setup* s, qlora_batch* batches, double* loss) {
+    rig other;
+    qlora_train_info info;
+    qlora_eval_info eval;
+    bool done[2] = {false, false};
+    memset(&other, 0, sizeof other);
+    other.ctx = r->ctx;
+    bool ok = rig_start(&other, s) && rig_stir(&other) &&
+              qlora_train_begin(r->trainer, batches, MICRO) == QLORA_OK &&
+              qlora_train_slice(r->trainer, 0.0, &done[0]) == QLORA_OK && !done[0];
+    ok = ok && qlora_eval(other.model, &batches[1], &eval) == QLORA_OK &&
+         qlora_train_begin(other.trainer, batches, MICRO) == QLORA_OK;
+    while (ok && !(done[0] && done[1])) {
+        ok = (done[0] || qlora_train_slice(r->trainer, 0.0, &done[0]) == QLORA_OK) &&
+             (done[1] || qlora_train_slice(other.trainer, 0.0, &done[1]) == QLORA_OK);
+    }
+    ok = ok && qlora_train_query(other.trainer, &info) == QLORA_OK;
+    *loss = ok ? info.loss : 0.0;
+    return qlora_trainer_destroy(other.trainer) == QLORA_OK &&
+           qlora_model_close(other.model) == QLORA_OK && ok;
+}
+
+static void steps_portable(qlora_ctx_desc* d) {
+    d->cpu_tier = QLORA_CPU_TIER_PORTABLE;
+}
+
+static void steps_best(qlora_ctx_desc* d) {
+    d->cpu_tier = QLORA_CPU_TIER_BEST;
+}
+
+// On the CPU, slices need no memory that the plan does not have, unless something else is computed
+// in the middle of them: then once as much as the context has, and not again.
+TEST slices_share_the_memory(const test_machine* machine) {
+    if (strcmp(machine->backend, "cpu") != 0) {
+        SKIPm("slices of a GPU need none");
+    }
+    for (int i = 0; i < 3; i++) {
+        setup s = steps_setup(machine);
+        rig r;
+        data d[MICRO];
+        qlora_batch batches[MICRO];
+        qlora_memory_info memory[4];
+        qlora_train_info info;
+        qlora_model_info model;
+        double loss = 0.0;
+        int slices = 0;
+        size_t n = 0;
+        s.change = i == 0 ? steps_portable : steps_best;
+        s.model.dropout = i < 2 ? s.model.dropout : 0.0f;
+        ASSERT(rig_open(&r, &s));
+        for (int step = 0; step < 3; step++) {
+            ASSERT_OK(r, steps_run(&r, WHOLE, 0, &info, &slices));
+        }
+        float* expected = rig_read(&r, false, &n);
+        ASSERT(rig_close(&r, &s));
+        ASSERT(rig_open(&r, &s));
+        ASSERT_OK(r, qlora_model_query(r.model, &model));
+        ASSERT_OK(r, test_memory(r.ctx, &memory[0]));
+        ASSERT_OK(r, steps_run(&r, SLICES, 0, &info, &slices));
+        ASSERT(slices > 10);
+        ASSERT_OK(r, test_memory(r.ctx, &memory[1]));
+        ASSERT(memory[1].host_bytes - memory[0].host_bytes < 4096);
+        double alone = info.loss;
+        for (int again = 0; again < 2; again++) { // the other model is as this one was
+            steps_data(d, batches, 0);
+            ASSERT(steps_beside(&r, &s, batches, &loss));
+            ASSERT(memcmp(&alone, &loss, sizeof alone) == 0);
+            ASSERT_OK(r, test_memory(r.ctx, &memory[2 + again]));
+        }
+        size_t more = (size_t)(memory[2].host_bytes - memory[1].host_bytes);
+        ASSERT(more > 0 && more < model.plan->context + 8192);
+        ASSERT(memory[2].host_bytes == memory[3].host_bytes);
+        float* got = rig_read(&r, false, &n);
+        ASSERT(expected != NULL && got != NULL);
+        ASSERT_MEM_EQ(expected, got, n * sizeof *got);
+        free(expected);
+        free(got);
+        ASSERT(rig_close(&r, &s));
+    }
+    PASS();
+}
+
 // On the CPU, slices also divide the update. In the middle of it, what reads parameters finishes it
 // first, and so does dropping the step: there is never half an update.
 TEST an_update_is_whole(const test_machine* machine) {
@@ -948,6 +1031,7 @@ SUITE(steps_suite) {
     RUN_ON(TEST_ONE_EACH, a_cancelled_step_leaves_no_trace);
     RUN_ON(TEST_ONE_EACH, a_failed_step_must_be_dropped);
     RUN_ON(TEST_ONE_EACH, slices_keep_their_ground);
+    RUN_ON(TEST_ONE_EACH, slices_share_the_memory);
     RUN_ON(TEST_ONE_EACH, an_update_is_whole);
     RUN_ON(TEST_ONE_EACH, long_norms_are_copied);
     RUN_ON(TEST_ONE_EACH, steps_are_checked_first);

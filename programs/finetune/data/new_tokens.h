@@ -284,8 +284,20 @@ static bool tokenizer_save(app* a, const char* to) {
     char demo[PATH_SIZE];
     out_path(a, "model", demo);
     const char* folder = a->o.demo ? demo : tokenizer_folder(a);
-    return qlora_text_chat_save(a->chat, folder, n->tokens, n->count, to) == QLORA_OK ||
-           text_fail(a, "saving the adapter: its tokenizer: ");
+    if (qlora_text_chat_save(a->chat, folder, n->tokens, n->count, to) != QLORA_OK) {
+        return text_fail(a, "saving the adapter: its tokenizer: ");
+    }
+    if (a->no_tokenizer || n->count > 0 || !file_is_gguf(folder)) {
+        return true;
+    }
+    qlora_result r = qlora_adapter_save_tokenizer(a->model, to);
+    if (r != QLORA_ERR_UNSUPPORTED) {
+        return lib(a, r, "saving the adapter: its tokenizer");
+    }
+    a->no_tokenizer = true;
+    say(a, "note: no tokenizer.json with the adapter: %s\n",
+        message_text(qlora_last_error(a->ctx)));
+    return true;
 }
 
 #endif

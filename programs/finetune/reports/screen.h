@@ -244,14 +244,16 @@ static void progress_draw(app* a, const point* p) {
 
 #define PROGRESS_SECONDS 30.0 // between lines that are not on a terminal
 
+// What takes long begins with nothing done, or with less than what was shown before it.
 static bool load_progress(void* user, const char* what, uint64_t done, uint64_t total) {
     app* a = (app*)user;
     double now = seconds_now();
     bool due = now - a->screen.drawn_at > 0.1 || done == total;
     if (!a->screen.live) {
-        bool began = done <= 1 || a->screen.slow_at == 0.0;
+        bool began = done == 0 || done < a->screen.slow_done || a->screen.slow_at == 0.0;
         due = !began && done < total && now - a->screen.slow_at > PROGRESS_SECONDS;
         a->screen.slow_at = began || due ? now : a->screen.slow_at;
+        a->screen.slow_done = done;
     }
     if (due && total > 0) {
         char line[80];

@@ -483,10 +483,20 @@ static bool job_select(job_list* l, size_t i) {
                "selecting an adapter");
 }
 
+// The trainable parameters of a job: adapters differ in nothing but the rank.
+static int64_t jobs_share(const job_list* l, size_t i) {
+    int64_t ranks = 0;
+    for (size_t k = 0; k < l->count; k++) {
+        ranks += l->slots[k].rank;
+    }
+    return l->base->plan.parameters / ranks * l->slots[i].rank;
+}
+
 static bool job_begin(job_list* l, size_t i) {
     app* a = &l->data[i]->a;
     a->model = l->base->model;
     a->plan = l->base->plan;
+    a->plan.parameters = jobs_share(l, i);
     if (!job_select(l, i) ||
         !lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
              "preparing the training") ||
@@ -498,6 +508,36 @@ static bool job_begin(job_list* l, size_t i) {
     notes_print(a);
     resumed_print(a);
     return a->progress.step == a->progress.total_steps || position_seek(a, a->progress.step);
+}
+
+// Before the first step: how long all jobs take together.
+static void jobs_estimate(job_list* l) {
+    double rates[2];
+    double seconds = 0.0;
+    double shorter = 0.0; // in bf16
+    int64_t steps = 0;
+    int64_t evals = 0;
+    char of[48];
+    char text[32];
+    bool bf16 = estimate_bf16(l->base);
+    if (!estimate_rates(&l->data[0]->a, rates)) {
+        return;
+    }
+    for (size_t i = 0; i < l->count; i++) {
+        estimate e;
+        if (estimate_make(&l->data[i]->a, rates, &e)) {
+            seconds += estimate_seconds(&e, bf16, e.steps, e.evals);
+            shorter += estimate_seconds(&e, true, e.steps, e.evals);
+            steps = e.steps > steps ? e.steps : steps; // taken together
+            evals += e.evals;
+        }
+    }
+    snprintf(of, sizeof of, " of %zu job%s", l->count, l->count == 1 ? "" : "s");
+    estimate_say(l->base, steps, of, evals, seconds);
+    if (seconds > ESTIMATE_LONG && !bf16 && l->base->o.model.mode == QLORA_MODE_F32 &&
+        shorter < 0.9 * seconds) {
+        say(l->base, "      shorter: --mode bf16 (about %s)\n", short_time(shorter, text));
+    }
 }
 
 static bool jobs_begin(job_list* l) {
@@ -519,6 +559,7 @@ static bool jobs_begin(job_list* l) {
         (long long)base->plan.config.layers, (long long)base->plan.config.hidden, l->count,
         (long long)base->plan.parameters,
         short_bytes(base->plan.total + base->plan.context, memory));
+    jobs_estimate(l);
     return true;
 }
 
@@ -669,6 +710,7 @@ static bool jobs_run_on(const job_list* l) {
 static void job_tell(job* j) {
     app* a = &j->a;
     char tokens[32];
+    char epochs[40];
     char held[64] = "";
     if (j->over || job_goes_on(j) || a->eval_cut) {
         say(a, "stopped after step %lld of %lld and saved to %s\n", (long long)a->progress.step,
@@ -683,9 +725,24 @@ static void job_tell(job* j) {
         snprintf(held, sizeof held, "held out %.4f -> %.4f; ", a->progress.first_eval,
                  a->progress.last_eval);
     }
-    say(a, "%lld steps, %s tokens; %ssaved to %s\n", (long long)a->progress.step,
+    bool counted = epoch_text(a, epochs)[0] != '\0';
+    say(a, "%lld step%s, %s%s%s%s tokens; %ssaved to %s\n", (long long)a->progress.step,
+        a->progress.step == 1 ? "" : "s", counted ? "epoch " : "", epochs, counted ? ", " : "",
         short_number((double)a->progress.tokens_seen, tokens), held, a->o.output.folder);
     try_print(a);
+}
+
+// Saves a job; what cannot be saved has been said then.
+static bool job_save(job_list* l, size_t i) {
+    app* a = &l->data[i]->a;
+    if (!job_select(l, i)) {
+        complain(a);
+        return false;
+    }
+    a->watched = l->base->watched;
+    bool ok = results_save(a);
+    l->base->watched = a->watched; // Ctrl-C counts for those that follow as well
+    return ok;
 }
 
 // Saves every job, whatever became of the others.
@@ -695,11 +752,10 @@ static bool jobs_save(job_list* l, bool ok) {
         if (a->progress.step == 0) {
             continue;
         }
-        if (!job_select(l, i) || !results_save(a)) {
-            complain(a);
-            ok = false;
-        } else {
+        if (job_save(l, i)) {
             job_tell(l->data[i]);
+        } else {
+            ok = false;
         }
         l->base->failed = l->base->failed || a->failed;
     }
@@ -722,6 +778,7 @@ static void jobs_tell_stop(job_list* l) {
 }
 
 static bool jobs_train(job_list* l) {
+    char memory[160];
     bool ok = jobs_begin(l);
     stop_training = STOP_STEP;
     for (size_t i = 0; i < l->count && ok; i++) {
@@ -742,7 +799,9 @@ static bool jobs_train(job_list* l) {
         }
     }
     ok = jobs_save(l, ok) && ok;
-    if (ok && stop_asked != 0) {
+    if (ok && stop_asked == 0) {
+        say(l->base, "%s\n", memory_text(l->base, memory));
+    } else if (ok) {
         jobs_tell_stop(l);
     }
     return ok;

@@ -104,6 +104,7 @@ static bool logps_find(app* a, const samples* s, const packs* p, const char* wha
     double* got = (double*)take(a, (size_t)a->model_desc.max_sequences, sizeof *got);
     bool ok = got != NULL;
     logps_clear(out, s->count * texts);
+    (void)load_progress(a, what, 0, p->count);
     for (size_t pack = (size_t)a->ranks.rank; pack < p->count && ok;
          pack += (size_t)a->ranks.world) {
         ok = batches_fill(a, s, p, pack, pack + 1, NULL) &&

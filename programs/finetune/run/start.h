@@ -551,6 +551,7 @@ static bool evaluate_only(app* a) {
         return false;
     }
     base_note(a);
+    (void)load_progress(a, "evaluating", 0, a->progress.eval_packs.count);
     for (size_t p = 0; p < a->progress.eval_packs.count; p++) {
         qlora_eval_info info;
         if (stop_asked != 0) {

@@ -179,7 +179,8 @@ typedef struct screen {
     bool done;   // all steps are taken: nothing is left to stop
     int fault;   // errno of the first write that failed
     double drawn_at;
-    double slow_at; // when something long was last shown, if this is no terminal
+    double slow_at;     // when something long was last shown, if this is no terminal
+    uint64_t slow_done; // how much of it was done
 } screen;
 
 enum {
@@ -329,6 +330,7 @@ typedef struct app {
     bool norms_found;      // in the folder of --adapter, and not asked for
     bool steps_and_epochs; // both were given
     bool resuming;
+    bool no_tokenizer;         // tokenizer.json cannot express that of the base
     bool no_gguf;              // the adapter has parts that a GGUF adapter cannot contain
     bool changed;              // --extend: some options differ from those of the run
     bool complete;             // the run that is resumed had taken all its steps
@@ -342,6 +344,7 @@ typedef struct app {
     bool stopped;   // by Ctrl-C, during a long call
     bool failed;    // an error was reported on standard error
     bool muted;     // what is said was said before: saving is tried again
+    bool watched;   // somebody sees the output, and can make room on a full disk
     int told;       // ongoing failures that have been reported: TOLD_ bits
     uint64_t memory;
     double memory_at;

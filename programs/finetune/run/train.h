@@ -235,6 +235,7 @@ static bool evaluate_preferences(app* a) {
 static bool evaluate_share(app* a, qlora_eval_info* all) {
     size_t count = a->progress.eval_packs.count;
     qlora_eval_info* mine = all + (size_t)a->ranks.rank * (count + 1);
+    (void)load_progress(a, "evaluating", 0, count);
     for (size_t p = (size_t)a->ranks.rank; p < count; p += (size_t)a->ranks.world) {
         if (stop_asked != 0) {
             mine[count].labels = 1.0; // cut short
@@ -532,9 +533,10 @@ static bool results_save(app* a) {
     a->folder.out_made = false;
     bool failed = a->failed;
     bool ok = results_try(a);
-    if (!ok && a->screen.live && rescue_wait(a, results_try)) {
-        ok = true;
-        a->failed = failed;
+    if (!ok && a->watched) {
+        ok = rescue_wait(a, results_try);
+        a->failed = ok ? failed : a->failed;
+        a->watched = ok;
     }
     if (!ok) {
         rescue_save(a, results_try);

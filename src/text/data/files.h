@@ -663,6 +663,7 @@ qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* 
     out->ignored = data->ignored.data;
     out->lacking = data->lacking.data;
     out->chat = data->any_chat;
+    out->own_bos = data->own_bos;
     return QLORA_OK;
 }
 

@@ -59,6 +59,8 @@ static qlora_result qlora__text_data_bos(qlora__env* env, qlora__text_loader* lo
                                          size_t begin) {
     qlora_text_ids* ids = &loader->data->ids;
     int32_t bos = loader->desc->chat->bos;
+    bool own = bos >= 0 && ids->count > begin && ids->data[begin] == bos;
+    loader->data->own_bos = loader->data->own_bos || own;
     QLORA__TRY(qlora__text_bos_first(env, bos, ids, begin));
     return bos < 0 ? QLORA_OK : qlora__text_ids_add(env, &loader->data->labels, -100);
 }

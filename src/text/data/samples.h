@@ -54,6 +54,7 @@ struct qlora_text_data {
     uint32_t part;
     bool desirable;
     bool any_chat; // a record was a conversation
+    bool own_bos;  // a text begins with BOS, to which none was added
     bool endless;
     bool placed; // can be read again: nothing of it is kept
     bool begins; // as in qlora__text_record
