@@ -3,8 +3,9 @@
 //
 //     SLOW     takes more than a few seconds: a batch of its own (batches.sh); others are SHORT
 //     PLAIN    not under a sanitizer
-//     KERNELS  mostly tests kernels: under AddressSanitizer only on the CPU, as the fake GPU checks
-//              its own memory, and other suites launch the same kernels
+//     KERNELS  mostly tests kernels, or what others test with longer texts: under AddressSanitizer
+//              only on the CPU, as the fake GPU checks its own memory, and other suites launch the
+//              same kernels
 //     ARCH     has code per processor, or loops whose sums a processor may round differently: runs
 //              on the other one under qemu (gates x86_64, aarch64)
 //     LIBC     uses what C libraries have of their own: files, numbers as text, threads, stacks;
@@ -45,7 +46,7 @@
     X(parquet_suite, SHORT WINDOWS)                                                                \
     X(golden_suite, SLOW WINDOWS)                                                                  \
     X(model_suite, SLOW)                                                                           \
-    X(long_suite, SLOW)                                                                            \
+    X(long_suite, SLOW KERNELS)                                                                    \
     X(gradient_suite, SLOW)                                                                        \
     X(reference_suite, SHORT ARCH)                                                                 \
     X(reference_double_suite, SHORT)                                                               \
@@ -70,7 +71,7 @@
     X(step_suite, SLOW KERNELS WINDOWS)                                                            \
     X(step_layers_suite, SLOW KERNELS)                                                             \
     X(texts_suite, SLOW THREADS)                                                                   \
-    X(ahead_suite, SLOW THREADS)                                                                   \
+    X(ahead_suite, SLOW KERNELS THREADS)                                                           \
     X(paging_suite, SLOW)                                                                          \
     X(mutant_suite, SLOW PLAIN)                                                                    \
     X(adapter_suite, SLOW)

@@ -426,7 +426,7 @@ defect asan "a load that needs alignment" \
 value = *(const uint64_t*)p;/" src/formats/safetensors.h' \
     formats_suite
 defect tsan "contexts that share a counter" \
-    'sed -i "/qlora__trainer_enter(.*\"qlora_train_step\")/s/^/static volatile int shared;\nshared++;\n/" \
+    'sed -i "/qlora__trainer_enter(.*\"qlora_train_step\")/s/^/static volatile int n;\nn++;\n/" \
         src/train/*.h'
 defect asan "a read past the end" \
     'sed -i "s/(a, b, 2, 0.0999)/(a, b, 3, 0.0999)/" tests/unit/harness.c'
