@@ -88,7 +88,8 @@ static ptx_module* load(test_state* t, const char* body) {
 
 static ptx_result launch(test_state* t, const ptx_module* module, const char* name, uint32_t blocks,
                          uint32_t threads, uint32_t dynamic, void* const* args) {
-    const ptx_env env = {device_resolve, t, t->order, 42, t->max_steps, false, t->together, NULL};
+    const ptx_env env = {device_resolve, t,           t->order, 42,  t->max_steps,
+                         false,          t->together, NULL,     NULL};
     const uint32_t grid[3] = {blocks, 1, 1};
     const uint32_t block[3] = {threads, 1, 1};
     return ptx_launch(ptx_find(module, name), &env, grid, block, dynamic, args, &t->stats, t->trap,
