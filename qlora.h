@@ -51196,8 +51196,8 @@ qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) 
 
 // ---- the tokenizer of a GGUF file, beside an adapter ----
 
-static qlora_result qlora__adapter_tokenizer(qlora_ctx* ctx, const qlora_model* m,
-                                             const char* dir) {
+static qlora_result qlora__adapter_put_tokenizer(qlora_ctx* ctx, const qlora_model* m,
+                                                 const char* dir) {
     qlora__merge_texts t;
     qlora__merge g;
     memset(&t, 0, sizeof t);
@@ -51205,14 +51205,6 @@ static qlora_result qlora__adapter_tokenizer(qlora_ctx* ctx, const qlora_model* 
     g.ctx = ctx;
     g.m = m;
     g.dir = dir;
-    if (dir == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dir is NULL");
-    }
-    if (!qlora__gguf_path(m->dir)) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "the model is not in a GGUF file; the files of its tokenizer can be "
-                           "copied");
-    }
     QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &g.folder));
     t.g = &g.folder.gguf.files[0].meta;
     qlora__string_begin(&ctx->env, &t.tokens);
@@ -51229,6 +51221,20 @@ static qlora_result qlora__adapter_tokenizer(qlora_ctx* ctx, const qlora_model* 
     qlora__string_free(&t.settings);
     qlora__merge_close(&g);
     return r;
+}
+
+static qlora_result qlora__adapter_tokenizer(qlora_ctx* ctx, const qlora_model* m,
+                                             const char* dir) {
+    if (dir == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dir is NULL");
+    }
+    if (!qlora__gguf_path(m->dir)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the model is not in a GGUF file; the files of its tokenizer can be "
+                           "copied");
+    }
+    return QLORA__GGUF ? qlora__adapter_put_tokenizer(ctx, m, dir)
+                       : qlora__gguf_refuse(&ctx->env, m->dir);
 }
 
 qlora_result qlora_adapter_save_tokenizer(qlora_model* model, const char* dir) {
@@ -57316,4 +57322,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 09c720544d4883ae
+//@@ end fffdab78d3107a17

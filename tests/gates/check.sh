@@ -617,7 +617,7 @@ text_left_out() {
 # -O1, names of the rooms, what is then refused by name.
 LEFT_OUT="QLORA_NO_TRAIN 70000 qlora_(train|trainer|checkpoint|comm|_trainer|_backward_b)_? train
 QLORA_NO_GENERATE 18000 qlora_(generate|_generate|_decode_enqueue|_texts_) generate
-QLORA_NO_MERGE 45000 qlora_(merge|_merge)_
+QLORA_NO_MERGE 45000 qlora_(merge_|_merge_|adapter_save_tokenizer)
 QLORA_NO_GGUF 60000 qlora__gguf_(parse|find|widen|pack|model|begin|config|view) gguf config export"
 
 # qlora.h with rooms left out: it compiles without warnings; their code is not in the object; what
