@@ -3844,7 +3844,7 @@ static fake_config config_defaults(void) {
                        : !strcmp(order, "random") ? FAKE_RANDOM
                                                   : FAKE_FORWARD;
     }
-    config.races = true;
+    config.races = getenv("FAKECUDA_RACES") != NULL; // any value: on
     return config;
 }
 
