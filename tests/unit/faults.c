@@ -463,10 +463,8 @@ TEST faults_every_class(const test_machine* machine) {
     ASSERT(undisturbed(large_work));
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         uint64_t survived = 0;
-        bool brief = test_brief() && rows[i].stride > 1; // the others are few
-        ASSERT(every_nth(&rows[i].kind, large_work, rows[i].dense / (brief ? 5 : 1),
-                         rows[i].stride * (brief ? 4 : 1), &survived));
-        if (survived < rows[i].least / (brief ? 5 : 1)) {
+        ASSERT(every_nth(&rows[i].kind, large_work, rows[i].dense, rows[i].stride, &survived));
+        if (survived < rows[i].least) {
             fprintf(stderr, "%s %d: %d faults\n", rows[i].kind.what, rows[i].kind.code,
                     (int)survived);
             FAILm("fewer faults than calls of that class");
@@ -589,7 +587,7 @@ static bool dies_honestly(const char* what, uint64_t n, int code, work_fn work, 
 TEST faults_lost_device(const test_machine* machine) {
     (void)machine;
     static const int codes[] = {700, 716, 719};
-    for (int i = 0; i < (test_brief() ? 1 : 3); i++) {
+    for (int i = 0; i < 3; i++) {
         // In a kernel: the error surfaces at some later call.
         ASSERT(undisturbed(large_work));
         uint64_t deaths = 0;
