@@ -750,7 +750,7 @@ typedef enum qlora_family {
     QLORA_FAMILY_OLMO2,
     QLORA_FAMILY_OLMO3,
     QLORA_FAMILY_GRANITE,
-    QLORA_FAMILY_GRANITE4, // the dense form of granitemoehybrid
+    QLORA_FAMILY_GRANITE4, // granitemoehybrid without recurrent layers
     QLORA_FAMILY_GLM,
     QLORA_FAMILY_GLM4,
     QLORA_FAMILY_MINISTRAL3,
@@ -759,7 +759,13 @@ typedef enum qlora_family {
     QLORA_FAMILY_QWEN2_5_VL, // the text part of vision-language models
     QLORA_FAMILY_QWEN3_VL,
     QLORA_FAMILY_ARCEE,
-    QLORA_FAMILY_COHERE2
+    QLORA_FAMILY_COHERE2,
+    QLORA_FAMILY_MIXTRAL,
+    QLORA_FAMILY_QWEN2_MOE,
+    QLORA_FAMILY_QWEN3_MOE,
+    QLORA_FAMILY_OLMOE,
+    QLORA_FAMILY_GRANITE_MOE,
+    QLORA_FAMILY_GLM4_MOE
 } qlora_family;
 
 // The architecture of a model, as in its config.json.
@@ -795,6 +801,15 @@ typedef struct qlora_model_config {
     double query_beta;      // q at position p is multiplied by 1 + query_beta * log(1 +
     double query_period;    // floor(p / query_period)); 0 = not at all
     double norm_offset;     // added to norm weights when they are loaded from files
+    // Mixtures of experts; without experts, all of this is 0.
+    int64_t experts;             // in every layer that is not dense
+    int64_t experts_per_token;
+    int64_t expert_intermediate; // width of one expert
+    int64_t shared_intermediate; // width of an MLP beside them for all tokens; 0 = there is none
+    int64_t expert_groups;       // of the choice of experts; 0 = 1
+    int64_t expert_groups_used;
+    double routed_scale; // factor of the weights of chosen experts; 0 = 1
+    bool renormalise;    // the weights of a token are divided by their sum
     int32_t dtype;          // a qlora_dtype; -1 = not given in the file
     int32_t bos_id;         // -1 = none
     int32_t pad_id;         // -1 = none
@@ -802,6 +817,7 @@ typedef struct qlora_model_config {
     int32_t stop_ids[QLORA_MAX_STOP_IDS];
     uint8_t sliding[QLORA_MAX_LAYERS]; // 1 if the attention of the layer is limited by `window`
     uint8_t no_rope[QLORA_MAX_LAYERS]; // 1 if q and k of the layer are not rotated
+    uint8_t dense[QLORA_MAX_LAYERS];   // 1 if the layer has an MLP and no experts
 } qlora_model_config;
 
 // The type in which a model computes. Frozen weights keep their own format. On the CPU, BF16 is for
@@ -823,7 +839,12 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_DOWN = 64,
     QLORA_TARGET_QKV = 128,     // models with one matrix for q, k and v
     QLORA_TARGET_GATE_UP = 256, // models with one matrix for gate and up
-    QLORA_TARGET_ALL = 511      // those that the model has
+    // Bits 9 and 10 are unused.
+    QLORA_TARGET_EXPERTS_IN = 2048,  // gate and up of every expert, as one matrix each
+    QLORA_TARGET_EXPERTS_OUT = 4096, // down of every expert
+    QLORA_TARGET_ROUTER = 8192,
+    QLORA_TARGET_SHARED_GATE = 16384, // the gate of the MLP beside the experts
+    QLORA_TARGET_ALL = 6655           // those that the model has, but not the last two
 } qlora_target;
 
 // Whole matrices that are trained with the adapters, one bit each, as PEFT's modules_to_save. If
@@ -12104,11 +12125,22 @@ typedef enum qlora__width {
     QLORA__WIDTH_QKV,     // q + 2 kv
     QLORA__WIDTH_MLP,     // intermediate
     QLORA__WIDTH_GATE_UP, // 2 intermediate
+    QLORA__WIDTH_SHARED,  // of the MLP beside the experts
+    QLORA__WIDTH_SHARED_GATE_UP,
+    QLORA__WIDTH_EXPERT, // of one expert
+    QLORA__WIDTH_EXPERT_GATE_UP,
+    QLORA__WIDTH_EXPERTS, // their number
+    QLORA__WIDTH_ONE,
     QLORA__WIDTHS
 } qlora__width;
 
 // The setting of the config that gives a projection its bias.
-typedef enum qlora__bias { QLORA__BIAS_QKV, QLORA__BIAS_O, QLORA__BIAS_MLP } qlora__bias;
+typedef enum qlora__bias {
+    QLORA__BIAS_QKV,
+    QLORA__BIAS_O,
+    QLORA__BIAS_MLP,
+    QLORA__BIAS_NONE
+} qlora__bias;
 
 // A projection: the number of its bit in qlora_target, which is also its number for dropout; its
 // stack; its columns and rows; its bias; whether all its rows are rotated by position; its module
@@ -12130,13 +12162,40 @@ typedef struct qlora__projection_row {
 
 // The kinds of feed-forward parts.
 typedef enum qlora__ffn {
-    QLORA__FFN_GATED, // down(act(gate) up)
-    QLORA__FFN_PLAIN  // down(relu(up)^2); up is the stack QLORA__GATE_UP
+    QLORA__FFN_GATED,  // down(act(gate) up)
+    QLORA__FFN_PLAIN,  // down(relu(up)^2); up is the stack QLORA__GATE_UP
+    QLORA__FFN_EXPERTS // such MLPs that a router chooses from, and one for all tokens or none
 } qlora__ffn;
+
+// What a router makes of its scores.
+typedef enum qlora__router {
+    QLORA__ROUTER_SOFTMAX,       // weights: the softmax over all experts
+    QLORA__ROUTER_SOFTMAX_CHOSEN, // over those that are chosen
+    QLORA__ROUTER_SIGMOID        // sigmoids; a correction and groups decide the choice
+} qlora__router;
+
+// The projections of the experts of a layer. They follow those of its layout: the router, the gate
+// of the MLP that all tokens use, if it has one, and `count` per expert, in whose modules * is the
+// number of the expert. Files may have one matrix of all experts instead: `stacked`, in which a
+// matrix begins at row `stacked_row` of its expert, in widths of the expert.
+typedef struct qlora__expert_rows {
+    qlora__router score;
+    qlora__projection_row router;
+    qlora__projection_row shared_gate; // module NULL = none
+    const char* correction;            // the tensor; NULL = none
+    const char* peft;                  // module of the experts in PEFT files
+    int count;                         // 2, or 3 if gate and up are matrices of their own
+    qlora__projection_row rows[3];
+    struct {
+        const char* names[2]; // of which a file may have one
+        int row;
+    } stacked[3];
+} qlora__expert_rows;
 
 // The projections of a layer, stack by stack.
 typedef struct qlora__layout {
     qlora__ffn ffn;
+    const qlora__expert_rows* experts; // NULL unless ffn is QLORA__FFN_EXPERTS
     int count;
     qlora__projection_row rows[QLORA__PROJECTIONS];
     struct {
@@ -12166,7 +12225,7 @@ typedef struct qlora__layout {
 #define QLORA__ROW_NONE \
     {0, 0, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_HIDDEN, QLORA__BIAS_MLP, false, NULL, NULL, NULL}
 
-static const qlora__layout qlora__layout_seven = {QLORA__FFN_GATED, 7,
+static const qlora__layout qlora__layout_seven = {QLORA__FFN_GATED, NULL, 7,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_MLP(4, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
                     "mlp.gate_proj", "ffn_gate", NULL),
@@ -12175,30 +12234,112 @@ static const qlora__layout qlora__layout_seven = {QLORA__FFN_GATED, 7,
      QLORA__ROW_DOWN("mlp.down_proj")},
     {{0, 3}, {3, 1}, {4, 2}, {6, 1}}};
 // Phi 3: q, k and v in one matrix, gate and up in another.
-static const qlora__layout qlora__layout_fused = {QLORA__FFN_GATED, 4,
+static const qlora__layout qlora__layout_fused = {QLORA__FFN_GATED, NULL, 4,
     {{7, QLORA__QKV, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_QKV, QLORA__BIAS_QKV, false,
       "self_attn.qkv_proj", "attn_qkv", NULL},
      QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
      QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE, QLORA__ROW_NONE, QLORA__ROW_NONE},
     {{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
 // GLM: only gate and up in one matrix.
-static const qlora__layout qlora__layout_gate_up = {QLORA__FFN_GATED, 6,
+static const qlora__layout qlora__layout_gate_up = {QLORA__FFN_GATED, NULL, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
      QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // Granite 4: the same under the names of its shared MLP; GGUF files split the matrix.
-static const qlora__layout qlora__layout_shared_mlp = {QLORA__FFN_GATED, 6,
+static const qlora__layout qlora__layout_shared_mlp = {QLORA__FFN_GATED, NULL, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_GATE_UP("shared_mlp.input_linear", "ffn_gate", "ffn_up"),
      QLORA__ROW_DOWN("shared_mlp.output_linear"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // Arcee: no gate.
-static const qlora__layout qlora__layout_plain = {QLORA__FFN_PLAIN, 6,
+static const qlora__layout qlora__layout_plain = {QLORA__FFN_PLAIN, NULL, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_MLP(5, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
                     "mlp.up_proj", "ffn_up", NULL),
      QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
+
+#define QLORA__ROW_OF_EXPERT(bit, group, in, out, module, gguf) \
+    {bit, group, QLORA__WIDTH_##in, QLORA__WIDTH_##out, QLORA__BIAS_NONE, false, module, gguf, NULL}
+#define QLORA__ROW_ROUTER(module) \
+    QLORA__ROW_OF_EXPERT(13, QLORA__GATE_UP, HIDDEN, EXPERTS, module, "ffn_gate_inp")
+#define QLORA__ROWS_EXPERT(gate, up, down) \
+    {QLORA__ROW_OF_EXPERT(11, QLORA__GATE_UP, HIDDEN, EXPERT, gate, "ffn_gate_exps"), \
+     QLORA__ROW_OF_EXPERT(11, QLORA__GATE_UP, HIDDEN, EXPERT, up, "ffn_up_exps"), \
+     QLORA__ROW_OF_EXPERT(12, QLORA__DOWN, EXPERT, HIDDEN, down, "ffn_down_exps")}
+#define QLORA__STACKED_MLP \
+    {{{"mlp.experts.gate_up_proj", NULL}, 0}, {{"mlp.experts.gate_up_proj", NULL}, 1}, \
+     {{"mlp.experts.down_proj", NULL}, 0}}
+#define QLORA__EXPERTS_MLP(score, gate, correction) \
+    {score, QLORA__ROW_ROUTER("mlp.gate"), gate, correction, "mlp.experts", 3, \
+     QLORA__ROWS_EXPERT("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj", \
+                        "mlp.experts.*.down_proj"), \
+     QLORA__STACKED_MLP}
+#define QLORA__ATTENTION_ONLY 4, {QLORA__ROWS_QKV, QLORA__ROW_O, QLORA__ROW_NONE, \
+     QLORA__ROW_NONE, QLORA__ROW_NONE}, {{0, 3}, {3, 1}, {4, 0}, {4, 0}}
+#define QLORA__ROWS_SHARED(gate, up, down) \
+    QLORA__ROW_MLP(4, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_SHARED, gate, \
+                   "ffn_gate_shexp", NULL), \
+    QLORA__ROW_MLP(5, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_SHARED, up, \
+                   "ffn_up_shexp", NULL), \
+    QLORA__ROW_MLP(6, QLORA__DOWN, QLORA__WIDTH_SHARED, QLORA__WIDTH_HIDDEN, down, \
+                   "ffn_down_shexp", NULL)
+
+static const qlora__expert_rows qlora__experts_softmax =
+    QLORA__EXPERTS_MLP(QLORA__ROUTER_SOFTMAX, QLORA__ROW_NONE, NULL);
+static const qlora__expert_rows qlora__experts_gated_mlp = QLORA__EXPERTS_MLP(
+    QLORA__ROUTER_SOFTMAX,
+    QLORA__ROW_OF_EXPERT(14, QLORA__GATE_UP, HIDDEN, ONE, "mlp.shared_expert_gate",
+                         "ffn_gate_inp_shexp"),
+    NULL);
+static const qlora__expert_rows qlora__experts_sigmoid =
+    QLORA__EXPERTS_MLP(QLORA__ROUTER_SIGMOID, QLORA__ROW_NONE, "mlp.gate.e_score_correction_bias");
+// Mixtral: names of its own.
+static const qlora__expert_rows qlora__experts_mixtral = {
+    QLORA__ROUTER_SOFTMAX_CHOSEN, QLORA__ROW_ROUTER("block_sparse_moe.gate"), QLORA__ROW_NONE,
+    NULL, "mlp.experts", 3,
+    QLORA__ROWS_EXPERT("block_sparse_moe.experts.*.w1", "block_sparse_moe.experts.*.w3",
+                       "block_sparse_moe.experts.*.w2"),
+    QLORA__STACKED_MLP};
+// Granite: the matrices of all experts in one tensor, gate and up as one matrix.
+static const qlora__expert_rows qlora__experts_granite = {
+    QLORA__ROUTER_SOFTMAX_CHOSEN, QLORA__ROW_ROUTER("block_sparse_moe.router.layer"),
+    QLORA__ROW_NONE, NULL, "block_sparse_moe.experts", 2,
+    {QLORA__ROW_OF_EXPERT(11, QLORA__GATE_UP, HIDDEN, EXPERT_GATE_UP,
+                          "block_sparse_moe.experts.*.gate_up", "ffn_gate_exps"),
+     QLORA__ROW_OF_EXPERT(12, QLORA__DOWN, EXPERT, HIDDEN,
+                          "block_sparse_moe.experts.*.down", "ffn_down_exps"),
+     QLORA__ROW_NONE},
+    {{{"block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"}, 0},
+     {{"block_sparse_moe.output_linear.weight", "block_sparse_moe.experts.down_proj"}, 0},
+     {{NULL, NULL}, 0}}};
+
+static const qlora__layout qlora__layout_moe = {
+    QLORA__FFN_EXPERTS, &qlora__experts_softmax, QLORA__ATTENTION_ONLY};
+static const qlora__layout qlora__layout_mixtral = {
+    QLORA__FFN_EXPERTS, &qlora__experts_mixtral, QLORA__ATTENTION_ONLY};
+static const qlora__layout qlora__layout_granite_moe = {
+    QLORA__FFN_EXPERTS, &qlora__experts_granite, QLORA__ATTENTION_ONLY};
+static const qlora__layout qlora__layout_granite4_moe = {
+    QLORA__FFN_EXPERTS, &qlora__experts_granite, 6,
+    {QLORA__ROWS_QKV, QLORA__ROW_O,
+     QLORA__ROW_MLP(8, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_SHARED_GATE_UP,
+                    "shared_mlp.input_linear", "ffn_gate_shexp", "ffn_up_shexp"),
+     QLORA__ROW_MLP(6, QLORA__DOWN, QLORA__WIDTH_SHARED, QLORA__WIDTH_HIDDEN,
+                    "shared_mlp.output_linear", "ffn_down_shexp", NULL), QLORA__ROW_NONE},
+    {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
+static const qlora__layout qlora__layout_qwen2_moe = {
+    QLORA__FFN_EXPERTS, &qlora__experts_gated_mlp, 7,
+    {QLORA__ROWS_QKV, QLORA__ROW_O,
+     QLORA__ROWS_SHARED("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj",
+                        "mlp.shared_expert.down_proj")},
+    {{0, 3}, {3, 1}, {4, 2}, {6, 1}}};
+static const qlora__layout qlora__layout_glm4_moe = {
+    QLORA__FFN_EXPERTS, &qlora__experts_sigmoid, 7,
+    {QLORA__ROWS_QKV, QLORA__ROW_O,
+     QLORA__ROWS_SHARED("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj",
+                        "mlp.shared_experts.down_proj")},
+    {{0, 3}, {3, 1}, {4, 2}, {6, 1}}};
 // clang-format on
 
 // The names of the norms around attention and MLP; NULL = the layer has no such norm.
@@ -12275,7 +12416,12 @@ enum {
     QLORA__READS_LOCAL_THETA = 32768,  // rope_local_base_freq, for layers with a window
     QLORA__READS_PATTERN = 65536,      // sliding_window_pattern
     QLORA__READS_LOGIT_SCALE = 131072, // logit_scale, a factor
-    QLORA__READS_NO_HEAD_DIM = 262144  // heads always have hidden / heads columns
+    QLORA__READS_NO_HEAD_DIM = 262144, // heads always have hidden / heads columns
+    QLORA__READS_EXPERTS = 524288,     // every layer has experts, unless the config says otherwise
+    QLORA__READS_RENORMALISE = 1 << 20, // norm_topk_prob, false by default
+    QLORA__READS_OWN_WIDTH = 1 << 21,   // moe_intermediate_size, not intermediate_size
+    QLORA__READS_QK_NORM = 1 << 22,     // use_qk_norm
+    QLORA__READS_BIAS_3_OFF = 1 << 23   // attention_bias: q, k and v, false by default
 };
 
 // Which layers have a window.
@@ -12284,6 +12430,7 @@ typedef enum qlora__window_rule {
     QLORA__WINDOW_ALL,     // every layer, if sliding_window is given, or those in layer_types
     QLORA__WINDOW_EVERY,   // every layer, if sliding_window is given
     QLORA__WINDOW_QWEN,    // use_sliding_window, from max_window_layers on
+    QLORA__WINDOW_USED,    // use_sliding_window, every layer
     QLORA__WINDOW_PATTERN, // layer_types, or all but every n-th
     QLORA__WINDOW_NOPE     // use_sliding_window, on the layers without rotation
 } qlora__window_rule;
@@ -12322,6 +12469,7 @@ typedef struct qlora__arch {
     const char* architecture;
     const char* gguf;
     const qlora__layout* layout;
+    const qlora__layout* experts; // of layers with experts; NULL = there are none
     const qlora__norm_names* norms;
     uint32_t has;
     uint32_t reads;
@@ -12336,33 +12484,33 @@ typedef struct qlora__arch {
 #define QLORA__GGUF_PLAIN {0, 0, 0}
 static const qlora__arch qlora__archs[] = {
     {QLORA_FAMILY_LLAMA, "llama", "LlamaForCausalLM", "llama",
-     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     &qlora__layout_seven, NULL, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
      {QLORA__SIZES_NONE, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_MISTRAL, "mistral", "MistralForCausalLM", "llama",
-     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     &qlora__layout_seven, NULL, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      0, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
      {0, 0, 0, 0, 0, 8, 0, 131072, 4096, 0, 1e4, 0, 1e-6, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_QWEN2, "qwen2", "Qwen2ForCausalLM", "qwen2",
-     &qlora__layout_seven, &qlora__norms_before, 0,
+     &qlora__layout_seven, NULL, &qlora__norms_before, 0,
      QLORA__READS_QKV_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
      {0, 0, 0, 0, 0, 32, 0, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_QWEN3, "qwen3", "Qwen3ForCausalLM", "qwen3",
-     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_QK_NORM,
+     &qlora__layout_seven, NULL, &qlora__norms_before, QLORA__HAS_QK_NORM,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
      {0, 0, 0, 0, 0, 32, 128, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GEMMA, "gemma", "GemmaForCausalLM", "gemma",
-     &qlora__layout_seven, &qlora__norms_before,
+     &qlora__layout_seven, NULL, &qlora__norms_before,
      QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
      {256000, 3072, 24576, 28, 16, 16, 256, 8192, 0, 0, 1e4, 0, 1e-6, 1, true},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GEMMA2, "gemma2", "Gemma2ForCausalLM", "gemma2",
-     &qlora__layout_seven, &qlora__norms_around,
+     &qlora__layout_seven, NULL, &qlora__norms_around,
      QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_CAPS |
          QLORA__READS_ACTIVATION,
@@ -12370,7 +12518,7 @@ static const qlora__arch qlora__archs[] = {
      {256000, 2304, 9216, 26, 8, 4, 256, 8192, 4096, 2, 1e4, 0, 1e-6, 1, true},
      {QLORA__GGUF_OWN_WINDOW, 0, 46}},
     {QLORA_FAMILY_GEMMA3, "gemma3_text", "Gemma3ForCausalLM", "gemma3",
-     &qlora__layout_seven, &qlora__norms_around,
+     &qlora__layout_seven, NULL, &qlora__norms_around,
      QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_FINAL_CAP |
          QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND | QLORA__READS_LOCAL_THETA |
@@ -12379,91 +12527,156 @@ static const qlora__arch qlora__archs[] = {
      {262208, 2304, 9216, 26, 8, 4, 256, 131072, 4096, 6, 1e6, 1e4, 1e-6, 1, true},
      {QLORA__GGUF_LOCAL_THETA, 0, 62}},
     {QLORA_FAMILY_PHI3, "phi3", "Phi3ForCausalLM", "phi3",
-     &qlora__layout_fused, &qlora__norms_before, 0,
+     &qlora__layout_fused, NULL, &qlora__norms_before, 0,
      QLORA__READS_PARTIAL | QLORA__READS_LONGROPE, QLORA__WINDOW_EVERY, QLORA__NOPE_NONE,
      {32064, 3072, 8192, 32, 32, 0, 0, 4096, 0, 0, 1e4, 0, 1e-5, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_SMOLLM3, "smollm3", "SmolLM3ForCausalLM", "smollm3",
-     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     &qlora__layout_seven, NULL, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS, QLORA__WINDOW_NOPE, QLORA__NOPE_LISTED,
      {128256, 2048, 11008, 36, 16, 4, 0, 32768, 0, 0, 2e6, 0, 1e-6, 1, true},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_OLMO2, "olmo2", "Olmo2ForCausalLM", "olmo2",
-     &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
+     &qlora__layout_seven, NULL, &qlora__norms_after, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
      {50304, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-5, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_OLMO3, "olmo3", "Olmo3ForCausalLM", "olmo2",
-     &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
+     &qlora__layout_seven, NULL, &qlora__norms_after, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_ROPE_PER_KIND,
      QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
      {50304, 4096, 11008, 32, 32, 0, 0, 2048, 4096, 4, 5e5, 5e5, 1e-5, 1, false},
      {QLORA__GGUF_NEEDS_WINDOW, 0, 0}},
     {QLORA_FAMILY_GRANITE, "granite", "GraniteForCausalLM", "granite",
-     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     &qlora__layout_seven, NULL, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS | QLORA__READS_MULTIPLIERS,
      QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
      {32000, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GRANITE4, "granitemoehybrid", "GraniteMoeHybridForCausalLM", "granite",
-     &qlora__layout_shared_mlp, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     &qlora__layout_shared_mlp, &qlora__layout_granite4_moe, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_MULTIPLIERS | QLORA__READS_HYBRID,
      QLORA__WINDOW_NONE, QLORA__NOPE_UNNAMED,
      {32000, 4096, 1024, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GLM, "glm", "GlmForCausalLM", "chatglm",
-     &qlora__layout_gate_up, &qlora__norms_before, QLORA__HAS_PAIRED_ROPE,
+     &qlora__layout_gate_up, NULL, &qlora__norms_before, QLORA__HAS_PAIRED_ROPE,
      QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_PARTIAL, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
      {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GLM4, "glm4", "Glm4ForCausalLM", "glm4",
-     &qlora__layout_gate_up, &qlora__norms_glm4, QLORA__HAS_PAIRED_ROPE,
+     &qlora__layout_gate_up, NULL, &qlora__norms_glm4, QLORA__HAS_PAIRED_ROPE,
      QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_PARTIAL, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
      {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_MINISTRAL3, "ministral3", "Ministral3ForCausalLM", "mistral3",
-     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     &qlora__layout_seven, NULL, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_QUERY_BETA, QLORA__WINDOW_EVERY, QLORA__NOPE_NONE,
      {131072, 4096, 14336, 34, 32, 8, 128, 262144, 0, 0, 1e6, 0, 1e-5, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_EXAONE4, "exaone4", "Exaone4ForCausalLM", "exaone4",
-     &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM,
+     &qlora__layout_seven, NULL, &qlora__norms_after, QLORA__HAS_QK_NORM,
      QLORA__READS_PATTERN, QLORA__WINDOW_PATTERN, QLORA__NOPE_FULL,
      {102400, 4096, 16384, 32, 32, 32, 0, 2048, 4096, 4, 1e4, 0, 1e-5, 1, false},
      {QLORA__GGUF_OWN_WINDOW, 64, 0}},
     {QLORA_FAMILY_SEED_OSS, "seed_oss", "SeedOssForCausalLM", "seed_oss",
-     &qlora__layout_seven, &qlora__norms_seed, 0,
+     &qlora__layout_seven, NULL, &qlora__norms_seed, 0,
      QLORA__READS_ATTENTION_BIAS_3 | QLORA__READS_OUT_BIAS | QLORA__READS_MLP_BIAS,
      QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
      {155136, 4096, 27648, 64, 80, 8, 128, 524288, 0, 0, 1e4, 0, 1e-6, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_QWEN2_5_VL, "qwen2_5_vl_text", "Qwen2_5_VLTextModel", "qwen2vl",
-     &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_SECTIONS,
+     &qlora__layout_seven, NULL, &qlora__norms_before, QLORA__HAS_SECTIONS,
      QLORA__READS_QKV_BIAS, QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
      {152064, 8192, 29568, 80, 64, 8, 0, 32768, 4096, 0, 1e6, 0, 1e-5, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_QWEN3_VL, "qwen3_vl_text", "Qwen3VLTextModel", "qwen3vl",
-     &qlora__layout_seven, &qlora__norms_before,
+     &qlora__layout_seven, NULL, &qlora__norms_before,
      QLORA__HAS_QK_NORM | QLORA__HAS_SECTIONS,
      QLORA__READS_ATTENTION_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
      {151936, 4096, 22016, 32, 32, 32, 128, 128000, 0, 0, 5e5, 0, 1e-6, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_ARCEE, "arcee", "ArceeForCausalLM", "arcee",
-     &qlora__layout_plain, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     &qlora__layout_plain, NULL, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_MLP_BIAS, QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
      {32000, 2560, 18432, 32, 32, 0, 0, 4096, 0, 0, 1e4, 0, 1e-5, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_COHERE2, "cohere2", "Cohere2ForCausalLM", "cohere2",
-     &qlora__layout_seven, &qlora__norms_first,
+     &qlora__layout_seven, NULL, &qlora__norms_first,
      QLORA__HAS_PAIRED_ROPE | QLORA__HAS_MEAN_NORM | QLORA__HAS_SIDE_BY_SIDE,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_PATTERN | QLORA__READS_LOGIT_SCALE |
          QLORA__READS_NO_HEAD_DIM,
      QLORA__WINDOW_PATTERN, QLORA__NOPE_ALL_FULL,
      {256000, 8192, 22528, 40, 64, 0, 0, 8192, 4096, 4, 1e4, 0, 1e-5, 1, true},
      QLORA__GGUF_PLAIN},
+    {QLORA_FAMILY_MIXTRAL, "mixtral", "MixtralForCausalLM", "llama",
+     NULL, &qlora__layout_mixtral, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_EXPERTS, QLORA__WINDOW_EVERY, QLORA__NOPE_NONE,
+     {32000, 4096, 14336, 32, 32, 8, 0, 131072, 0, 0, 1e6, 0, 1e-5, 1, false},
+     QLORA__GGUF_PLAIN},
+    {QLORA_FAMILY_QWEN2_MOE, "qwen2_moe", "Qwen2MoeForCausalLM", "qwen2moe",
+     &qlora__layout_seven, &qlora__layout_qwen2_moe, &qlora__norms_before, 0,
+     QLORA__READS_QKV_BIAS | QLORA__READS_EXPERTS | QLORA__READS_RENORMALISE |
+         QLORA__READS_OWN_WIDTH,
+     QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
+     {151936, 2048, 5632, 24, 16, 16, 0, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
+    {QLORA_FAMILY_QWEN3_MOE, "qwen3_moe", "Qwen3MoeForCausalLM", "qwen3moe",
+     &qlora__layout_seven, &qlora__layout_moe, &qlora__norms_before, QLORA__HAS_QK_NORM,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_EXPERTS | QLORA__READS_RENORMALISE |
+         QLORA__READS_OWN_WIDTH,
+     QLORA__WINDOW_USED, QLORA__NOPE_NONE,
+     {151936, 2048, 6144, 24, 32, 4, 0, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
+    {QLORA_FAMILY_OLMOE, "olmoe", "OlmoeForCausalLM", "olmoe",
+     NULL, &qlora__layout_moe, &qlora__norms_before, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_EXPERTS | QLORA__READS_RENORMALISE,
+     QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {50304, 2048, 2048, 16, 16, 0, 0, 4096, 0, 0, 1e4, 0, 1e-5, 1, false},
+     QLORA__GGUF_PLAIN},
+    {QLORA_FAMILY_GRANITE_MOE, "granitemoe", "GraniteMoeForCausalLM", "granitemoe",
+     NULL, &qlora__layout_granite_moe, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     QLORA__READS_ATTENTION_BIAS | QLORA__READS_MULTIPLIERS | QLORA__READS_EXPERTS,
+     QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {32000, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false},
+     QLORA__GGUF_PLAIN},
+    {QLORA_FAMILY_GLM4_MOE, "glm4_moe", "Glm4MoeForCausalLM", "glm4moe",
+     &qlora__layout_seven, &qlora__layout_glm4_moe, &qlora__norms_before, 0,
+     QLORA__READS_BIAS_3_OFF | QLORA__READS_PARTIAL | QLORA__READS_EXPERTS |
+         QLORA__READS_RENORMALISE | QLORA__READS_OWN_WIDTH | QLORA__READS_QK_NORM,
+     QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
+     {151552, 4096, 10944, 46, 96, 8, 128, 131072, 0, 0, 1e4, 0, 1e-5, 0.5, false},
+     QLORA__GGUF_PLAIN},
 };
 // clang-format on
 #define QLORA__ARCH_COUNT ((int)(sizeof qlora__archs / sizeof qlora__archs[0]))
+
+// What a config.json with experts may leave out. shared: the width of the MLP beside them or, if
+// that follows from the experts, how many it stands for; 0 = there is none.
+#define QLORA__MAX_EXPERTS 1024
+
+typedef struct qlora__expert_defaults {
+    qlora_family family;
+    int32_t count;
+    int32_t per_token;
+    int32_t width;
+    int32_t shared;
+} qlora__expert_defaults;
+
+static const qlora__expert_defaults qlora__all_expert_defaults[] = {
+    {QLORA_FAMILY_MIXTRAL, 8, 2, 14336, 0},       {QLORA_FAMILY_QWEN2_MOE, 60, 4, 1408, 5632},
+    {QLORA_FAMILY_QWEN3_MOE, 128, 8, 768, 0},     {QLORA_FAMILY_OLMOE, 64, 8, 2048, 0},
+    {QLORA_FAMILY_GRANITE_MOE, 8, 2, 11008, 0},   {QLORA_FAMILY_GRANITE4, 8, 2, 11008, 0},
+    {QLORA_FAMILY_GLM4_MOE, 128, 8, 1408, 1}};
+
+static const qlora__expert_defaults* qlora__arch_expert_defaults(const qlora__arch* arch) {
+    size_t at = 0;
+    while (qlora__all_expert_defaults[at].family != arch->family &&
+           at + 1 < sizeof qlora__all_expert_defaults / sizeof qlora__all_expert_defaults[0]) {
+        at++;
+    }
+    return &qlora__all_expert_defaults[at];
+}
 
 // Multimodal folders whose text part is one of the families. Its settings are in text_config or, in
 // older files of some, beside those of the vision part.
@@ -12486,8 +12699,7 @@ static const struct {
     const char* model_types; // separated and surrounded by spaces
 } qlora__refused_archs[] = {
     {"it is a mixture of experts",
-     " qwen2_moe qwen3_moe qwen3_vl_moe qwen3_5_moe mixtral olmoe phimoe granitemoe "
-     "granitemoeshared glm4_moe llama4_text minimax_m2 ernie4_5_moe hunyuan_v1_moe dots1 "
+     " qwen3_vl_moe qwen3_5_moe phimoe granitemoeshared llama4_text minimax_m2 ernie4_5_moe hunyuan_v1_moe dots1 "
      "exaone_moe solar_open "},
     {"it is a mixture of experts with attention sinks", " gpt_oss "},
     {"it has multi-head latent attention",
@@ -12533,10 +12745,16 @@ static QLORA__UNUSED const qlora__arch* qlora__arch_of_text(const qlora_model_co
                               : c->family);
 }
 
-// The projections of a layer.
-static const qlora__layout* qlora__arch_layout(const qlora__arch* arch, int64_t layer) {
-    (void)layer; // alike in all layers of the families so far
-    return arch->layout;
+// The projections of a layer, without those of its experts.
+static const qlora__layout* qlora__arch_layout(const qlora__arch* arch, const qlora_model_config* c,
+                                               int64_t layer) {
+    bool has = arch->experts != NULL && c->experts > 0 && c->dense[layer] == 0;
+    return has || arch->layout == NULL ? arch->experts : arch->layout;
+}
+
+// The rows of the layout that says what all layers of a family have in common.
+static const qlora__layout* qlora__arch_first(const qlora__arch* arch) {
+    return arch->layout != NULL ? arch->layout : arch->experts;
 }
 
 // The architecture of GGUF files of a model. The text part of a multimodal folder has that of its
@@ -12566,15 +12784,26 @@ static int64_t qlora__arch_norm_width(const qlora__arch* arch, const qlora_model
 
 static int64_t qlora__arch_width(const qlora_model_config* c, qlora__width width) {
     const int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    const int64_t widths[QLORA__WIDTHS] = {c->hidden,   q, kv, q + 2 * kv, c->intermediate,
-                                           2 * c->intermediate};
+    const int64_t widths[QLORA__WIDTHS] = {c->hidden,
+                                           q,
+                                           kv,
+                                           q + 2 * kv,
+                                           c->intermediate,
+                                           2 * c->intermediate,
+                                           c->shared_intermediate,
+                                           2 * c->shared_intermediate,
+                                           c->expert_intermediate,
+                                           2 * c->expert_intermediate,
+                                           c->experts,
+                                           1};
     return widths[width];
 }
 
 static bool qlora__arch_bias(const qlora_model_config* c, qlora__bias bias) {
-    return bias == QLORA__BIAS_QKV ? c->qkv_bias
-           : bias == QLORA__BIAS_O ? c->o_bias
-                                   : c->mlp_bias;
+    return bias == QLORA__BIAS_QKV   ? c->qkv_bias
+           : bias == QLORA__BIAS_O   ? c->o_bias
+           : bias == QLORA__BIAS_MLP ? c->mlp_bias
+                                     : false;
 }
 
 // The rotated columns of a head, for configs that do not say it.
@@ -16630,6 +16859,184 @@ static qlora_result qlora__config_ropes(const qlora__config_reader* r, const qlo
     return QLORA_OK;
 }
 
+//@@ src/formats/config_experts.h
+
+// ---- experts in config.json ---------------------------------------------------------------------
+
+// The number of experts, which files have under three names.
+static qlora_result qlora__config_expert_count(const qlora__config_reader* r, int32_t fallback,
+                                               int64_t* out) {
+    static const char* const keys[] = {"num_experts", "num_local_experts", "n_routed_experts"};
+    const char* first = NULL;
+    *out = fallback;
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        int64_t count = 0;
+        if (qlora__config_find(r, keys[i]) == 0) {
+            continue;
+        }
+        QLORA__TRY(qlora__config_int(r, keys[i], -1, 0, QLORA__MAX_EXPERTS, &count));
+        if (first != NULL && count != *out) {
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %lld, but %s is %lld",
+                                   r->json->label, first, (long long)*out, keys[i],
+                                   (long long)count);
+        }
+        first = keys[i];
+        *out = count;
+    }
+    return QLORA_OK;
+}
+
+// Layers without experts, of families whose layers can be either.
+static qlora_result qlora__config_dense_list(const qlora__config_reader* r,
+                                             qlora_model_config* c) {
+    int64_t step = 1;
+    QLORA__TRY(qlora__config_int(r, "decoder_sparse_step", 1, 1, INT32_MAX, &step));
+    for (int64_t l = 0; l < c->layers; l++) {
+        c->dense[l] = (l + 1) % step != 0 ? 1 : 0;
+    }
+    uint32_t list = qlora__config_find(r, "mlp_only_layers");
+    if (list == 0) {
+        return QLORA_OK;
+    }
+    if (qlora__json_kind_of(r->json, list) != QLORA__JSON_ARRAY) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: mlp_only_layers must be a list",
+                               r->json->label);
+    }
+    for (uint32_t i = 0; i < r->json->tokens[list].count; i++) {
+        int64_t layer = -1;
+        bool whole = qlora__json_int(r->json, qlora__json_at(r->json, list, i), &layer);
+        if (!whole || layer < 0 || layer > INT32_MAX) {
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                                   "%s: mlp_only_layers[%u] must be the number of a layer",
+                                   r->json->label, (unsigned)i);
+        }
+        if (layer < c->layers) {
+            c->dense[layer] = 1;
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__config_dense(const qlora__config_reader* r, const qlora__arch* arch,
+                                        qlora_model_config* c) {
+    uint32_t types = qlora__config_find(r, "mlp_layer_types");
+    memset(c->dense, 0, sizeof c->dense);
+    if (types != 0) {
+        return qlora__config_refuse(r, "mlp_layer_types", types, "it is not known in this family");
+    }
+    if (arch->layout == NULL || (arch->reads & QLORA__READS_OWN_WIDTH) == 0) {
+        return QLORA_OK;
+    }
+    if (arch->experts->experts->score != QLORA__ROUTER_SIGMOID) {
+        return qlora__config_dense_list(r, c);
+    }
+    int64_t first = 0;
+    QLORA__TRY(qlora__config_int(r, "first_k_dense_replace", 1, 0, INT32_MAX, &first));
+    for (int64_t l = 0; l < c->layers && l < first; l++) {
+        c->dense[l] = 1;
+    }
+    return QLORA_OK;
+}
+
+// How experts are chosen, and what becomes of their scores.
+static qlora_result qlora__config_router(const qlora__config_reader* r, const qlora__arch* arch,
+                                         qlora_model_config* c) {
+    bool sigmoid = arch->experts->experts->score == QLORA__ROUTER_SIGMOID;
+    c->renormalise = false;
+    if ((arch->reads & QLORA__READS_RENORMALISE) != 0) {
+        QLORA__TRY(qlora__config_bool(r, "norm_topk_prob", sigmoid, &c->renormalise));
+    }
+    c->routed_scale = 1.0;
+    c->expert_groups = 1;
+    c->expert_groups_used = 1;
+    if (!sigmoid) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__config_positive(r, "routed_scaling_factor", 1.0, &c->routed_scale));
+    QLORA__TRY(qlora__config_int(r, "n_group", 1, 1, c->experts, &c->expert_groups));
+    QLORA__TRY(
+        qlora__config_int(r, "topk_group", 1, 1, c->expert_groups, &c->expert_groups_used));
+    int64_t each = c->experts / c->expert_groups;
+    if (c->experts % c->expert_groups != 0 || (c->expert_groups > 1 && each < 2)) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: n_group is %lld; it must divide the %lld experts into groups "
+                               "of at least two",
+                               r->json->label, (long long)c->expert_groups, (long long)c->experts);
+    }
+    if (c->experts_per_token > each * c->expert_groups_used) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: num_experts_per_tok is %lld, but topk_group leaves %lld",
+                               r->json->label, (long long)c->experts_per_token,
+                               (long long)(each * c->expert_groups_used));
+    }
+    return QLORA_OK;
+}
+
+// What experts may not have.
+static qlora_result qlora__config_expert_refusals(const qlora__config_reader* r) {
+    static const char* const keys[] = {"router_jitter_noise", "clip_qkv"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        uint32_t value = qlora__config_find(r, keys[i]);
+        double number = 0.0;
+        bool zero = value != 0 && qlora__json_double(r->json, value, &number) && number >= 0.0 &&
+                    number <= 0.0;
+        if (value != 0 && !(zero && i == 0)) {
+            return qlora__config_refuse(r, keys[i], value, "only models without it are");
+        }
+    }
+    return QLORA_OK;
+}
+
+// The widths of experts and of the MLP beside them.
+static qlora_result qlora__config_expert_widths(const qlora__config_reader* r,
+                                                const qlora__arch* arch, qlora_model_config* c) {
+    const qlora__expert_defaults* d = qlora__arch_expert_defaults(arch);
+    bool own = (arch->reads & QLORA__READS_OWN_WIDTH) != 0;
+    const char* key = own ? "moe_intermediate_size" : "intermediate_size";
+    QLORA__TRY(qlora__config_int(r, key, d->width, 1, 1 << 22, &c->expert_intermediate));
+    if (arch->layout == NULL) {
+        c->intermediate = c->expert_intermediate; // no layer has an MLP of its own
+    }
+    if ((arch->reads & QLORA__READS_HYBRID) != 0) {
+        c->shared_intermediate = c->intermediate;
+        return QLORA_OK;
+    }
+    if (d->shared == 0) {
+        return QLORA_OK;
+    }
+    if (arch->experts->experts->shared_gate.module != NULL) {
+        return qlora__config_int(r, "shared_expert_intermediate_size", d->shared, 1, 1 << 22,
+                                 &c->shared_intermediate);
+    }
+    int64_t count = 0;
+    QLORA__TRY(qlora__config_int(r, "n_shared_experts", d->shared, 1, 1 << 10, &count));
+    c->shared_intermediate = count * c->expert_intermediate;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__config_experts(const qlora__config_reader* r, const qlora__arch* arch,
+                                          qlora_model_config* c) {
+    if (arch->experts == NULL) {
+        return QLORA_OK;
+    }
+    const qlora__expert_defaults* d = qlora__arch_expert_defaults(arch);
+    QLORA__TRY(qlora__config_expert_count(r, d->count, &c->experts));
+    if (c->experts == 0 && arch->layout != NULL && (arch->reads & QLORA__READS_EXPERTS) == 0) {
+        return QLORA_OK; // the dense form
+    }
+    if (c->experts == 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: the number of experts is 0; use a file of the dense family",
+                               r->json->label);
+    }
+    QLORA__TRY(qlora__config_int(r, "num_experts_per_tok", d->per_token, 1, c->experts,
+                                 &c->experts_per_token));
+    QLORA__TRY(qlora__config_expert_refusals(r));
+    QLORA__TRY(qlora__config_expert_widths(r, arch, c));
+    QLORA__TRY(qlora__config_dense(r, arch, c));
+    return qlora__config_router(r, arch, c);
+}
+
 //@@ src/formats/config.h
 
 // ---- Hugging Face config.json -------------------------------------------------------------------
@@ -16842,7 +17249,8 @@ static qlora_result qlora__config_window_rule(const qlora__config_reader* r,
                                               uint8_t* slides) {
     int64_t first = 0;
     bool use = arch->window != QLORA__WINDOW_NONE; // a file may have the key, the block no window
-    if (arch->window == QLORA__WINDOW_QWEN || arch->window == QLORA__WINDOW_NOPE) {
+    if (arch->window == QLORA__WINDOW_QWEN || arch->window == QLORA__WINDOW_NOPE ||
+        arch->window == QLORA__WINDOW_USED) {
         QLORA__TRY(qlora__config_bool(r, "use_sliding_window", false, &use));
     }
     if (arch->window == QLORA__WINDOW_QWEN) {
@@ -16871,7 +17279,9 @@ static qlora_result qlora__config_layer_type(const qlora__config_reader* r, cons
                                              "sliding_attention");
     }
     bool fixed = slides ? arch->window == QLORA__WINDOW_NONE
-                        : arch->window == QLORA__WINDOW_EVERY && window > 0;
+                        : (arch->window == QLORA__WINDOW_EVERY ||
+                           arch->window == QLORA__WINDOW_USED) &&
+                              window > 0;
     if (fixed) { // transformers does not look at the list
         char advice[96];
         snprintf(advice, sizeof advice, "%s layers always have %s", arch->model_type,
@@ -17113,6 +17523,9 @@ static qlora_result qlora__config_biases(const qlora__config_reader* r, const ql
         QLORA__TRY(qlora__config_bool(r, "attention_bias", true, &three));
     }
     c->o_bias = all;
+    if ((arch->reads & QLORA__READS_BIAS_3_OFF) != 0) {
+        QLORA__TRY(qlora__config_bool(r, "attention_bias", false, &three));
+    }
     if ((arch->reads & QLORA__READS_OUT_BIAS) != 0) {
         QLORA__TRY(qlora__config_bool(r, "attention_out_bias", false, &c->o_bias));
     }
@@ -17121,13 +17534,15 @@ static qlora_result qlora__config_biases(const qlora__config_reader* r, const ql
     }
     c->qkv_bias = all || three || (arch->reads & QLORA__READS_QKV_BIAS) != 0;
     c->qk_norm = (arch->has & QLORA__HAS_QK_NORM) != 0;
-    return QLORA_OK;
+    return (arch->reads & QLORA__READS_QK_NORM) != 0
+               ? qlora__config_bool(r, "use_qk_norm", false, &c->qk_norm)
+               : QLORA_OK;
 }
 
 // Older Gemma files say "gelu" and mean the tanh form.
 static qlora_result qlora__config_activation(const qlora__config_reader* r,
                                              const qlora__arch* arch) {
-    int kind = arch->layout->ffn == QLORA__FFN_PLAIN ? 2 : (arch->has & QLORA__HAS_GELU) != 0;
+    int kind = qlora__arch_first(arch)->ffn == QLORA__FFN_PLAIN ? 2 : (arch->has & QLORA__HAS_GELU) != 0;
     bool newer = (arch->reads & QLORA__READS_ACTIVATION) != 0;
     uint32_t act = newer ? 0 : qlora__config_find(r, "hidden_act");
     act = act != 0 ? act : qlora__config_find(r, "hidden_activation");
@@ -17148,7 +17563,7 @@ static qlora_result qlora__config_activation(const qlora__config_reader* r,
 }
 
 // What a model may not have: keys that change the block in ways its description does not cover.
-static qlora_result qlora__config_refusals(const qlora__config_reader* r, const qlora__arch* arch) {
+static qlora_result qlora__config_refusals(const qlora__config_reader* r) {
     static const char* const switches[] = {"use_bidirectional_attention", "is_encoder_decoder"};
     for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
         bool on = false;
@@ -17159,16 +17574,7 @@ static qlora_result qlora__config_refusals(const qlora__config_reader* r, const 
                                    switches[i]);
         }
     }
-    int64_t experts = 0;
-    if ((arch->reads & QLORA__READS_HYBRID) != 0) {
-        QLORA__TRY(qlora__config_int(r, "num_local_experts", 8, 0, INT32_MAX, &experts));
-    }
-    return experts == 0
-               ? QLORA_OK
-               : qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
-                                 "%s: num_local_experts is %lld; a mixture of experts is not "
-                                 "supported",
-                                 r->json->label, (long long)experts);
+    return QLORA_OK;
 }
 
 // dtype and the tied head, which a multimodal folder has at its top.
@@ -17214,8 +17620,9 @@ static qlora_result qlora__config_from_json(qlora__env* env, const qlora__json* 
     QLORA__TRY(qlora__config_quantized(&top, c));
     qlora__config_reader r = top;
     QLORA__TRY(qlora__config_family(&r, &arch, c));
-    QLORA__TRY(qlora__config_refusals(&r, arch));
+    QLORA__TRY(qlora__config_refusals(&r));
     QLORA__TRY(qlora__config_sizes(&r, arch, c));
+    QLORA__TRY(qlora__config_experts(&r, arch, c));
     QLORA__TRY(qlora__config_ropes(&r, arch, c));
     QLORA__TRY(qlora__config_nope(&r, arch, c));
     QLORA__TRY(qlora__config_window(&r, arch, c));
@@ -18305,8 +18712,9 @@ static void qlora__gguf_get_biases(const qlora__gguf_model* m, qlora__gguf_facts
 static const char* qlora__gguf_module(const qlora__arch* arch, const char* name, size_t size,
                                       bool* norm) {
     *norm = false;
-    for (int i = 0; i < arch->layout->count; i++) {
-        const qlora__projection_row* row = &arch->layout->rows[i];
+    const qlora__layout* layout = qlora__arch_first(arch);
+    for (int i = 0; i < layout->count; i++) {
+        const qlora__projection_row* row = &layout->rows[i];
         if (row->gguf_second == NULL && qlora__gguf_is(name, size, row->gguf)) {
             return row->module;
         }
@@ -18379,8 +18787,9 @@ static qlora_result qlora__gguf_check_use(qlora__env* env, const qlora__folder* 
                                f->dir, tensor, (long long)facts->layers);
     }
     int group = -1;
-    for (int i = 0; i < facts->arch->layout->count; i++) {
-        const qlora__projection_row* row = &facts->arch->layout->rows[i];
+    const qlora__layout* layout = qlora__arch_first(facts->arch);
+    for (int i = 0; i < layout->count; i++) {
+        const qlora__projection_row* row = &layout->rows[i];
         group = strcmp(row->module, module) == 0 ? row->group : group;
     }
     if (bias && group < 0) {
@@ -32915,6 +33324,339 @@ qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* line
 
 #ifndef QLORA_NO_MODEL
 
+//@@ src/ops/experts.h
+
+// ---- routing ------------------------------------------------------------------------------------
+//
+// From the scores z of a router, a row per token, to the experts of every token and their weights:
+//
+//   softmax           p = softmax(z);     the k largest;  w = p
+//   softmax, chosen                       the k largest;  w = softmax of those
+//   sigmoid           p = sigmoid(z);     the k largest p + correction, from the groups whose two
+//                                         best have the largest sums;  w = p
+//
+// If asked for, w is divided by its sum; then it is multiplied by a factor. Among equals, the expert
+// with the lower number is taken. The rows of the tokens are sorted by expert: those of expert e are
+// rows [starts[e], starts[e + 1]), in the order of their tokens. On the CPU only.
+
+#define QLORA__ROUTE_FLOOR 1e-20 // is added to a sum of sigmoids
+
+// What a router does with scores.
+typedef struct qlora__route_rule {
+    qlora__router score;
+    int64_t experts;
+    int64_t chosen;
+    int64_t groups;
+    int64_t groups_used;
+    bool renormalise;
+    double scale;
+    const QLORA__REAL* correction; // NULL = none
+} qlora__route_rule;
+
+// Where it goes.
+typedef struct qlora__route {
+    qlora__route_rule rule;
+    int64_t rows;
+    const qlora_tensor* scores; // [rows, experts]
+    int32_t* choice;            // [rows, chosen], the best first
+    QLORA__REAL* weights;       // [rows, chosen]
+    int32_t* place;             // [rows, chosen]: the row after sorting
+    int32_t* tokens;            // [rows * chosen]: the token of such a row
+    int32_t* starts;            // [experts + 1]
+} qlora__route;
+
+static const QLORA__REAL* qlora__route_scores(const qlora__route* r, int64_t row) {
+    return (const QLORA__REAL*)r->scores->data + row * r->scores->ld;
+}
+
+// The best of the experts of a group, after `above`, the one before in this order; -1 if there is
+// none left.
+static int64_t qlora__route_next(const double* values, int64_t first, int64_t end, int64_t above) {
+    int64_t best = -1;
+    for (int64_t e = first; e < end; e++) {
+        bool later = above < 0 || values[e] < values[above] ||
+                     (!(values[e] > values[above]) && e > above);
+        if (later && (best < 0 || values[e] > values[best])) {
+            best = e;
+        }
+    }
+    return best;
+}
+
+// Sets the experts outside of the best groups to minus infinity.
+static void qlora__route_groups(const qlora__route_rule* rule, double* values) {
+    double sums[QLORA__MAX_EXPERTS];
+    int64_t each = rule->experts / rule->groups;
+    for (int64_t g = 0; g < rule->groups; g++) {
+        int64_t a = qlora__route_next(values, g * each, (g + 1) * each, -1);
+        int64_t b = qlora__route_next(values, g * each, (g + 1) * each, a);
+        sums[g] = values[a] + values[b];
+    }
+    bool used[QLORA__MAX_EXPERTS] = {false};
+    int64_t group = -1;
+    for (int64_t i = 0; i < rule->groups_used; i++) {
+        group = qlora__route_next(sums, 0, rule->groups, group);
+        used[group] = true;
+    }
+    for (int64_t e = 0; e < rule->experts; e++) {
+        values[e] = used[e / each] ? values[e] : -1e300;
+    }
+}
+
+static double qlora__route_sigmoid(double z) {
+    return 1.0 / (1.0 + exp(-z));
+}
+
+// The softmax of a row of scores: value e is exp(z[e] - *most) / *sum.
+static void qlora__route_softmax(const qlora__route_rule* rule, const QLORA__REAL* z, double* most,
+                                 double* sum) {
+    *most = (double)z[0];
+    *sum = 0.0;
+    for (int64_t e = 1; e < rule->experts; e++) {
+        *most = (double)z[e] > *most ? (double)z[e] : *most;
+    }
+    for (int64_t e = 0; e < rule->experts; e++) {
+        *sum += exp((double)z[e] - *most);
+    }
+}
+
+// Scores of chosen experts -> their values before they are divided by a sum.
+static void qlora__route_values(const qlora__route* r, int64_t row, double* out) {
+    const qlora__route_rule* rule = &r->rule;
+    const QLORA__REAL* z = qlora__route_scores(r, row);
+    const int32_t* choice = r->choice + row * rule->chosen;
+    double most = 0.0;
+    double sum = 1.0;
+    if (rule->score != QLORA__ROUTER_SIGMOID) {
+        qlora__route_softmax(rule, z, &most, &sum);
+    }
+    for (int64_t j = 0; j < rule->chosen; j++) {
+        double at = (double)z[choice[j]];
+        out[j] = rule->score == QLORA__ROUTER_SIGMOID ? qlora__route_sigmoid(at)
+                                                      : exp(at - most) / sum;
+    }
+}
+
+// What the values of a row are divided by.
+static double qlora__route_sum(const qlora__route_rule* rule, const double* values) {
+    double sum = rule->score == QLORA__ROUTER_SIGMOID ? QLORA__ROUTE_FLOOR : 0.0;
+    for (int64_t j = 0; j < rule->chosen; j++) {
+        sum += values[j];
+    }
+    return rule->renormalise || rule->score == QLORA__ROUTER_SOFTMAX_CHOSEN ? sum : 1.0;
+}
+
+static void qlora__route_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__route* r = (const qlora__route*)user;
+    const qlora__route_rule* rule = &r->rule;
+    for (int64_t row = begin; row < end; row++) {
+        const QLORA__REAL* z = qlora__route_scores(r, row);
+        double values[QLORA__MAX_EXPERTS];
+        double own[QLORA__MAX_EXPERTS];
+        bool finite = true;
+        double bad = 0.0;
+        for (int64_t e = 0; e < rule->experts; e++) {
+            bool sigmoid = rule->score == QLORA__ROUTER_SIGMOID;
+            bad = qlora__finite((float)z[e]) ? bad : (double)z[e];
+            finite = finite && qlora__finite((float)z[e]);
+            values[e] = sigmoid ? qlora__route_sigmoid((double)z[e]) : (double)z[e];
+            values[e] += rule->correction != NULL ? (double)rule->correction[e] : 0.0;
+        }
+        if (finite && rule->groups > 1) {
+            qlora__route_groups(rule, values);
+        }
+        int64_t expert = -1;
+        for (int64_t j = 0; j < rule->chosen; j++) {
+            expert = finite ? qlora__route_next(values, 0, rule->experts, expert) : j;
+            r->choice[row * rule->chosen + j] = (int32_t)expert;
+        }
+        qlora__route_values(r, row, own);
+        double sum = qlora__route_sum(rule, own);
+        for (int64_t j = 0; j < rule->chosen; j++) {
+            double w = finite ? own[j] / sum * rule->scale : bad - bad; // NaN
+            r->weights[row * rule->chosen + j] = (QLORA__REAL)w;
+        }
+    }
+}
+
+// Sorts the rows by expert.
+static void qlora__route_sort(const qlora__route* r) {
+    int64_t all = r->rows * r->rule.chosen;
+    memset(r->starts, 0, (size_t)(r->rule.experts + 1) * sizeof *r->starts);
+    for (int64_t i = 0; i < all; i++) {
+        r->starts[r->choice[i] + 1]++;
+    }
+    for (int64_t e = 0; e < r->rule.experts; e++) {
+        r->starts[e + 1] += r->starts[e];
+    }
+    for (int64_t i = 0; i < all; i++) {
+        int32_t at = r->starts[r->choice[i]]++;
+        r->place[i] = at;
+        r->tokens[at] = (int32_t)(i / r->rule.chosen);
+    }
+    for (int64_t e = r->rule.experts; e > 0; e--) {
+        r->starts[e] = r->starts[e - 1];
+    }
+    r->starts[0] = 0;
+}
+
+// Scores that are not finite choose the first experts, with weights that are NaN.
+static void qlora__route_tokens(qlora_ctx* ctx, qlora__route* r) {
+    qlora__parallel(ctx, r->rows, 1 + 4096 / (1 + r->rule.experts), qlora__route_rows, r);
+    qlora__route_sort(r);
+}
+
+typedef struct qlora__route_back {
+    const qlora__route* route;
+    const QLORA__REAL* dw;  // by sorted row
+    const qlora_tensor* dz; // [rows, experts]
+} qlora__route_back;
+
+static void qlora__route_back_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__route_back* job = (const qlora__route_back*)user;
+    const qlora__route* r = job->route;
+    const qlora__route_rule* rule = &r->rule;
+    for (int64_t row = begin; row < end; row++) {
+        const int32_t* choice = r->choice + row * rule->chosen;
+        QLORA__REAL* dz = (QLORA__REAL*)job->dz->data + row * job->dz->ld;
+        double values[QLORA__MAX_EXPERTS];
+        double dp[QLORA__MAX_EXPERTS];
+        double mean = 0.0; // of dw with the weights as they are divided
+        qlora__route_values(r, row, values);
+        double sum = qlora__route_sum(rule, values);
+        bool divided = rule->renormalise || rule->score == QLORA__ROUTER_SOFTMAX_CHOSEN;
+        for (int64_t j = 0; j < rule->chosen; j++) {
+            dp[j] = (double)job->dw[r->place[row * rule->chosen + j]] * rule->scale;
+            mean += dp[j] * values[j] / sum;
+        }
+        for (int64_t j = 0; j < rule->chosen; j++) {
+            dp[j] = divided ? (dp[j] - mean) / sum : dp[j];
+        }
+        memset(dz, 0, (size_t)rule->experts * sizeof *dz);
+        bool others = rule->score == QLORA__ROUTER_SOFTMAX && !divided;
+        double most = 0.0;
+        double all = 1.0;
+        if (others) {
+            const QLORA__REAL* z = qlora__route_scores(r, row);
+            qlora__route_softmax(rule, z, &most, &all);
+            for (int64_t e = 0; e < rule->experts; e++) {
+                dz[e] = (QLORA__REAL)(-exp((double)z[e] - most) / all * mean);
+            }
+        }
+        for (int64_t j = 0; j < rule->chosen; j++) {
+            double slope = rule->score == QLORA__ROUTER_SIGMOID ? values[j] * (1.0 - values[j])
+                                                                : values[j];
+            dz[choice[j]] += (QLORA__REAL)(dp[j] * slope);
+        }
+    }
+}
+
+// The gradients of the weights -> those of the scores.
+static void qlora__route_backward(qlora_ctx* ctx, const qlora__route* r, const QLORA__REAL* dw,
+                                  const qlora_tensor* dz) {
+    qlora__route_back job;
+    job.route = r;
+    job.dw = dw;
+    job.dz = dz;
+    qlora__parallel(ctx, r->rows, 1 + 4096 / (1 + r->rule.experts), qlora__route_back_rows, &job);
+}
+
+// ---- rows of experts ----------------------------------------------------------------------------
+
+// Rows of one matrix that are those of another by a list.
+typedef struct qlora__listed_rows {
+    const qlora_tensor* from;
+    const qlora_tensor* to;
+    const int32_t* list;
+    const QLORA__REAL* factors;
+    QLORA__REAL* dots;
+} qlora__listed_rows;
+
+static void qlora__listed_gather(void* user, int64_t begin, int64_t end) {
+    const qlora__listed_rows* job = (const qlora__listed_rows*)user;
+    for (int64_t i = begin; i < end; i++) {
+        memcpy((QLORA__REAL*)job->to->data + i * job->to->ld,
+               (const QLORA__REAL*)job->from->data + job->list[i] * job->from->ld,
+               (size_t)job->to->cols * sizeof(QLORA__REAL));
+    }
+}
+
+// to[i] = from[list[i]]
+static void qlora__rows_gather(qlora_ctx* ctx, const qlora_tensor* from, const int32_t* list,
+                               const qlora_tensor* to) {
+    qlora__listed_rows job;
+    memset(&job, 0, sizeof job);
+    job.from = from;
+    job.to = to;
+    job.list = list;
+    qlora__parallel(ctx, to->rows, 1 + 4096 / (1 + to->cols), qlora__listed_gather, &job);
+}
+
+static void qlora__listed_add(void* user, int64_t begin, int64_t end) {
+    const qlora__listed_rows* job = (const qlora__listed_rows*)user;
+    for (int64_t i = begin; i < end; i++) {
+        const QLORA__REAL* from = (const QLORA__REAL*)job->from->data + i * job->from->ld;
+        QLORA__REAL* to = (QLORA__REAL*)job->to->data + job->list[i] * job->to->ld;
+        for (int64_t c = 0; c < job->from->cols; c++) {
+            to[c] += from[c];
+        }
+    }
+}
+
+// to[list[i]] += from[i]; no row is in the list twice.
+static void qlora__rows_spread_add(qlora_ctx* ctx, const qlora_tensor* from, const int32_t* list,
+                                   const qlora_tensor* to) {
+    qlora__listed_rows job;
+    memset(&job, 0, sizeof job);
+    job.from = from;
+    job.to = to;
+    job.list = list;
+    qlora__parallel(ctx, from->rows, 1 + 4096 / (1 + from->cols), qlora__listed_add, &job);
+}
+
+static void qlora__listed_scale(void* user, int64_t begin, int64_t end) {
+    const qlora__listed_rows* job = (const qlora__listed_rows*)user;
+    for (int64_t i = begin; i < end; i++) {
+        QLORA__REAL* to = (QLORA__REAL*)job->to->data + i * job->to->ld;
+        for (int64_t c = 0; c < job->to->cols; c++) {
+            to[c] *= job->factors[i];
+        }
+    }
+}
+
+// Row i times factors[i].
+static void qlora__rows_scale(qlora_ctx* ctx, const QLORA__REAL* factors, const qlora_tensor* t) {
+    qlora__listed_rows job;
+    memset(&job, 0, sizeof job);
+    job.to = t;
+    job.factors = factors;
+    qlora__parallel(ctx, t->rows, 1 + 4096 / (1 + t->cols), qlora__listed_scale, &job);
+}
+
+static void qlora__listed_dot(void* user, int64_t begin, int64_t end) {
+    const qlora__listed_rows* job = (const qlora__listed_rows*)user;
+    for (int64_t i = begin; i < end; i++) {
+        const QLORA__REAL* a = (const QLORA__REAL*)job->from->data + i * job->from->ld;
+        const QLORA__REAL* b = (const QLORA__REAL*)job->to->data + i * job->to->ld;
+        double sum = 0.0;
+        for (int64_t c = 0; c < job->from->cols; c++) {
+            sum += (double)a[c] * (double)b[c];
+        }
+        job->dots[i] = (QLORA__REAL)sum;
+    }
+}
+
+// dots[i] = the product of the rows i of a and b.
+static void qlora__rows_dot(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                            QLORA__REAL* dots) {
+    qlora__listed_rows job;
+    memset(&job, 0, sizeof job);
+    job.from = a;
+    job.to = b;
+    job.dots = dots;
+    qlora__parallel(ctx, a->rows, 1 + 4096 / (1 + a->cols), qlora__listed_dot, &job);
+}
+
 //@@ src/ops/gated.h
 
 // ---- a gated activation with the gradients that read its tiles ----------------------------------
@@ -35911,14 +36653,28 @@ typedef struct qlora__kept {
     qlora_tensor lse; // [heads, T]
     qlora_tensor h2;  // [T, H] residual stream after attention
     qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
+    qlora_tensor routed; // [T k, 2 I + pad] the same of the rows that experts get
+    qlora_tensor scores; // [T, experts] of the router
+    qlora_tensor shared; // [T, 1 + pad] the gate of the MLP beside the experts
     qlora_tensor out[QLORA__BRANCHES]; // [T, H] their outputs; only if a norm follows them
     qlora_tensor z[QLORA__GROUPS]; // [T, pad] of stacks whose x is overwritten; without columns if
                                    // it is computed again
 } qlora__kept;
 
+// The experts of a layer (model/ffns/experts.h).
+typedef struct qlora__experts {
+    qlora_tensor correction; // f32 [1, experts], added to scores for the choice; may be empty
+    qlora_linear_desc router;
+    qlora_linear_desc shared_gate;
+    qlora_linear_desc* linears; // of expert e: 2 e into it, 2 e + 1 out of it
+    int64_t pad;                // the largest of theirs, and of the router's
+} qlora__experts;
+
 typedef struct qlora__layer {
-    const qlora__layout* layout; // of its projections
-    qlora__projection projections[QLORA__PROJECTIONS];
+    const qlora__layout* layout;    // of its projections, without those of experts
+    qlora__projection* projections; // those of the layout, then those of experts
+    int count;                      // of both
+    qlora__experts* experts;        // NULL = none
     qlora_linear_desc linears[QLORA__GROUPS];
     qlora_tensor operands[QLORA__GROUPS]; // cached, or views of the shared one
     qlora__fp8 fp8[QLORA__GROUPS];        // in FP8 mode, instead of the operands
@@ -35975,6 +36731,13 @@ typedef struct qlora__source {
     qlora__folder folder;
     bool has_folder;
 } qlora__source;
+
+// Where a weight is in the files: a tensor, or a part of one.
+typedef struct qlora__weight_source {
+    qlora__linear_source linear;
+    qlora__st_tensor slice; // linear.weight, if it is a part
+    int64_t shape[2];       // of that
+} qlora__weight_source;
 
 // The matrices of one of several adapters for a projection: the fields of qlora__projection.
 typedef struct qlora__lora {
@@ -36169,6 +36932,23 @@ typedef struct qlora__model_tables {
     qlora_tensor head_tokens; // [count, H], the base's rows of the head in both cases
 } qlora__model_tables;
 
+// What the experts of a layer use while they run.
+typedef struct qlora__experts_work {
+    qlora_tensor x;       // [T, H + pad] rows of an expert, and of the router
+    qlora_tensor y;       // [T, H] its output, or the gradient of its input
+    qlora_tensor s;       // [T, I + pad] the activation
+    qlora_tensor ds;      // [T, I]
+    qlora_tensor dz;      // [T, experts + pad] gradients of scores
+    qlora_tensor weights; // [1, T k], see qlora__route
+    qlora_tensor sorted;  // [1, T k] the same by sorted row
+    qlora_tensor dw;      // [1, T k] their gradients, by sorted row
+    qlora_tensor d_gate;  // [T, 1 + pad] of the gate of the shared MLP
+    qlora_tensor choice;  // I32 [1, T k]
+    qlora_tensor place;   // I32 [1, T k]
+    qlora_tensor tokens;  // I32 [1, T k]
+    qlora_tensor starts;  // I32 [1, experts + 1]
+} qlora__experts_work;
+
 // The activations of a pass, of layers and of the head. x, delta, s, ds, raw, an own d_out, and of
 // a layer h2, gu and out have one row per token of a tile; everything else has one per token of the
 // micro-batch.
@@ -36177,7 +36957,7 @@ typedef struct qlora__model_work {
     qlora_tensor streams[2]; // [T, H] inputs of layers in turn, if they are offloaded
     qlora_tensor x;       // [T, H + pad] normalised input of qkv and gate/up
     qlora_tensor delta;   // [T, H] output of o and down; gradient of x in the backward pass
-    qlora_tensor d_beside; // [T, H] of branches side by side: gradient of x from those before
+    qlora_tensor d_beside; // [T, H] of parts side by side: gradient of x from those before
     qlora_tensor s;       // [T, I + pad] output of SwiGLU
     qlora_tensor ds;      // its gradient; the same memory unless there is dropout
     qlora_tensor operand; // shared by the layers without a copy of their own
@@ -36186,6 +36966,7 @@ typedef struct qlora__model_work {
                           // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
+    qlora__experts_work experts;
     qlora_tensor gated_parts; // f32: see ops/gated.h
     qlora_tensor skinny_parts; // f32: see ops/skinny.h; used on the second stream alone
     qlora_tensor rstd[QLORA__BRANCHES]; // f32 [1, T]: of the norms before them, backward
@@ -36307,10 +37088,60 @@ struct qlora_model {
     qlora__model_texts texts;
 };
 
-// Projection number `i` of layer `layer` as PEFT names it, without "base_model.model.".
+// Where the projections of experts begin, after the router and the gate of the shared MLP.
+static int qlora__first_expert(const qlora__layout* layout) {
+    return layout->count + (layout->experts->shared_gate.module != NULL ? 2 : 1);
+}
+
+// The row of projection number `i` of a layer.
+static const qlora__projection_row* qlora__row_of(const qlora__layer* layer, int i) {
+    const qlora__layout* layout = layer->layout;
+    if (i < layout->count) {
+        return &layout->rows[i];
+    }
+    int first = qlora__first_expert(layout);
+    return i == layout->count ? &layout->experts->router
+           : i < first        ? &layout->experts->shared_gate
+                              : &layout->experts->rows[(i - first) % layout->experts->count];
+}
+
+static bool qlora__is_router(const qlora__layer* layer, int i) {
+    return i == layer->layout->count && i < layer->count;
+}
+
+// The expert that a projection belongs to, or -1.
+static int qlora__expert_of(const qlora__layer* layer, int i) {
+    const qlora__layout* layout = layer->layout;
+    bool any = i >= layout->count && i >= qlora__first_expert(layout);
+    return any ? (i - qlora__first_expert(layout)) / layout->experts->count : -1;
+}
+
+// Whether the adapter of a projection has the A of the projection before it.
+static bool qlora__shares_a(const qlora__layer* layer, int i) {
+    const qlora__layout* layout = layer->layout;
+    bool any = layout->experts != NULL && layout->experts->count == 3;
+    return any && i > qlora__first_expert(layout) && (i - qlora__first_expert(layout)) % 3 == 1;
+}
+
+// The module of projection number `i` of layer number `layer` in the files of the base.
+static void qlora__base_module(const qlora_model* m, int64_t layer, int i, char* out,
+                               size_t size) {
+    const char* module = qlora__row_of(&m->layers[layer], i)->module;
+    const char* star = strchr(module, '*');
+    if (star == NULL) {
+        snprintf(out, size, "model.layers.%lld.%s", (long long)layer, module);
+    } else {
+        snprintf(out, size, "model.layers.%lld.%.*s%d%s", (long long)layer, (int)(star - module),
+                 module, qlora__expert_of(&m->layers[layer], i), star + 1);
+    }
+}
+
+// The same as PEFT names it, without "base_model.model.".
 static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* out, size_t size) {
-    snprintf(out, size, "model.%slayers.%lld.%s", m->plan.config.wrapped ? "language_model." : "",
-             (long long)layer, m->layers[layer].layout->rows[i].module);
+    char module[160];
+    qlora__base_module(m, layer, i, module, sizeof module);
+    snprintf(out, size, "model.%s%s", m->plan.config.wrapped ? "language_model." : "",
+             qlora__plain_name(module));
 }
 
 // Whether norm number `norm` exists in every layer.
@@ -36904,12 +37735,15 @@ static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < layer->layout->count; i++) {
+        for (int i = 0; i < layer->count; i++) {
             qlora__layout_projection(arena, m, &layer->projections[i]);
         }
         if (c->qkv_bias && !c->qk_norm) {
             qlora__arena_tensor(arena, m->compute, 1, qlora__q_width(c) + 2 * qlora__kv_width(c),
                                 &layer->qkv_bias);
+        }
+        if (layer->experts != NULL && layer->layout->experts->correction != NULL) {
+            qlora__arena_tensor(arena, QLORA_F32, 1, c->experts, &layer->experts->correction);
         }
         for (int i = 0; i < QLORA__NORMS && !m->desc.train_norms; i++) {
             if (qlora__has_norm(m, i)) {
@@ -37058,7 +37892,7 @@ static void qlora__layout_windows(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < layer->layout->count; i++) {
+        for (int i = 0; i < layer->count; i++) {
             if (layer->projections[i].rank > 0) {
                 qlora__window_projection(m, &layer->projections[i]);
             }
@@ -37089,6 +37923,15 @@ static void qlora__layout_windows(qlora_model* m) {
         qlora__window_saved(m, m->tables.head_tokens_at, m->tables.token_count,
                             &m->tables.own_head_tokens, &m->tables.d_head_tokens);
     }
+}
+
+// Columns of the widest activation of an MLP that all tokens use.
+static int64_t qlora__mlp_most(const qlora_model* m) {
+    int64_t most = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        most = qlora__max(most, m->layers[l].linears[QLORA__DOWN].in);
+    }
+    return most;
 }
 
 // Rows of the buffers that are used for one tile at a time.
@@ -37189,6 +38032,16 @@ static void qlora__layout_z(qlora__arena* arena, qlora_model* m, const int64_t p
 #define QLORA__Z_SHARED (1u << QLORA__QKV)
 #define QLORA__Z_OWN (1u << QLORA__DOWN)
 
+// The columns that adapters of experts need beside a row, at most.
+static int64_t qlora__experts_pad(const qlora_model* m) {
+    int64_t pad = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__experts* experts = m->layers[l].experts;
+        pad = experts != NULL ? qlora__max(pad, experts->pad) : pad;
+    }
+    return pad;
+}
+
 // Of pads, only those of o and of gate/up are used. heads, attention: q, k and v, and the output of
 // attention, are among the activations.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
@@ -37205,6 +38058,13 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
     qlora__arena_tensor(arena, m->compute, some,
                         qlora__stack_most(m, QLORA__GATE_UP) + pads[QLORA__GATE_UP], &kept->gu);
+    if (c->experts > 0) {
+        int64_t pad = qlora__experts_pad(m);
+        qlora__arena_tensor(arena, m->compute, some * c->experts_per_token,
+                            2 * c->expert_intermediate + pad, &kept->routed);
+        qlora__arena_tensor(arena, m->compute, some, c->experts, &kept->scores);
+        qlora__arena_tensor(arena, m->compute, some, 1 + pad, &kept->shared);
+    }
     for (int i = 0; i < QLORA__BRANCHES; i++) {
         if (qlora__has_norm(m, qlora__branches[i].after)) {
             qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[i]);
@@ -37445,7 +38305,7 @@ static int64_t qlora__operand_elements(qlora_model* m) {
         most = qlora__max(most, m->flow.operand_at[order[i]] + n);
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
@@ -37592,7 +38452,8 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     qlora__most_pads(m, pads);
     int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
     // FP8 products fill the columns of ds up; those are the ones of z, which is computed later.
-    int64_t wide = qlora__is_fp8(m) ? qlora__fp8_width(c->intermediate) : c->intermediate;
+    int64_t wide = qlora__mlp_most(m);
+    wide = qlora__is_fp8(m) ? qlora__fp8_width(wide) : wide;
     if (m->base.head_is_nf4) {
         qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->work.operand);
     }
@@ -37611,7 +38472,7 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
         return;
     }
     m->work.ds = m->work.s;
-    if (m->desc.dropout > 0.0f || m->dora) {
+    if (m->desc.dropout > 0.0f || m->dora || c->experts > 0) {
         qlora__arena_tensor(arena, m->compute, some, wide, &m->work.ds);
     }
     qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden + dh_pad, &m->work.dh);
@@ -37619,7 +38480,7 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     if (qlora__has_own_d_out(m)) {
         qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->work.d_out);
     }
-    if (qlora__stands_beside(m)) {
+    if (qlora__stands_beside(m) || c->experts > 0) {
         qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->work.d_beside);
     }
     if (m->plan.tile > 0) {
@@ -37634,6 +38495,29 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     }
 }
 
+static void qlora__layout_experts(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__experts_work* w = &m->work.experts;
+    int64_t some = qlora__tile_rows(m);
+    int64_t pad = qlora__experts_pad(m);
+    int64_t routed = some * c->experts_per_token;
+    qlora__arena_tensor(arena, m->compute, some, c->hidden + pad, &w->x);
+    qlora__arena_tensor(arena, m->compute, some, c->hidden, &w->y);
+    qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate + pad, &w->s);
+    qlora__arena_tensor(arena, m->compute, 1, routed, &w->weights);
+    qlora__arena_tensor(arena, m->compute, 1, routed, &w->sorted);
+    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->choice);
+    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->place);
+    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->tokens);
+    qlora__arena_tensor(arena, QLORA_I32, 1, c->experts + 1, &w->starts);
+    if (qlora__trains(m)) {
+        qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate, &w->ds);
+        qlora__arena_tensor(arena, m->compute, some, c->experts + pad, &w->dz);
+        qlora__arena_tensor(arena, m->compute, 1, routed, &w->dw);
+        qlora__arena_tensor(arena, m->compute, some, 1 + pad, &w->d_gate);
+    }
+}
+
 static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t some = qlora__tile_rows(m);
@@ -37641,6 +38525,9 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     qlora__most_pads(m, pads);
     qlora__layout_x(arena, m, qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]));
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
+    if (c->experts > 0) {
+        qlora__layout_experts(arena, m);
+    }
     qlora__layout_wide(arena, m);
     if (qlora__is_fp8(m)) {
         qlora__layout_fp8_shared(arena, m);
@@ -38020,6 +38907,78 @@ static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const c
     return QLORA_OK;
 }
 
+// ---- where weights are in the files --------------------------------------------------------------
+
+// The rows of one expert in a tensor of all of them.
+static qlora_result qlora__stacked_source(qlora_ctx* ctx, const qlora__folder* folder,
+                                          const qlora_model* m, int64_t l, int i,
+                                          qlora__weight_source* out) {
+    const qlora__layer* layer = &m->layers[l];
+    const qlora__projection* p = &layer->projections[i];
+    const qlora__expert_rows* experts = layer->layout->experts;
+    int number = (i - qlora__first_expert(layer->layout)) % experts->count;
+    const qlora__st_tensor* all = NULL;
+    char name[192];
+    for (int k = 0; k < 2 && all == NULL && experts->stacked[number].names[k] != NULL; k++) {
+        snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)l,
+                 experts->stacked[number].names[k]);
+        all = qlora__folder_find(folder, name);
+    }
+    if (all == NULL) {
+        return QLORA_OK;
+    }
+    int64_t parts = 1; // matrices of an expert that follow each other in it
+    for (int k = 0; k < experts->count && experts->count > 2; k++) {
+        parts = k != number && strcmp(experts->stacked[k].names[0],
+                                      experts->stacked[number].names[0]) == 0
+                    ? 2
+                    : parts;
+    }
+    int64_t shape[3] = {m->plan.config.experts, parts * p->out, p->in};
+    char have[96];
+    char want[96];
+    if (!qlora__st_is_float(all) || all->view != NULL || all->rank != 3 ||
+        memcmp(all->shape, shape, sizeof shape) != 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %s has dtype %s and shape %s; expected F32, BF16 or F16 and %s",
+                           folder->dir, name, qlora__st_dtypes[all->dtype].name,
+                           qlora__shape_text(all->shape, all->rank, have),
+                           qlora__shape_text(shape, 3, want));
+    }
+    uint64_t bytes = (uint64_t)(p->out * p->in) * (qlora__st_dtypes[all->dtype].bits / 8);
+    uint64_t at = (uint64_t)(qlora__expert_of(layer, i) * parts + experts->stacked[number].row);
+    out->slice = *all;
+    out->shape[0] = p->out;
+    out->shape[1] = p->in;
+    out->slice.rank = 2;
+    out->slice.shape = out->shape;
+    out->slice.data = all->data + at * bytes;
+    out->slice.bytes = bytes;
+    out->linear.weight = &out->slice;
+    out->linear.rows = p->out;
+    out->linear.cols = p->in;
+    out->linear.dtype = qlora__st_dtype_of(all);
+    return QLORA_OK;
+}
+
+// Finds the weight of a projection, which may be a part of the tensor of all experts.
+static qlora_result qlora__projection_source(qlora_ctx* ctx, const qlora__folder* folder,
+                                             const qlora_model* m, int64_t l, int i,
+                                             qlora__weight_source* out) {
+    const qlora__projection* p = &m->layers[l].projections[i];
+    char name[192];
+    memset(out, 0, sizeof *out);
+    qlora__base_module(m, l, i, name, sizeof name - sizeof ".weight");
+    strcat(name, ".weight");
+    if (qlora__expert_of(&m->layers[l], i) >= 0 && qlora__folder_find(folder, name) == NULL) {
+        QLORA__TRY(qlora__stacked_source(ctx, folder, m, l, i, out));
+        if (out->linear.weight != NULL) {
+            return QLORA_OK;
+        }
+    }
+    return qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &out->linear);
+}
+
 // ---- weights that are used where their file is mapped -------------------------------------------
 
 // On the CPU, weights that a file has in f32, bf16 or f16 are not copied: products convert them
@@ -38077,12 +39036,13 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
         qlora__map_weight(folder, "lm_head.weight", c->vocab, c->hidden, m, &m->base.head_mapped);
     }
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             char name[160];
-            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                     m->layers[l].layout->rows[i].module);
-            if (!qlora__is_coded(p) && !m->dora) { // DoRA adds adapters to a copy of the weight
+            qlora__base_module(m, l, i, name, sizeof name - 7);
+            strcat(name, ".weight");
+            // DoRA adds adapters to a copy of the weight; experts may be part of a tensor.
+            if (!qlora__is_coded(p) && !m->dora && qlora__expert_of(&m->layers[l], i) < 0) {
                 qlora__map_weight(folder, name, p->out, p->in, m, &p->mapped);
             }
         }
@@ -38378,7 +39338,7 @@ static const char* qlora__base_name(const qlora_model* m) {
     bool half = m->desc.base == QLORA_BASE_16BIT;
     qlora_base_format found = half ? QLORA_BASE_16BIT : QLORA_BASE_32BIT;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             found = p->is_nf4 ? QLORA_BASE_NF4 : p->is_fp8 ? QLORA_BASE_FP8 : found;
         }
@@ -38425,12 +39385,15 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
         m->desc.alpha = (float)peft->alpha;
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
+            if (desc->adapter != NULL && i >= m->layers[l].layout->count) {
+                continue; // XXX
+            }
             if (desc->adapter != NULL) {
                 QLORA__TRY(qlora__adapter_found(ctx, m, l, i, p));
             } else {
-                qlora__adapter_new(m, m->layers[l].layout->rows[i].bit, p);
+                qlora__adapter_new(m, qlora__row_of(&m->layers[l], i)->bit, p);
             }
         }
     }
@@ -38465,7 +39428,7 @@ static qlora_result qlora__saved_norms(qlora_ctx* ctx, qlora_model* m,
 
 static bool qlora__has_lora(const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             if (m->layers[l].projections[i].rank > 0) {
                 return true;
             }
@@ -38806,6 +39769,23 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
     return at;
 }
 
+// The same for the experts of a layer. Gate and up of an expert have one adapter as PEFT sees them,
+// so that the A of up is that of gate, and their B follow each other.
+static int64_t qlora__number_experts(qlora_model* m, qlora__layer* layer, int64_t at) {
+    for (int i = layer->layout->count; i < layer->count; i++) {
+        qlora__projection* p = &layer->projections[i];
+        p->a_at = at;
+        if (qlora__shares_a(layer, i)) {
+            p->a_at = p[-1].a_at;
+        } else {
+            at = qlora__number_range(m, p->rank * p->in, at);
+        }
+        p->b_at = at;
+        at = qlora__number_range(m, p->out * p->rank, at);
+    }
+    return at;
+}
+
 // Assigns a place to a trained matrix of `rows` rows; none without rows.
 static int64_t qlora__number_saved(qlora_model* m, int64_t rows, int64_t at, int64_t* place) {
     *place = at;
@@ -38824,6 +39804,9 @@ static void qlora__number_parameters(qlora_model* m) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
             at = qlora__number_group(m, layer, g, at);
+        }
+        if (layer->experts != NULL) {
+            at = qlora__number_experts(m, layer, at);
         }
         for (int i = 0; i < QLORA__NORMS && m->desc.train_norms; i++) {
             if (qlora__has_norm(m, i)) {
@@ -38848,9 +39831,9 @@ static void qlora__number_parameters(qlora_model* m) {
 // Sizes of a layer's projections and stacks.
 static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
     const qlora_model_config* c = &m->plan.config;
-    for (int i = 0; i < layer->layout->count; i++) {
+    for (int i = 0; i < layer->count; i++) {
         qlora__projection* p = &layer->projections[i];
-        const qlora__projection_row* row = &layer->layout->rows[i];
+        const qlora__projection_row* row = qlora__row_of(layer, i);
         p->in = qlora__arch_width(c, row->in);
         p->out = qlora__arch_width(c, row->out);
         // The rope kernel adds the bias of q, k and v, unless a norm comes between.
@@ -38859,30 +39842,65 @@ static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
     }
 }
 
+static void qlora__connect_part(const qlora__layer* layer, int number, qlora_linear_part* part) {
+    qlora__projection* p = &layer->projections[number];
+    part->out = p->out;
+    part->rank = p->rank;
+    part->scale = p->scale;
+    part->projection = qlora__row_of(layer, number)->bit;
+    part->nf4 = p->is_nf4 ? &p->nf4 : NULL;
+    part->fp8 = p->is_fp8 ? &p->fp8 : NULL;
+    part->dense = qlora__is_coded(p) ? NULL : &p->dense;
+    part->bias = p->has_bias ? &p->bias : NULL;
+    part->a = &p->a;
+    part->sb = &p->sb;
+    part->da = &p->da;
+    part->db = &p->db;
+}
+
+// A linear of experts: `count` projections, which read the same rows.
+static void qlora__connect_expert(qlora__layer* layer, int64_t index, int number, int count,
+                                  qlora_linear_desc* linear) {
+    memset(linear, 0, sizeof *linear);
+    linear->count = count;
+    linear->in = layer->projections[number].in;
+    linear->layer = (int32_t)index;
+    for (int i = 0; i < count; i++) {
+        qlora__connect_part(layer, number + i, &linear->parts[i]);
+    }
+    layer->experts->pad = qlora__max(layer->experts->pad, qlora_linear_pad(linear));
+}
+
+static void qlora__connect_experts(qlora_model* m, int64_t index) {
+    qlora__layer* layer = &m->layers[index];
+    const qlora__expert_rows* rows = layer->layout->experts;
+    int first = qlora__first_expert(layer->layout);
+    qlora__connect_expert(layer, index, layer->layout->count, 1, &layer->experts->router);
+    if (first > layer->layout->count + 1) {
+        qlora__connect_expert(layer, index, first - 1, 1, &layer->experts->shared_gate);
+    }
+    for (int64_t e = 0; e < m->plan.config.experts; e++) {
+        int at = first + (int)e * rows->count;
+        qlora_linear_desc* linears = layer->experts->linears + 2 * e;
+        qlora__connect_expert(layer, index, at, rows->count - 1, &linears[0]);
+        qlora__connect_expert(layer, index, at + rows->count - 1, 1, &linears[1]);
+    }
+}
+
 // Points the linears of a layer at the tensors of its projections.
 static void qlora__connect_layer(qlora_model* m, int64_t index) {
     qlora__layer* layer = &m->layers[index];
+    if (layer->experts != NULL) {
+        qlora__connect_experts(m, index);
+    }
     for (int g = 0; g < QLORA__GROUPS; g++) {
         qlora_linear_desc* linear = &layer->linears[g];
         memset(linear, 0, sizeof *linear);
         linear->count = layer->layout->groups[g].count;
         for (int i = 0; i < linear->count; i++) {
             int number = layer->layout->groups[g].first + i;
-            qlora__projection* p = &layer->projections[number];
-            qlora_linear_part* part = &linear->parts[i];
-            linear->in = p->in;
-            part->out = p->out;
-            part->rank = p->rank;
-            part->scale = p->scale;
-            part->projection = layer->layout->rows[number].bit;
-            part->nf4 = p->is_nf4 ? &p->nf4 : NULL;
-            part->fp8 = p->is_fp8 ? &p->fp8 : NULL;
-            part->dense = qlora__is_coded(p) ? NULL : &p->dense;
-            part->bias = p->has_bias ? &p->bias : NULL;
-            part->a = &p->a;
-            part->sb = &p->sb;
-            part->da = &p->da;
-            part->db = &p->db;
+            linear->in = layer->projections[number].in;
+            qlora__connect_part(layer, number, &linear->parts[i]);
         }
         linear->operand = &layer->operands[g];
         linear->dropout = qlora__trains(m) ? m->desc.dropout : 0.0f;
@@ -39119,7 +40137,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
         int64_t least;
         int64_t most;
     } fields[] = {{"desc.rank", d->rank, INT32_MIN, 1024},
-                  {"desc.targets", d->targets, 0, QLORA_TARGET_ALL},
+                  {"desc.targets", d->targets, 0, INT32_MAX},
                   {"desc.save_modules", d->save_modules, 0, QLORA_SAVE_EMBED | QLORA_SAVE_HEAD},
                   {"desc.token_row_count", d->token_row_count, 0, 1 << 24},
                   {"desc.new_token_count", d->new_token_count, 0, 1 << 24},
@@ -39189,6 +40207,31 @@ static size_t qlora__decode_results_bytes(const qlora__decode* d) {
     return 2 * (size_t)d->texts * sizeof *d->results;
 }
 
+// Bytes of the projections of all layers, of which the first layer has the pointer, and of what
+// layers have of their experts.
+static size_t qlora__projections_bytes(const qlora_model* m) {
+    size_t count = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        count += (size_t)m->layers[l].count;
+    }
+    return count * sizeof(qlora__projection);
+}
+
+static size_t qlora__experts_bytes(const qlora_model* m) {
+    return sizeof(qlora__experts) +
+           (size_t)(2 * m->plan.config.experts) * sizeof(qlora_linear_desc);
+}
+
+static void qlora__projections_free(qlora_model* m) {
+    for (int64_t l = 0; m->layers != NULL && l < m->plan.config.layers; l++) {
+        qlora__free(m->ctx, m->layers[l].experts,
+                    m->layers[l].experts != NULL ? qlora__experts_bytes(m) : 0);
+    }
+    if (m->layers != NULL && m->layers[0].projections != NULL) {
+        qlora__free(m->ctx, m->layers[0].projections, qlora__projections_bytes(m));
+    }
+}
+
 static void qlora__model_free(qlora_model* m) {
     qlora_ctx* ctx = m->ctx;
     if (m->arena != NULL) {
@@ -39214,6 +40257,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__free(ctx, m->decode.host, (size_t)m->decode.texts * sizeof *m->decode.host);
     qlora__pinned_free(ctx, m->decode.results, qlora__decode_results_bytes(&m->decode));
     qlora__free(ctx, m->decode.sent, (size_t)m->decode.params.cols);
+    qlora__projections_free(m);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m->tables.token_ids,
@@ -39236,18 +40280,42 @@ static uint64_t qlora__source_name(const qlora_model_desc* desc) {
     return hash;
 }
 
+// The bits of what the experts of a layer have.
+static uint32_t qlora__expert_targets(const qlora__layout* layout) {
+    const qlora__expert_rows* experts = layout->experts;
+    uint32_t has = experts != NULL ? 1u << experts->router.bit : 0;
+    if (experts != NULL && experts->shared_gate.module != NULL) {
+        has |= 1u << experts->shared_gate.bit;
+    }
+    for (int i = 0; experts != NULL && i < experts->count; i++) {
+        has |= 1u << experts->rows[i].bit;
+    }
+    return has;
+}
+
 // Replaces "all" by the projections that the model has, and refuses others.
 static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
     static const char* const names[] = {"q", "k", "v", "o", "gate", "up", "down", "qkv", "gate_up"};
     uint32_t has = 0;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        const qlora__layout* layout = qlora__arch_layout(m->arch, l);
+        const qlora__layout* layout = qlora__arch_layout(m->arch, &m->plan.config, l);
         for (int i = 0; i < layout->count; i++) {
             has |= 1u << layout->rows[i].bit;
         }
+        has |= qlora__expert_targets(layout);
     }
     if (m->desc.targets == 0 || m->desc.targets == (uint32_t)QLORA_TARGET_ALL) {
-        m->desc.targets = has;
+        m->desc.targets = has & (uint32_t)QLORA_TARGET_ALL;
+    }
+    for (int bit = 9; bit < 32; bit++) {
+        if ((m->desc.targets & ~has & 1u << bit) != 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "desc.targets contains %s, which this model does not have",
+                               bit == 13                 ? "the router"
+                               : bit == 14               ? "the gate of the shared expert"
+                               : bit == 11 || bit == 12 ? "experts"
+                                                         : "an unknown bit");
+        }
     }
     for (int bit = 0; bit < 9; bit++) {
         if ((m->desc.targets & ~has & 1u << bit) != 0) {
@@ -39291,7 +40359,7 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
     } widths[] = {
         {"hidden", c->hidden, 8},
         // gate and up are next to each other
-        {"intermediate", c->intermediate, m->arch->layout->ffn == QLORA__FFN_GATED ? 4 : 8},
+        {"intermediate", c->intermediate, qlora__arch_first(m->arch)->ffn == QLORA__FFN_GATED ? 4 : 8},
         {"heads * head_dim", qlora__q_width(c), 8},
         {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
@@ -39307,7 +40375,7 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
                            "desc.mode is FP8, which DoRA does not support; use BF16 or AUTO");
     }
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             if (!qlora__is_coded(&m->layers[l].projections[i])) {
                 char module[160];
                 qlora__module_of(m, l, i, module, sizeof module);
@@ -39380,7 +40448,7 @@ static qlora_result qlora__skeleton_last_layer(qlora_ctx* ctx, const qlora_model
     QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
     int64_t last = m->plan.config.layers - 1;
     snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)last,
-             qlora__arch_layout(m->arch, last)->rows[0].module);
+             qlora__arch_layout(m->arch, &m->plan.config, last)->rows[0].module);
     if (qlora__folder_find(folder, name) == NULL) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT,
                            "%s: tensor %s is missing; the config has %lld layers", folder->dir,
@@ -39460,6 +40528,54 @@ static void qlora__slots_pads(qlora_model* m) {
     }
 }
 
+static qlora_result qlora__skeleton_projections(qlora_ctx* ctx, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        layer->layout = qlora__arch_layout(m->arch, c, l);
+        const qlora__expert_rows* experts = layer->layout->experts;
+        layer->count = layer->layout->count;
+        if (experts != NULL) {
+            layer->count = qlora__first_expert(layer->layout) + (int)c->experts * experts->count;
+            layer->experts = (qlora__experts*)qlora__alloc_zero(ctx, qlora__experts_bytes(m));
+            if (layer->experts == NULL) {
+                return QLORA_ERR_MEMORY;
+            }
+            layer->experts->linears = (qlora_linear_desc*)(void*)(layer->experts + 1);
+        }
+    }
+    qlora__projection* all = (qlora__projection*)qlora__alloc_zero(ctx, qlora__projections_bytes(m));
+    for (int64_t l = 0; l < c->layers && all != NULL; l++) {
+        m->layers[l].projections = all;
+        all += m->layers[l].count;
+    }
+    return all != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+}
+
+// What mixtures of experts do not support yet.
+static qlora_result qlora__experts_check(qlora_ctx* ctx, const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    uint32_t experts = QLORA_TARGET_EXPERTS_IN | QLORA_TARGET_EXPERTS_OUT;
+    if (c->experts == 0) {
+        return QLORA_OK;
+    }
+    const char* what =
+        m->on_gpu                          ? "a GPU; open a context for the CPU"
+        : qlora__has_several(m)            ? "several adapters"
+        : m->dora                          ? "DoRA"
+        : m->plan.mode == QLORA_MODE_FP8   ? "desc.mode FP8"
+        : m->desc.base == QLORA_BASE_FP8   ? "desc.base FP8"
+        : m->desc.dropout > 0.0f && (m->desc.targets & experts) != 0
+            ? "dropout on experts, which PEFT refuses as well; set desc.dropout to 0, or "
+              "desc.targets without experts"
+            : NULL;
+    return what == NULL ? QLORA_OK
+                        : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                      "this model is a mixture of experts, which does not "
+                                      "support %s",
+                                      what);
+}
+
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          const qlora_plan_desc* machine, qlora_model* m) {
     qlora_model_config* c = &m->plan.config;
@@ -39499,14 +40615,15 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     if (m->layers == NULL) {
         return QLORA_ERR_MEMORY;
     }
+    QLORA__TRY(qlora__skeleton_projections(ctx, m));
     for (int64_t l = 0; l < c->layers; l++) {
-        m->layers[l].layout = qlora__arch_layout(m->arch, l);
         qlora__shape_layer(m, &m->layers[l]);
         m->layers[l].sliding = c->sliding[l] != 0;
         m->layers[l].no_rope = c->no_rope[l] != 0;
     }
     QLORA__TRY(qlora__slots_create(ctx, m));
-    return qlora__slots_shape(ctx, m, desc);
+    QLORA__TRY(qlora__slots_shape(ctx, m, desc));
+    return qlora__experts_check(ctx, m);
 }
 
 // A head in the files counts, whatever the config says; without one, the flag decides. A folder
@@ -39554,21 +40671,20 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
         QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
-            p->is_nf4 = desc->base == QLORA_BASE_NF4;
-            p->is_fp8 = desc->base == QLORA_BASE_FP8;
+            bool routes = qlora__is_router(&m->layers[l], i); // as in bitsandbytes, not quantised
+            p->is_nf4 = desc->base == QLORA_BASE_NF4 && !routes;
+            p->is_fp8 = desc->base == QLORA_BASE_FP8 && !routes;
             p->nf4_desc.rows = p->out;
             p->nf4_desc.cols = p->in;
             p->nf4_desc.plain_scales = desc->single_quant;
             if (folder == NULL) {
                 continue;
             }
-            char name[160];
-            qlora__linear_source source;
-            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                     m->layers[l].layout->rows[i].module);
-            QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+            qlora__weight_source found;
+            QLORA__TRY(qlora__projection_source(ctx, folder, m, l, i, &found));
+            const qlora__linear_source source = found.linear;
             // What the folder left in 16 bits when it was quantised stays so, as in transformers.
             p->is_nf4 = source.nf4;
             p->is_fp8 = source.fp8;
@@ -39966,7 +41082,7 @@ static void qlora__plan_most(qlora_model* m, const qlora_plan_desc* machine, qlo
 // Whether any weight has codes: a folder may leave some projections in 16 bits.
 static bool qlora__any_coded(const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             if (qlora__is_coded(&m->layers[l].projections[i])) {
                 return true;
             }
@@ -40470,7 +41586,7 @@ static qlora__keep_header qlora__keep_header_of(const qlora_model* m) {
     h.weights = m->base.base_weights;
     qlora__hash_begin(&shapes);
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             const int64_t facts[] = {qlora__keep_takes(p), p->out,        p->in,
                                      p->nf4.block,         p->nf4.block2, p->nf4.absmax != NULL};
@@ -40584,7 +41700,7 @@ static qlora_result qlora__keep_fill(qlora_ctx* ctx, const qlora_model* m, const
     qlora__hash_begin(&hash);
     QLORA__TRY(qlora__out_write(&ctx->env, out, &k->header, sizeof k->header));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             if (qlora__keep_takes(p)) {
                 QLORA__TRY(qlora__keep_put(ctx, out, qlora__codes_memory(p), room, piece, &hash));
@@ -40877,12 +41993,12 @@ static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
 }
 
 static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
-                                           const qlora__folder* folder, const char* module,
-                                           qlora__projection* p) {
+                                           const qlora__folder* folder, int64_t l, int i) {
+    qlora__projection* p = &s->m->layers[l].projections[i];
     char name[200];
-    snprintf(name, sizeof name, "%.180s.weight", module);
-    qlora__linear_source source;
-    QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+    qlora__weight_source found;
+    QLORA__TRY(qlora__projection_source(ctx, folder, s->m, l, i, &found));
+    qlora__linear_source source = found.linear;
     bool kept = s->keep->usable && qlora__keep_takes(p);
     if (p->mapped.data == NULL && !kept) {
         QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
@@ -40902,7 +42018,8 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
         s->done += source.weight->bytes;
     }
     if (p->has_bias) {
-        snprintf(name, sizeof name, "%.180s.bias", module);
+        qlora__base_module(s->m, l, i, name, sizeof name - sizeof ".bias");
+        strcat(name, ".bias");
         QLORA__TRY(qlora__load_named(ctx, s, folder, name, &p->bias));
     }
     return QLORA_OK;
@@ -40915,18 +42032,22 @@ static qlora_result qlora__load_layer(qlora_ctx* ctx, qlora__stager* s, const ql
     char name[200];
     int64_t bias_at = 0;
     const qlora__arch* arch = s->m->arch;
-    for (int i = 0; i < arch->layout->count; i++) {
+    for (int i = 0; i < layer->count; i++) {
         qlora__projection* p = &layer->projections[i];
-        const char* module = arch->layout->rows[i].module;
-        snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)index, module);
-        QLORA__TRY(qlora__load_projection(ctx, s, folder, name, p));
-        if (arch->layout->rows[i].group == QLORA__QKV && c->qkv_bias && !c->qk_norm) {
+        const qlora__projection_row* row = qlora__row_of(layer, i);
+        QLORA__TRY(qlora__load_projection(ctx, s, folder, index, i));
+        if (row->bias == QLORA__BIAS_QKV && c->qkv_bias && !c->qk_norm) {
             qlora_tensor part;
             QLORA__TRY(qlora__tensor_view(ctx, &layer->qkv_bias, 0, 1, bias_at, p->out, &part));
-            snprintf(name, sizeof name, "model.layers.%lld.%s.bias", (long long)index, module);
+            snprintf(name, sizeof name, "model.layers.%lld.%s.bias", (long long)index, row->module);
             QLORA__TRY(qlora__load_named(ctx, s, folder, name, &part));
             bias_at += p->out;
         }
+    }
+    if (layer->experts != NULL && layer->layout->experts->correction != NULL) {
+        snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)index,
+                 layer->layout->experts->correction);
+        QLORA__TRY(qlora__load_named(ctx, s, folder, name, &layer->experts->correction));
     }
     for (int i = 0; i < QLORA__NORMS; i++) {
         const char* module = qlora__arch_norm(arch, c, i);
@@ -41004,14 +42125,13 @@ static qlora_result qlora__load_check(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__folder_need(&ctx->env, folder, "model.embed_tokens.weight",
                                   m->plan.base_vocab, c->hidden, &t));
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
-            qlora__linear_source source;
-            char name[200];
-            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                     m->layers[l].layout->rows[i].module);
-            QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
-            if (source.fp8 && !(p->stored && p->is_fp8)) {
+            qlora__weight_source found;
+            QLORA__TRY(qlora__projection_source(ctx, folder, m, l, i, &found));
+            if (found.linear.fp8 && !(p->stored && p->is_fp8)) {
+                char name[200];
+                qlora__base_module(m, l, i, name, sizeof name);
                 return qlora__fail(ctx, QLORA_ERR_FORMAT,
                                    "%s: %s is in FP8, but config.json has no quantization_config",
                                    m->dir, name);
@@ -41090,12 +42210,15 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora_fill(ctx, 1.0f, &m->base.final_norm));
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < layer->layout->count; i++) {
+        for (int i = 0; i < layer->count; i++) {
             qlora__projection* p = &layer->projections[i];
             qlora_tensor w;
             qlora__arena_window(&m->work.operand, 0, p->out, p->in, &w);
             const qlora_tensor* to = qlora__is_coded(p) ? &w : &p->dense;
             uint32_t stream = (uint32_t)(2 + l * QLORA__PROJECTIONS + i);
+            if (i >= layer->layout->count) { // those of experts are numbered apart
+                stream = 0x40000000u + (uint32_t)((int64_t)l * layer->count + i);
+            }
             QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, to));
             if (qlora__is_coded(p)) {
                 QLORA__TRY(qlora__load_codes(ctx, "a random weight", &w, qlora__codes_of(p)));
@@ -41449,14 +42572,15 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     int64_t at = 0;
     memset(out, 0, sizeof *out);
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             if (p->rank == 0) {
                 continue;
             }
-            int64_t parts = m->dora ? 3 : 2;
+            int64_t skipped = qlora__shares_a(&m->layers[l], i) ? 1 : 0;
+            int64_t parts = (m->dora ? 3 : 2) - skipped;
             if (index < at + parts) {
-                qlora__trained_part(m, l, i, (int)(index - at), out);
+                qlora__trained_part(m, l, i, (int)(index - at + skipped), out);
                 return true;
             }
             at += parts;
@@ -41534,7 +42658,7 @@ static double qlora__range_lr(const qlora_model* m, const qlora__trained* t, dou
     int which = t->is_norm ? QLORA_LR_NORMS : QLORA_LR_EMBEDDINGS;
     if (t->projection != NULL) {
         const qlora__layer* layer = &m->layers[t->layer];
-        which = layer->layout->rows[t->projection - layer->projections].bit;
+        which = qlora__row_of(layer, (int)(t->projection - layer->projections))->bit;
     }
     return ratio * factors[which];
 }
@@ -43009,7 +44133,7 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     }
     *has = false;
     if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m) || qlora__norms_mean(m) ||
-        qlora__stands_beside(m)) {
+        qlora__stands_beside(m) || layer->experts != NULL) {
         return QLORA_OK;
     }
     unsigned which = qlora__gradients_left(pass, layer, qlora__branches[branch].in);
@@ -43081,7 +44205,7 @@ static qlora_result qlora__input_norm_backward(const qlora__pass* pass, qlora__l
     int64_t width = m->plan.config.hidden;
     const qlora_tensor* norm = qlora__branch_norm(m, layer, branch);
     qlora_tensor dh = qlora__slice(pass, &m->work.dh, 0, width);
-    if (qlora__stands_beside(m)) {
+    if (qlora__stands_beside(m) || (branch == QLORA__MLP && layer->experts != NULL)) {
         qlora_tensor others = qlora__slice(pass, &m->work.d_beside, 0, width);
         QLORA__TRY(qlora_add(pass->ctx, dx, &others, dx));
     }
@@ -43538,7 +44662,7 @@ static bool qlora__activation_is_coded(const qlora__pass* pass, const qlora__lay
 // The gated activation in m->work.s, or its codes, and z of down if the activation comes with it.
 static qlora_result qlora__gated_hidden(const qlora__pass* pass, const qlora__layer* layer) {
     qlora_model* m = pass->m;
-    int64_t width = m->plan.config.intermediate;
+    int64_t width = layer->linears[QLORA__DOWN].in;
     qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
     qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
     qlora_tensor s = qlora__window(&m->work.s, pass->rows, 0, width);
@@ -43587,7 +44711,7 @@ static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__
                                                 const qlora__stack* down, const qlora_tensor* ds,
                                                 const qlora_tensor* dy) {
     qlora_model* m = pass->m;
-    int64_t width = m->plan.config.intermediate;
+    int64_t width = layer->linears[QLORA__DOWN].in;
     qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
     qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
     qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
@@ -43644,7 +44768,7 @@ static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__
 static qlora_result qlora__gated_out_run(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
-    int64_t width = m->plan.config.intermediate;
+    int64_t width = layer->linears[QLORA__DOWN].in;
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
     qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
@@ -43773,6 +44897,358 @@ static qlora_result qlora__plain_out_backward(const qlora__pass* pass, qlora__la
     return QLORA_OK;
 }
 
+//@@ src/model/ffns/experts.h
+
+// ---- experts ------------------------------------------------------------------------------------
+//
+// A router scores the experts for every token, the best ones run, and the sum of their outputs, each
+// times its weight, is that of the branch; an MLP that all tokens use may stand beside them. The
+// weight of an expert multiplies the activation before down, which is the same and gives the
+// gradient of the weight from products that the backward pass has anyway. On the CPU, expert after
+// expert gathers its rows; the order of sums is that of the experts.
+
+static qlora_tensor qlora__experts_some(const qlora_tensor* t, int64_t first, int64_t rows,
+                                        int64_t cols) {
+    return qlora__window(t, rows, first * t->ld, cols);
+}
+
+// The linear of a pass: without adapters, its ranks are zero.
+static qlora_linear_desc qlora__experts_linear(const qlora__pass* pass,
+                                               const qlora_linear_desc* linear) {
+    qlora_linear_desc own = *linear;
+    for (int32_t i = 0; i < own.count && !pass->m->use_adapters; i++) {
+        own.parts[i].rank = 0;
+    }
+    return own;
+}
+
+static qlora_result qlora__experts_forward(const qlora__pass* pass, qlora_math math,
+                                           const qlora_linear_desc* linear, const qlora_tensor* x,
+                                           const qlora_tensor* y) {
+    QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
+    return qlora__leave(pass->ctx, qlora__linear_forward(pass->ctx, math, linear, 0u, x, y));
+}
+
+// x has space for z, dy for u.
+static qlora_result qlora__experts_backward(const qlora__pass* pass, qlora_math math,
+                                            const qlora_linear_desc* linear, const qlora_tensor* x,
+                                            const qlora_tensor* dy, const qlora_tensor* dx) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_tensor inner = qlora__window(x, x->rows, 0, linear->in);
+    qlora_tensor gradient = qlora__window(dy, dy->rows, 0, qlora_linear_out(linear));
+    QLORA__ENTER(ctx, "qlora_linear_backward");
+    qlora_result r = qlora__linear_u_dx(ctx, math, linear, dy, &gradient, false, dx);
+    if (r == QLORA_OK && qlora_linear_pad(linear) > 0) {
+        r = qlora__linear_z(ctx, math, linear, x, &inner);
+    }
+    if (r == QLORA_OK && qlora_linear_pad(linear) > 0) {
+        qlora__linear_factors all = qlora__linear_factors_of(
+            x, NULL, dy, 1.0f, QLORA__GRADIENT_A | QLORA__GRADIENT_B);
+        r = qlora__linear_gradients(ctx, math, linear, &all, NULL, NULL);
+    }
+    return qlora__leave(ctx, r);
+}
+
+// The choice of a pass, from the scores in kept.scores.
+static qlora__route qlora__experts_route(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    const qlora__experts_work* w = &pass->m->work.experts;
+    qlora__route r;
+    memset(&r, 0, sizeof r);
+    r.rule.score = layer->layout->experts->score;
+    r.rule.experts = c->experts;
+    r.rule.chosen = c->experts_per_token;
+    r.rule.groups = qlora__max(c->expert_groups, 1);
+    r.rule.groups_used = qlora__max(c->expert_groups_used, 1);
+    r.rule.renormalise = c->renormalise;
+    r.rule.scale = c->routed_scale != 0.0 ? c->routed_scale : 1.0;
+    r.rule.correction = (const QLORA__REAL*)layer->experts->correction.data;
+    r.rows = pass->rows;
+    r.scores = &layer->kept.scores;
+    r.choice = (int32_t*)w->choice.data;
+    r.weights = (QLORA__REAL*)w->weights.data;
+    r.place = (int32_t*)w->place.data;
+    r.tokens = (int32_t*)w->tokens.data;
+    r.starts = (int32_t*)w->starts.data;
+    return r;
+}
+
+// Chooses, and sorts the weights as the rows are.
+static qlora__route qlora__experts_choose(const qlora__pass* pass, const qlora__layer* layer) {
+    qlora__route r = qlora__experts_route(pass, layer);
+    QLORA__REAL* sorted = (QLORA__REAL*)pass->m->work.experts.sorted.data;
+    qlora__route_tokens(pass->ctx, &r);
+    for (int64_t i = 0; i < r.rows * r.rule.chosen; i++) {
+        sorted[r.place[i]] = r.weights[i];
+    }
+    return r;
+}
+
+// A linear that reads all rows of m->work.x, whose last columns belong to stacks: through a copy.
+static qlora_result qlora__experts_all_rows(const qlora__pass* pass,
+                                            const qlora_linear_desc* linear,
+                                            const qlora_tensor* out) {
+    const qlora_model* m = pass->m;
+    qlora_linear_desc own = qlora__experts_linear(pass, linear);
+    int64_t pad = qlora_linear_pad(&own);
+    qlora_tensor from = qlora__local(pass, &m->work.x, 0, own.in);
+    qlora_tensor x = qlora__window(&m->work.experts.x, pass->rows, 0, own.in + pad);
+    qlora_tensor inner = qlora__window(&x, pass->rows, 0, own.in);
+    qlora_tensor y = qlora__window(out, pass->rows, 0, qlora_linear_out(&own));
+    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &from, &inner));
+    return qlora__experts_forward(pass, m->math, &own, &x, &y);
+}
+
+// Input of the branch in m->work.x -> the scores, and gate and up of every expert.
+static qlora_result qlora__experts_in(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    const qlora__experts* experts = layer->experts;
+    if (layer->layout->groups[QLORA__GATE_UP].count > 0) {
+        QLORA__TRY(qlora__gated_in(pass, layer));
+    }
+    if (experts->shared_gate.count > 0) {
+        QLORA__TRY(qlora__experts_all_rows(pass, &experts->shared_gate, &layer->kept.shared));
+    }
+    QLORA__TRY(qlora__experts_all_rows(pass, &experts->router, &layer->kept.scores));
+    qlora__route route = qlora__experts_choose(pass, layer);
+    for (int64_t e = 0; e < m->plan.config.experts; e++) {
+        int64_t first = route.starts[e];
+        int64_t rows = route.starts[e + 1] - first;
+        if (rows == 0) {
+            continue;
+        }
+        qlora_linear_desc own = qlora__experts_linear(pass, &experts->linears[2 * e]);
+        int64_t out = qlora_linear_out(&own);
+        qlora_tensor from = qlora__local(pass, &m->work.x, 0, own.in);
+        qlora_tensor x = qlora__window(&m->work.experts.x, rows, 0, own.in + qlora_linear_pad(&own));
+        qlora_tensor inner = qlora__window(&x, rows, 0, own.in);
+        qlora_tensor y = qlora__experts_some(&layer->kept.routed, first, rows, out);
+        qlora__rows_gather(pass->ctx, &from, route.tokens + first, &inner);
+        QLORA__TRY(qlora__experts_forward(pass, pass->math, &own, &x, &y));
+    }
+    return QLORA_OK;
+}
+
+// The gate of the shared MLP: a factor for every row of its activation.
+static void qlora__shared_factors(const qlora__pass* pass, const qlora__layer* layer,
+                                  QLORA__REAL* out) {
+    const qlora_tensor* t = &layer->kept.shared;
+    for (int64_t r = 0; r < pass->rows; r++) {
+        double z = (double)((const QLORA__REAL*)t->data)[r * t->ld];
+        out[r] = (QLORA__REAL)qlora__route_sigmoid(z);
+    }
+}
+
+// Output of the MLP that all tokens use, or zero. Its factors have the memory of the weights, which
+// the experts choose later.
+static qlora_result qlora__shared_out(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    const qlora_tensor* to = qlora__branch_out(m, layer, QLORA__MLP);
+    qlora_tensor out = qlora__local(pass, to, 0, m->plan.config.hidden);
+    if (layer->layout->groups[QLORA__DOWN].count == 0) {
+        return qlora_fill(pass->ctx, 0.0f, &out);
+    }
+    if (layer->experts->shared_gate.count == 0) {
+        return qlora__gated_out(pass, layer);
+    }
+    int64_t width = layer->linears[QLORA__DOWN].in;
+    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
+    qlora_tensor s = qlora__window(&m->work.s, pass->rows, 0, width);
+    QLORA__REAL* factors = (QLORA__REAL*)m->work.experts.weights.data;
+    QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &s));
+    qlora__shared_factors(pass, layer, factors);
+    qlora__rows_scale(pass->ctx, factors, &s);
+    return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->work.s, to);
+}
+
+// The activation of the rows of expert number `e`, times their weights, in m->work.experts.s.
+static qlora_result qlora__expert_hidden(const qlora__pass* pass, qlora__layer* layer,
+                                         const qlora__route* route, int64_t e,
+                                         const qlora_tensor* s) {
+    const qlora_model* m = pass->m;
+    int64_t width = m->plan.config.expert_intermediate;
+    int64_t first = route->starts[e];
+    qlora_tensor gate = qlora__experts_some(&layer->kept.routed, first, s->rows, width);
+    qlora_tensor up = gate;
+    up.data = (QLORA__REAL*)gate.data + width;
+    qlora_tensor inner = qlora__window(s, s->rows, 0, width);
+    QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &inner));
+    qlora__rows_scale(pass->ctx, (const QLORA__REAL*)m->work.experts.sorted.data + first, &inner);
+    return QLORA_OK;
+}
+
+// Gate and up -> the output of the branch.
+static qlora_result qlora__experts_out(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__shared_out(pass, layer));
+    qlora__route route = qlora__experts_choose(pass, layer);
+    qlora_tensor sum =
+        qlora__local(pass, qlora__branch_out(m, layer, QLORA__MLP), 0, m->plan.config.hidden);
+    for (int64_t e = 0; e < m->plan.config.experts; e++) {
+        int64_t first = route.starts[e];
+        int64_t rows = route.starts[e + 1] - first;
+        if (rows == 0) {
+            continue;
+        }
+        qlora_linear_desc own = qlora__experts_linear(pass, &layer->experts->linears[2 * e + 1]);
+        qlora_tensor s = qlora__window(&m->work.experts.s, rows, 0, own.in + qlora_linear_pad(&own));
+        qlora_tensor y = qlora__window(&m->work.experts.y, rows, 0, m->plan.config.hidden);
+        QLORA__TRY(qlora__expert_hidden(pass, layer, &route, e, &s));
+        QLORA__TRY(qlora__experts_forward(pass, pass->math, &own, &s, &y));
+        qlora__rows_spread_add(pass->ctx, &y, route.tokens + first, &sum);
+    }
+    return QLORA_OK;
+}
+
+// The backward pass of the MLP that all tokens use, down to its gate and up in kept.gu, and the
+// gradient of what its own gate multiplies it by, which is kept in m->work.experts.d_gate.
+static qlora_result qlora__shared_out_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    if (layer->layout->groups[QLORA__DOWN].count == 0) {
+        return QLORA_OK;
+    }
+    if (layer->experts->shared_gate.count == 0) {
+        return qlora__gated_out_backward(pass, layer);
+    }
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
+    int64_t width = stack.linear.in;
+    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
+    qlora_tensor s = qlora__local(pass, &m->work.s, 0, width);
+    qlora_tensor x = qlora__local(pass, &m->work.s, 0, width + stack.pad);
+    qlora_tensor ds = qlora__local(pass, &m->work.ds, 0, width);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    QLORA__REAL* factors = (QLORA__REAL*)m->work.experts.weights.data;
+    QLORA__REAL* dots = (QLORA__REAL*)m->work.experts.dw.data;
+    QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &s));
+    qlora__shared_factors(pass, layer, factors);
+    qlora__rows_scale(pass->ctx, factors, &s);
+    QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
+    QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
+    QLORA__TRY(qlora__gated_activation_backward(pass, &ds, &gate, &up, &s));
+    qlora__rows_dot(pass->ctx, &s, &ds, dots);
+    qlora_tensor both = qlora__local(pass, &layer->kept.gu, 0, 2 * width);
+    qlora__rows_scale(pass->ctx, factors, &both);
+    for (int64_t r = 0; r < pass->rows; r++) {
+        double g = (double)factors[r];
+        const qlora_tensor* d = &m->work.experts.d_gate;
+        ((QLORA__REAL*)d->data)[r * d->ld] = (QLORA__REAL)((double)dots[r] * g * (1.0 - g));
+    }
+    return QLORA_OK;
+}
+
+// The backward pass of down and the activation of one expert: dy has the gradients of its rows.
+static qlora_result qlora__expert_out_backward(const qlora__pass* pass, qlora__layer* layer,
+                                               const qlora__route* route, int64_t e) {
+    qlora_model* m = pass->m;
+    const qlora__experts_work* w = &m->work.experts;
+    int64_t width = m->plan.config.expert_intermediate;
+    int64_t first = route->starts[e];
+    int64_t rows = route->starts[e + 1] - first;
+    qlora_linear_desc own = qlora__experts_linear(pass, &layer->experts->linears[2 * e + 1]);
+    int64_t pad = qlora_linear_pad(&own);
+    qlora_tensor from = qlora__layer_d_out(pass, m->plan.config.hidden);
+    qlora_tensor dy = qlora__window(&w->x, rows, 0, m->plan.config.hidden + pad);
+    qlora_tensor inner = qlora__window(&dy, rows, 0, m->plan.config.hidden);
+    qlora_tensor x = qlora__window(&w->s, rows, 0, width + pad);
+    qlora_tensor s = qlora__window(&w->s, rows, 0, width);
+    qlora_tensor ds = qlora__window(&w->ds, rows, 0, width);
+    qlora_tensor gate = qlora__experts_some(&layer->kept.routed, first, rows, width);
+    qlora_tensor up = gate;
+    up.data = (QLORA__REAL*)gate.data + width;
+    qlora_tensor both = gate;
+    both.cols = 2 * width;
+    const QLORA__REAL* weights = (const QLORA__REAL*)w->sorted.data + first;
+    qlora__rows_gather(pass->ctx, &from, route->tokens + first, &inner);
+    QLORA__TRY(qlora__expert_hidden(pass, layer, route, e, &x));
+    QLORA__TRY(qlora__experts_backward(pass, pass->math, &own, &x, &dy, &ds));
+    QLORA__TRY(qlora__gated_activation_backward(pass, &ds, &gate, &up, &s));
+    qlora__rows_dot(pass->ctx, &s, &ds, (QLORA__REAL*)w->dw.data + first);
+    qlora__rows_scale(pass->ctx, weights, &both);
+    return QLORA_OK;
+}
+
+// The gradient of the output of the branch -> those of gate and up, in their places, and of the
+// scores, in m->work.experts.dz.
+static qlora_result qlora__experts_out_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    QLORA__TRY(qlora__shared_out_backward(pass, layer));
+    qlora__route route = qlora__experts_choose(pass, layer);
+    for (int64_t e = 0; e < c->experts; e++) {
+        if (route.starts[e + 1] > route.starts[e]) {
+            QLORA__TRY(qlora__expert_out_backward(pass, layer, &route, e));
+        }
+    }
+    qlora_tensor dz = qlora__window(&m->work.experts.dz, pass->rows, 0, c->experts);
+    qlora__route_backward(pass->ctx, &route, (const QLORA__REAL*)m->work.experts.dw.data, &dz);
+    return QLORA_OK;
+}
+
+// Backward pass of a linear that reads all rows of m->work.x: adds to dx.
+static qlora_result qlora__experts_all_backward(const qlora__pass* pass,
+                                                const qlora_linear_desc* linear,
+                                                const qlora_tensor* dy, const qlora_tensor* dx) {
+    const qlora_model* m = pass->m;
+    const qlora__experts_work* w = &m->work.experts;
+    qlora_linear_desc own = qlora__experts_linear(pass, linear);
+    int64_t pad = qlora_linear_pad(&own);
+    qlora_tensor from = qlora__local(pass, &m->work.x, 0, own.in);
+    qlora_tensor x = qlora__window(&w->x, pass->rows, 0, own.in + pad);
+    qlora_tensor inner = qlora__window(&x, pass->rows, 0, own.in);
+    qlora_tensor d = qlora__window(dy, pass->rows, 0, qlora_linear_out(&own) + pad);
+    qlora_tensor y = qlora__window(&w->y, pass->rows, 0, own.in);
+    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &from, &inner));
+    QLORA__TRY(qlora__experts_backward(pass, m->math, &own, &x, &d, &y));
+    return qlora_add(pass->ctx, dx, &y, dx);
+}
+
+// The gradients of gate and up and of the scores -> that of the residual stream, with that of the
+// MLP that all tokens use: those of the experts are in m->work.d_beside when its backward pass adds
+// them.
+static qlora_result qlora__experts_in_backward(const qlora__pass* pass, qlora__layer* layer,
+                                               const qlora_tensor* h) {
+    qlora_model* m = pass->m;
+    const qlora__experts* experts = layer->experts;
+    const qlora__experts_work* w = &m->work.experts;
+    int64_t width = m->plan.config.hidden;
+    qlora_tensor in = qlora__local(pass, h, 0, width);
+    qlora_tensor inputs = qlora__local(pass, &m->work.x, 0, width);
+    qlora_tensor dx = qlora__slice(pass, &m->work.d_beside, 0, width);
+    QLORA__TRY(qlora__rows_input(pass, &in, qlora__branch_norm(m, layer, QLORA__MLP), &inputs));
+    QLORA__TRY(qlora_fill(pass->ctx, 0.0f, &dx));
+    qlora__route route = qlora__experts_choose(pass, layer);
+    for (int64_t e = 0; e < m->plan.config.experts; e++) {
+        int64_t first = route.starts[e];
+        int64_t rows = route.starts[e + 1] - first;
+        if (rows == 0) {
+            continue;
+        }
+        qlora_linear_desc own = qlora__experts_linear(pass, &experts->linears[2 * e]);
+        int64_t pad = qlora_linear_pad(&own);
+        qlora_tensor x = qlora__window(&w->x, rows, 0, width + pad);
+        qlora_tensor inner = qlora__window(&x, rows, 0, width);
+        qlora_tensor y = qlora__window(&w->y, rows, 0, width);
+        qlora_tensor dy = qlora__experts_some(&layer->kept.routed, first, rows,
+                                              qlora_linear_out(&own) + pad);
+        qlora__rows_gather(pass->ctx, &inputs, route.tokens + first, &inner);
+        QLORA__TRY(qlora__experts_backward(pass, pass->math, &own, &x, &dy, &y));
+        qlora__rows_spread_add(pass->ctx, &y, route.tokens + first, &dx);
+    }
+    QLORA__TRY(qlora__experts_all_backward(pass, &experts->router, &w->dz, &dx));
+    if (experts->shared_gate.count > 0) {
+        QLORA__TRY(qlora__experts_all_backward(pass, &experts->shared_gate, &w->d_gate, &dx));
+    }
+    if (layer->layout->groups[QLORA__GATE_UP].count > 0) {
+        return qlora__branch_input_backward(pass, layer, QLORA__MLP, &layer->kept.gu, h, true);
+    }
+    qlora_tensor none = qlora__local(pass, &m->work.delta, 0, width);
+    QLORA__TRY(qlora_fill(pass->ctx, 0.0f, &none));
+    return qlora__input_norm_backward(pass, layer, QLORA__MLP, &in, &none);
+}
+
 //@@ src/model/ffns/kinds.h
 
 // ---- the kinds of feed-forward parts ------------------------------------------------------------
@@ -43787,12 +45263,25 @@ typedef struct qlora__ffn_kind {
     qlora_result (*out)(const qlora__pass* pass, qlora__layer* layer);
     // The gradient of that output -> the one of kept.gu, in its place, and those of the adapters.
     qlora_result (*out_backward)(const qlora__pass* pass, qlora__layer* layer);
+    // That of kept.gu -> that of the residual stream, of which the branch reads `h`.
+    qlora_result (*in_backward)(const qlora__pass* pass, qlora__layer* layer,
+                                const qlora_tensor* h);
 } qlora__ffn_kind;
+
+// Of kinds that begin with a stack.
+static qlora_result qlora__stack_in_backward(const qlora__pass* pass, qlora__layer* layer,
+                                             const qlora_tensor* h) {
+    return qlora__branch_input_backward(pass, layer, QLORA__MLP, &layer->kept.gu, h, true);
+}
 
 // Indexed by qlora__ffn.
 static const qlora__ffn_kind qlora__ffn_kinds[] = {
-    {"gated", qlora__gated_in, qlora__gated_out, qlora__gated_out_backward},
-    {"plain", qlora__plain_in, qlora__plain_out, qlora__plain_out_backward}};
+    {"gated", qlora__gated_in, qlora__gated_out, qlora__gated_out_backward,
+     qlora__stack_in_backward},
+    {"plain", qlora__plain_in, qlora__plain_out, qlora__plain_out_backward,
+     qlora__stack_in_backward},
+    {"experts", qlora__experts_in, qlora__experts_out, qlora__experts_out_backward,
+     qlora__experts_in_backward}};
 
 static const qlora__ffn_kind* qlora__ffn_of(const qlora__layer* layer) {
     return &qlora__ffn_kinds[layer->layout->ffn];
@@ -43973,7 +45462,9 @@ static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__la
                                         qlora_tensor* o, qlora_tensor* h) {
     const qlora_model* m = pass->m;
     *o = qlora__labelled_o(m, pass->labelled);
-    qlora__arena_window(&layer->kept.gu, 0, pass->rows, m->plan.config.hidden, h);
+    // Memory that is not in use here, and has room for the stream.
+    const qlora_tensor* room = layer->experts != NULL ? &m->work.experts.y : &layer->kept.gu;
+    qlora__arena_window(room, 0, pass->rows, m->plan.config.hidden, h);
     qlora_tensor heads = qlora__window(o, pass->rows, 0, qlora__q_width(&m->plan.config));
     QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));
     return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
@@ -44457,8 +45948,7 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
         qlora_tensor h = qlora__mlp_stream(&tile, layer);
         QLORA__TRY(qlora__branch_out_backward(&tile, layer, QLORA__MLP));
         QLORA__TRY(qlora__ffn_of(layer)->out_backward(&tile, layer));
-        QLORA__TRY(
-            qlora__branch_input_backward(&tile, layer, QLORA__MLP, &layer->kept.gu, &h, true));
+        QLORA__TRY(qlora__ffn_of(layer)->in_backward(&tile, layer, &h));
         if (tiled) {
             QLORA__TRY(qlora__softmax_out_backward(&tile, layer));
         }
@@ -45936,7 +47426,7 @@ QLORA__ONCE_PER_FILE
 static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < layer->layout->count; i++) {
+        for (int i = 0; i < layer->count; i++) {
             qlora__projection* p = &layer->projections[i];
             if (p->is_nf4) {
                 qlora_tensor memory = p->nf4.memory;
@@ -45975,7 +47465,7 @@ static void qlora__ready_parts(void* user, int64_t begin, int64_t end) {
 // prepared keeps its own.
 static qlora_result qlora__model_ready(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             int64_t parts = qlora__ceil_div(p->ready.cols, QLORA__READY_PART);
             qlora__ready_job job;
@@ -46208,10 +47698,11 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         bool fp8 = m->desc.base == QLORA_BASE_FP8;
         // What depends on rare settings is compiled when the dry run needs it.
         const qlora_model_config* c = &m->plan.config;
-        for (int64_t i = 0; i < c->layers * QLORA__PROJECTIONS; i++) { // those left out are zero
-            const qlora__layer* layer = &m->layers[i / QLORA__PROJECTIONS];
-            nf4 = nf4 || layer->projections[i % QLORA__PROJECTIONS].is_nf4;
-            fp8 = fp8 || layer->projections[i % QLORA__PROJECTIONS].is_fp8;
+        for (int64_t l = 0; l < c->layers; l++) {
+            for (int i = 0; i < m->layers[l].count; i++) {
+                nf4 = nf4 || m->layers[l].projections[i].is_nf4;
+                fp8 = fp8 || m->layers[l].projections[i].is_fp8;
+            }
         }
         qlora__needs need = qlora__kernels_needed(ctx, m->compute, c->head_dim,
                                                   c->attention_cap > 0.0, nf4, true);
@@ -46279,7 +47770,7 @@ static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s
 static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
                                          const qlora__adapter_source* s) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             char module[160];
             qlora__peft_module found;
@@ -46570,7 +48061,8 @@ static bool qlora__layers_alike(const qlora__layer* a, const qlora__layer* b) {
                  a->keeps_attention == b->keeps_attention && a->keeps_heads == b->keeps_heads &&
                  a->sliding == b->sliding && a->no_rope == b->no_rope &&
                  (a->qkv_bias.data == NULL) == (b->qkv_bias.data == NULL);
-    for (int i = 0; i < QLORA__PROJECTIONS && alike; i++) {
+    alike = alike && a->count == b->count;
+    for (int i = 0; i < a->count && alike; i++) {
         alike = qlora__projections_alike(&a->projections[i], &b->projections[i]);
     }
     for (int i = 0; i < QLORA__NORMS && alike; i++) {
@@ -49796,8 +51288,9 @@ static qlora_result qlora__merge_add_layer(qlora__merge_file* f, const qlora__me
     int64_t rows = rank == 1 ? item->rows * item->cols : item->rows;
     int64_t cols = rank == 1 ? 1 : item->cols;
     char name[QLORA__GGUF_NAME];
-    for (int i = 0; i < arch->layout->count; i++) {
-        const qlora__projection_row* row = &arch->layout->rows[i];
+    const qlora__layout* layout = qlora__arch_first(arch);
+    for (int i = 0; i < layout->count; i++) {
+        const qlora__projection_row* row = &layout->rows[i];
         if (!qlora__gguf_is(rest, size, row->module)) {
             continue;
         }
@@ -50067,7 +51560,7 @@ static void qlora__merge_put_sizes(qlora__merge_config* f) {
     }
     bool mean = (f->arch->has & QLORA__HAS_MEAN_NORM) != 0;
     bool gelu = (f->arch->has & QLORA__HAS_GELU) != 0;
-    bool plain = f->arch->layout->ffn == QLORA__FFN_PLAIN;
+    bool plain = qlora__arch_first(f->arch)->ffn == QLORA__FFN_PLAIN;
     qlora__merge_put_number(f, mean ? "layer_norm_eps" : "rms_norm_eps", c->rms_eps);
     qlora__json_write_string(&f->w, "hidden_act",
                              plain  ? "relu2"
@@ -57322,4 +58815,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end fffdab78d3107a17
+//@@ end 431a6f0d61676abf

@@ -146,6 +146,7 @@ QLORA__ONCE_END
 QLORA__ONCE_PER_FILE
 #include "formats/config_values.h"
 #include "formats/config_rope.h"
+#include "formats/config_experts.h"
 #include "formats/config.h"
 #include "formats/config_scale.h"
 #include "formats/folder.h"
@@ -217,6 +218,7 @@ QLORA__ONCE_PER_CALL
 #include "ops/skinny.h"
 #include "ops/linear_gradients.h"
 #ifndef QLORA_NO_MODEL
+#include "ops/experts.h"
 #include "ops/gated.h"
 #include "ops/tails.h"
 #include "ops/fp8_tails.h"
@@ -262,6 +264,7 @@ QLORA__ONCE_PER_CALL
 #include "model/mixers/softmax.h"
 #include "model/ffns/gated.h"
 #include "model/ffns/plain.h"
+#include "model/ffns/experts.h"
 #include "model/ffns/kinds.h"
 #include "model/decode.h"
 #include "model/forward.h"

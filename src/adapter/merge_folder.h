@@ -167,8 +167,9 @@ static qlora_result qlora__merge_add_layer(qlora__merge_file* f, const qlora__me
     int64_t rows = rank == 1 ? item->rows * item->cols : item->rows;
     int64_t cols = rank == 1 ? 1 : item->cols;
     char name[QLORA__GGUF_NAME];
-    for (int i = 0; i < arch->layout->count; i++) {
-        const qlora__projection_row* row = &arch->layout->rows[i];
+    const qlora__layout* layout = qlora__arch_first(arch);
+    for (int i = 0; i < layout->count; i++) {
+        const qlora__projection_row* row = &layout->rows[i];
         if (!qlora__gguf_is(rest, size, row->module)) {
             continue;
         }

@@ -66,7 +66,7 @@ typedef enum qlora_family {
     QLORA_FAMILY_OLMO2,
     QLORA_FAMILY_OLMO3,
     QLORA_FAMILY_GRANITE,
-    QLORA_FAMILY_GRANITE4, // the dense form of granitemoehybrid
+    QLORA_FAMILY_GRANITE4, // granitemoehybrid without recurrent layers
     QLORA_FAMILY_GLM,
     QLORA_FAMILY_GLM4,
     QLORA_FAMILY_MINISTRAL3,
@@ -75,7 +75,13 @@ typedef enum qlora_family {
     QLORA_FAMILY_QWEN2_5_VL, // the text part of vision-language models
     QLORA_FAMILY_QWEN3_VL,
     QLORA_FAMILY_ARCEE,
-    QLORA_FAMILY_COHERE2
+    QLORA_FAMILY_COHERE2,
+    QLORA_FAMILY_MIXTRAL,
+    QLORA_FAMILY_QWEN2_MOE,
+    QLORA_FAMILY_QWEN3_MOE,
+    QLORA_FAMILY_OLMOE,
+    QLORA_FAMILY_GRANITE_MOE,
+    QLORA_FAMILY_GLM4_MOE
 } qlora_family;
 
 // The architecture of a model, as in its config.json.
@@ -111,6 +117,15 @@ typedef struct qlora_model_config {
     double query_beta;      // q at position p is multiplied by 1 + query_beta * log(1 +
     double query_period;    // floor(p / query_period)); 0 = not at all
     double norm_offset;     // added to norm weights when they are loaded from files
+    // Mixtures of experts; without experts, all of this is 0.
+    int64_t experts;             // in every layer that is not dense
+    int64_t experts_per_token;
+    int64_t expert_intermediate; // width of one expert
+    int64_t shared_intermediate; // width of an MLP beside them for all tokens; 0 = there is none
+    int64_t expert_groups;       // of the choice of experts; 0 = 1
+    int64_t expert_groups_used;
+    double routed_scale; // factor of the weights of chosen experts; 0 = 1
+    bool renormalise;    // the weights of a token are divided by their sum
     int32_t dtype;          // a qlora_dtype; -1 = not given in the file
     int32_t bos_id;         // -1 = none
     int32_t pad_id;         // -1 = none
@@ -118,6 +133,7 @@ typedef struct qlora_model_config {
     int32_t stop_ids[QLORA_MAX_STOP_IDS];
     uint8_t sliding[QLORA_MAX_LAYERS]; // 1 if the attention of the layer is limited by `window`
     uint8_t no_rope[QLORA_MAX_LAYERS]; // 1 if q and k of the layer are not rotated
+    uint8_t dense[QLORA_MAX_LAYERS];   // 1 if the layer has an MLP and no experts
 } qlora_model_config;
 
 // The type in which a model computes. Frozen weights keep their own format. On the CPU, BF16 is for
@@ -139,7 +155,12 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_DOWN = 64,
     QLORA_TARGET_QKV = 128,     // models with one matrix for q, k and v
     QLORA_TARGET_GATE_UP = 256, // models with one matrix for gate and up
-    QLORA_TARGET_ALL = 511      // those that the model has
+    // Bits 9 and 10 are unused.
+    QLORA_TARGET_EXPERTS_IN = 2048,  // gate and up of every expert, as one matrix each
+    QLORA_TARGET_EXPERTS_OUT = 4096, // down of every expert
+    QLORA_TARGET_ROUTER = 8192,
+    QLORA_TARGET_SHARED_GATE = 16384, // the gate of the MLP beside the experts
+    QLORA_TARGET_ALL = 6655           // those that the model has, but not the last two
 } qlora_target;
 
 // Whole matrices that are trained with the adapters, one bit each, as PEFT's modules_to_save. If

@@ -208,7 +208,8 @@ static qlora_result qlora__config_window_rule(const qlora__config_reader* r,
                                               uint8_t* slides) {
     int64_t first = 0;
     bool use = arch->window != QLORA__WINDOW_NONE; // a file may have the key, the block no window
-    if (arch->window == QLORA__WINDOW_QWEN || arch->window == QLORA__WINDOW_NOPE) {
+    if (arch->window == QLORA__WINDOW_QWEN || arch->window == QLORA__WINDOW_NOPE ||
+        arch->window == QLORA__WINDOW_USED) {
         QLORA__TRY(qlora__config_bool(r, "use_sliding_window", false, &use));
     }
     if (arch->window == QLORA__WINDOW_QWEN) {
@@ -237,7 +238,9 @@ static qlora_result qlora__config_layer_type(const qlora__config_reader* r, cons
                                              "sliding_attention");
     }
     bool fixed = slides ? arch->window == QLORA__WINDOW_NONE
-                        : arch->window == QLORA__WINDOW_EVERY && window > 0;
+                        : (arch->window == QLORA__WINDOW_EVERY ||
+                           arch->window == QLORA__WINDOW_USED) &&
+                              window > 0;
     if (fixed) { // transformers does not look at the list
         char advice[96];
         snprintf(advice, sizeof advice, "%s layers always have %s", arch->model_type,
@@ -479,6 +482,9 @@ static qlora_result qlora__config_biases(const qlora__config_reader* r, const ql
         QLORA__TRY(qlora__config_bool(r, "attention_bias", true, &three));
     }
     c->o_bias = all;
+    if ((arch->reads & QLORA__READS_BIAS_3_OFF) != 0) {
+        QLORA__TRY(qlora__config_bool(r, "attention_bias", false, &three));
+    }
     if ((arch->reads & QLORA__READS_OUT_BIAS) != 0) {
         QLORA__TRY(qlora__config_bool(r, "attention_out_bias", false, &c->o_bias));
     }
@@ -487,13 +493,15 @@ static qlora_result qlora__config_biases(const qlora__config_reader* r, const ql
     }
     c->qkv_bias = all || three || (arch->reads & QLORA__READS_QKV_BIAS) != 0;
     c->qk_norm = (arch->has & QLORA__HAS_QK_NORM) != 0;
-    return QLORA_OK;
+    return (arch->reads & QLORA__READS_QK_NORM) != 0
+               ? qlora__config_bool(r, "use_qk_norm", false, &c->qk_norm)
+               : QLORA_OK;
 }
 
 // Older Gemma files say "gelu" and mean the tanh form.
 static qlora_result qlora__config_activation(const qlora__config_reader* r,
                                              const qlora__arch* arch) {
-    int kind = arch->layout->ffn == QLORA__FFN_PLAIN ? 2 : (arch->has & QLORA__HAS_GELU) != 0;
+    int kind = qlora__arch_first(arch)->ffn == QLORA__FFN_PLAIN ? 2 : (arch->has & QLORA__HAS_GELU) != 0;
     bool newer = (arch->reads & QLORA__READS_ACTIVATION) != 0;
     uint32_t act = newer ? 0 : qlora__config_find(r, "hidden_act");
     act = act != 0 ? act : qlora__config_find(r, "hidden_activation");
@@ -514,7 +522,7 @@ static qlora_result qlora__config_activation(const qlora__config_reader* r,
 }
 
 // What a model may not have: keys that change the block in ways its description does not cover.
-static qlora_result qlora__config_refusals(const qlora__config_reader* r, const qlora__arch* arch) {
+static qlora_result qlora__config_refusals(const qlora__config_reader* r) {
     static const char* const switches[] = {"use_bidirectional_attention", "is_encoder_decoder"};
     for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
         bool on = false;
@@ -525,16 +533,7 @@ static qlora_result qlora__config_refusals(const qlora__config_reader* r, const 
                                    switches[i]);
         }
     }
-    int64_t experts = 0;
-    if ((arch->reads & QLORA__READS_HYBRID) != 0) {
-        QLORA__TRY(qlora__config_int(r, "num_local_experts", 8, 0, INT32_MAX, &experts));
-    }
-    return experts == 0
-               ? QLORA_OK
-               : qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
-                                 "%s: num_local_experts is %lld; a mixture of experts is not "
-                                 "supported",
-                                 r->json->label, (long long)experts);
+    return QLORA_OK;
 }
 
 // dtype and the tied head, which a multimodal folder has at its top.
@@ -580,8 +579,9 @@ static qlora_result qlora__config_from_json(qlora__env* env, const qlora__json* 
     QLORA__TRY(qlora__config_quantized(&top, c));
     qlora__config_reader r = top;
     QLORA__TRY(qlora__config_family(&r, &arch, c));
-    QLORA__TRY(qlora__config_refusals(&r, arch));
+    QLORA__TRY(qlora__config_refusals(&r));
     QLORA__TRY(qlora__config_sizes(&r, arch, c));
+    QLORA__TRY(qlora__config_experts(&r, arch, c));
     QLORA__TRY(qlora__config_ropes(&r, arch, c));
     QLORA__TRY(qlora__config_nope(&r, arch, c));
     QLORA__TRY(qlora__config_window(&r, arch, c));

@@ -123,8 +123,9 @@ static void qlora__gguf_get_biases(const qlora__gguf_model* m, qlora__gguf_facts
 static const char* qlora__gguf_module(const qlora__arch* arch, const char* name, size_t size,
                                       bool* norm) {
     *norm = false;
-    for (int i = 0; i < arch->layout->count; i++) {
-        const qlora__projection_row* row = &arch->layout->rows[i];
+    const qlora__layout* layout = qlora__arch_first(arch);
+    for (int i = 0; i < layout->count; i++) {
+        const qlora__projection_row* row = &layout->rows[i];
         if (row->gguf_second == NULL && qlora__gguf_is(name, size, row->gguf)) {
             return row->module;
         }
@@ -197,8 +198,9 @@ static qlora_result qlora__gguf_check_use(qlora__env* env, const qlora__folder* 
                                f->dir, tensor, (long long)facts->layers);
     }
     int group = -1;
-    for (int i = 0; i < facts->arch->layout->count; i++) {
-        const qlora__projection_row* row = &facts->arch->layout->rows[i];
+    const qlora__layout* layout = qlora__arch_first(facts->arch);
+    for (int i = 0; i < layout->count; i++) {
+        const qlora__projection_row* row = &layout->rows[i];
         group = strcmp(row->module, module) == 0 ? row->group : group;
     }
     if (bias && group < 0) {

@@ -22,7 +22,7 @@ static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s
 static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
                                          const qlora__adapter_source* s) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             char module[160];
             qlora__peft_module found;

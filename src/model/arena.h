@@ -158,12 +158,15 @@ static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < layer->layout->count; i++) {
+        for (int i = 0; i < layer->count; i++) {
             qlora__layout_projection(arena, m, &layer->projections[i]);
         }
         if (c->qkv_bias && !c->qk_norm) {
             qlora__arena_tensor(arena, m->compute, 1, qlora__q_width(c) + 2 * qlora__kv_width(c),
                                 &layer->qkv_bias);
+        }
+        if (layer->experts != NULL && layer->layout->experts->correction != NULL) {
+            qlora__arena_tensor(arena, QLORA_F32, 1, c->experts, &layer->experts->correction);
         }
         for (int i = 0; i < QLORA__NORMS && !m->desc.train_norms; i++) {
             if (qlora__has_norm(m, i)) {
@@ -312,7 +315,7 @@ static void qlora__layout_windows(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < layer->layout->count; i++) {
+        for (int i = 0; i < layer->count; i++) {
             if (layer->projections[i].rank > 0) {
                 qlora__window_projection(m, &layer->projections[i]);
             }
@@ -343,6 +346,15 @@ static void qlora__layout_windows(qlora_model* m) {
         qlora__window_saved(m, m->tables.head_tokens_at, m->tables.token_count,
                             &m->tables.own_head_tokens, &m->tables.d_head_tokens);
     }
+}
+
+// Columns of the widest activation of an MLP that all tokens use.
+static int64_t qlora__mlp_most(const qlora_model* m) {
+    int64_t most = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        most = qlora__max(most, m->layers[l].linears[QLORA__DOWN].in);
+    }
+    return most;
 }
 
 // Rows of the buffers that are used for one tile at a time.
@@ -443,6 +455,16 @@ static void qlora__layout_z(qlora__arena* arena, qlora_model* m, const int64_t p
 #define QLORA__Z_SHARED (1u << QLORA__QKV)
 #define QLORA__Z_OWN (1u << QLORA__DOWN)
 
+// The columns that adapters of experts need beside a row, at most.
+static int64_t qlora__experts_pad(const qlora_model* m) {
+    int64_t pad = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__experts* experts = m->layers[l].experts;
+        pad = experts != NULL ? qlora__max(pad, experts->pad) : pad;
+    }
+    return pad;
+}
+
 // Of pads, only those of o and of gate/up are used. heads, attention: q, k and v, and the output of
 // attention, are among the activations.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
@@ -459,6 +481,13 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
     qlora__arena_tensor(arena, m->compute, some,
                         qlora__stack_most(m, QLORA__GATE_UP) + pads[QLORA__GATE_UP], &kept->gu);
+    if (c->experts > 0) {
+        int64_t pad = qlora__experts_pad(m);
+        qlora__arena_tensor(arena, m->compute, some * c->experts_per_token,
+                            2 * c->expert_intermediate + pad, &kept->routed);
+        qlora__arena_tensor(arena, m->compute, some, c->experts, &kept->scores);
+        qlora__arena_tensor(arena, m->compute, some, 1 + pad, &kept->shared);
+    }
     for (int i = 0; i < QLORA__BRANCHES; i++) {
         if (qlora__has_norm(m, qlora__branches[i].after)) {
             qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[i]);

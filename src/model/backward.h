@@ -191,8 +191,7 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
         qlora_tensor h = qlora__mlp_stream(&tile, layer);
         QLORA__TRY(qlora__branch_out_backward(&tile, layer, QLORA__MLP));
         QLORA__TRY(qlora__ffn_of(layer)->out_backward(&tile, layer));
-        QLORA__TRY(
-            qlora__branch_input_backward(&tile, layer, QLORA__MLP, &layer->kept.gu, &h, true));
+        QLORA__TRY(qlora__ffn_of(layer)->in_backward(&tile, layer, &h));
         if (tiled) {
             QLORA__TRY(qlora__softmax_out_backward(&tile, layer));
         }

@@ -257,7 +257,7 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     }
     *has = false;
     if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m) || qlora__norms_mean(m) ||
-        qlora__stands_beside(m)) {
+        qlora__stands_beside(m) || layer->experts != NULL) {
         return QLORA_OK;
     }
     unsigned which = qlora__gradients_left(pass, layer, qlora__branches[branch].in);
@@ -329,7 +329,7 @@ static qlora_result qlora__input_norm_backward(const qlora__pass* pass, qlora__l
     int64_t width = m->plan.config.hidden;
     const qlora_tensor* norm = qlora__branch_norm(m, layer, branch);
     qlora_tensor dh = qlora__slice(pass, &m->work.dh, 0, width);
-    if (qlora__stands_beside(m)) {
+    if (qlora__stands_beside(m) || (branch == QLORA__MLP && layer->experts != NULL)) {
         qlora_tensor others = qlora__slice(pass, &m->work.d_beside, 0, width);
         QLORA__TRY(qlora_add(pass->ctx, dx, &others, dx));
     }

@@ -326,7 +326,7 @@ static void qlora__plan_most(qlora_model* m, const qlora_plan_desc* machine, qlo
 // Whether any weight has codes: a folder may leave some projections in 16 bits.
 static bool qlora__any_coded(const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             if (qlora__is_coded(&m->layers[l].projections[i])) {
                 return true;
             }

@@ -60,7 +60,9 @@ static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__la
                                         qlora_tensor* o, qlora_tensor* h) {
     const qlora_model* m = pass->m;
     *o = qlora__labelled_o(m, pass->labelled);
-    qlora__arena_window(&layer->kept.gu, 0, pass->rows, m->plan.config.hidden, h);
+    // Memory that is not in use here, and has room for the stream.
+    const qlora_tensor* room = layer->experts != NULL ? &m->work.experts.y : &layer->kept.gu;
+    qlora__arena_window(room, 0, pass->rows, m->plan.config.hidden, h);
     qlora_tensor heads = qlora__window(o, pass->rows, 0, qlora__q_width(&m->plan.config));
     QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));
     return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);

@@ -100,7 +100,7 @@ static qlora__keep_header qlora__keep_header_of(const qlora_model* m) {
     h.weights = m->base.base_weights;
     qlora__hash_begin(&shapes);
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             const int64_t facts[] = {qlora__keep_takes(p), p->out,        p->in,
                                      p->nf4.block,         p->nf4.block2, p->nf4.absmax != NULL};
@@ -214,7 +214,7 @@ static qlora_result qlora__keep_fill(qlora_ctx* ctx, const qlora_model* m, const
     qlora__hash_begin(&hash);
     QLORA__TRY(qlora__out_write(&ctx->env, out, &k->header, sizeof k->header));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             if (qlora__keep_takes(p)) {
                 QLORA__TRY(qlora__keep_put(ctx, out, qlora__codes_memory(p), room, piece, &hash));

@@ -245,12 +245,12 @@ static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
 }
 
 static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
-                                           const qlora__folder* folder, const char* module,
-                                           qlora__projection* p) {
+                                           const qlora__folder* folder, int64_t l, int i) {
+    qlora__projection* p = &s->m->layers[l].projections[i];
     char name[200];
-    snprintf(name, sizeof name, "%.180s.weight", module);
-    qlora__linear_source source;
-    QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+    qlora__weight_source found;
+    QLORA__TRY(qlora__projection_source(ctx, folder, s->m, l, i, &found));
+    qlora__linear_source source = found.linear;
     bool kept = s->keep->usable && qlora__keep_takes(p);
     if (p->mapped.data == NULL && !kept) {
         QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
@@ -270,7 +270,8 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
         s->done += source.weight->bytes;
     }
     if (p->has_bias) {
-        snprintf(name, sizeof name, "%.180s.bias", module);
+        qlora__base_module(s->m, l, i, name, sizeof name - sizeof ".bias");
+        strcat(name, ".bias");
         QLORA__TRY(qlora__load_named(ctx, s, folder, name, &p->bias));
     }
     return QLORA_OK;
@@ -283,18 +284,22 @@ static qlora_result qlora__load_layer(qlora_ctx* ctx, qlora__stager* s, const ql
     char name[200];
     int64_t bias_at = 0;
     const qlora__arch* arch = s->m->arch;
-    for (int i = 0; i < arch->layout->count; i++) {
+    for (int i = 0; i < layer->count; i++) {
         qlora__projection* p = &layer->projections[i];
-        const char* module = arch->layout->rows[i].module;
-        snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)index, module);
-        QLORA__TRY(qlora__load_projection(ctx, s, folder, name, p));
-        if (arch->layout->rows[i].group == QLORA__QKV && c->qkv_bias && !c->qk_norm) {
+        const qlora__projection_row* row = qlora__row_of(layer, i);
+        QLORA__TRY(qlora__load_projection(ctx, s, folder, index, i));
+        if (row->bias == QLORA__BIAS_QKV && c->qkv_bias && !c->qk_norm) {
             qlora_tensor part;
             QLORA__TRY(qlora__tensor_view(ctx, &layer->qkv_bias, 0, 1, bias_at, p->out, &part));
-            snprintf(name, sizeof name, "model.layers.%lld.%s.bias", (long long)index, module);
+            snprintf(name, sizeof name, "model.layers.%lld.%s.bias", (long long)index, row->module);
             QLORA__TRY(qlora__load_named(ctx, s, folder, name, &part));
             bias_at += p->out;
         }
+    }
+    if (layer->experts != NULL && layer->layout->experts->correction != NULL) {
+        snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)index,
+                 layer->layout->experts->correction);
+        QLORA__TRY(qlora__load_named(ctx, s, folder, name, &layer->experts->correction));
     }
     for (int i = 0; i < QLORA__NORMS; i++) {
         const char* module = qlora__arch_norm(arch, c, i);
@@ -372,14 +377,13 @@ static qlora_result qlora__load_check(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__folder_need(&ctx->env, folder, "model.embed_tokens.weight",
                                   m->plan.base_vocab, c->hidden, &t));
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
-            qlora__linear_source source;
-            char name[200];
-            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                     m->layers[l].layout->rows[i].module);
-            QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
-            if (source.fp8 && !(p->stored && p->is_fp8)) {
+            qlora__weight_source found;
+            QLORA__TRY(qlora__projection_source(ctx, folder, m, l, i, &found));
+            if (found.linear.fp8 && !(p->stored && p->is_fp8)) {
+                char name[200];
+                qlora__base_module(m, l, i, name, sizeof name);
                 return qlora__fail(ctx, QLORA_ERR_FORMAT,
                                    "%s: %s is in FP8, but config.json has no quantization_config",
                                    m->dir, name);
@@ -458,12 +462,15 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora_fill(ctx, 1.0f, &m->base.final_norm));
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < layer->layout->count; i++) {
+        for (int i = 0; i < layer->count; i++) {
             qlora__projection* p = &layer->projections[i];
             qlora_tensor w;
             qlora__arena_window(&m->work.operand, 0, p->out, p->in, &w);
             const qlora_tensor* to = qlora__is_coded(p) ? &w : &p->dense;
             uint32_t stream = (uint32_t)(2 + l * QLORA__PROJECTIONS + i);
+            if (i >= layer->layout->count) { // those of experts are numbered apart
+                stream = 0x40000000u + (uint32_t)((int64_t)l * layer->count + i);
+            }
             QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, to));
             if (qlora__is_coded(p)) {
                 QLORA__TRY(qlora__load_codes(ctx, "a random weight", &w, qlora__codes_of(p)));

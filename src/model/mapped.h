@@ -54,6 +54,78 @@ static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const c
     return QLORA_OK;
 }
 
+// ---- where weights are in the files --------------------------------------------------------------
+
+// The rows of one expert in a tensor of all of them.
+static qlora_result qlora__stacked_source(qlora_ctx* ctx, const qlora__folder* folder,
+                                          const qlora_model* m, int64_t l, int i,
+                                          qlora__weight_source* out) {
+    const qlora__layer* layer = &m->layers[l];
+    const qlora__projection* p = &layer->projections[i];
+    const qlora__expert_rows* experts = layer->layout->experts;
+    int number = (i - qlora__first_expert(layer->layout)) % experts->count;
+    const qlora__st_tensor* all = NULL;
+    char name[192];
+    for (int k = 0; k < 2 && all == NULL && experts->stacked[number].names[k] != NULL; k++) {
+        snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)l,
+                 experts->stacked[number].names[k]);
+        all = qlora__folder_find(folder, name);
+    }
+    if (all == NULL) {
+        return QLORA_OK;
+    }
+    int64_t parts = 1; // matrices of an expert that follow each other in it
+    for (int k = 0; k < experts->count && experts->count > 2; k++) {
+        parts = k != number && strcmp(experts->stacked[k].names[0],
+                                      experts->stacked[number].names[0]) == 0
+                    ? 2
+                    : parts;
+    }
+    int64_t shape[3] = {m->plan.config.experts, parts * p->out, p->in};
+    char have[96];
+    char want[96];
+    if (!qlora__st_is_float(all) || all->view != NULL || all->rank != 3 ||
+        memcmp(all->shape, shape, sizeof shape) != 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %s has dtype %s and shape %s; expected F32, BF16 or F16 and %s",
+                           folder->dir, name, qlora__st_dtypes[all->dtype].name,
+                           qlora__shape_text(all->shape, all->rank, have),
+                           qlora__shape_text(shape, 3, want));
+    }
+    uint64_t bytes = (uint64_t)(p->out * p->in) * (qlora__st_dtypes[all->dtype].bits / 8);
+    uint64_t at = (uint64_t)(qlora__expert_of(layer, i) * parts + experts->stacked[number].row);
+    out->slice = *all;
+    out->shape[0] = p->out;
+    out->shape[1] = p->in;
+    out->slice.rank = 2;
+    out->slice.shape = out->shape;
+    out->slice.data = all->data + at * bytes;
+    out->slice.bytes = bytes;
+    out->linear.weight = &out->slice;
+    out->linear.rows = p->out;
+    out->linear.cols = p->in;
+    out->linear.dtype = qlora__st_dtype_of(all);
+    return QLORA_OK;
+}
+
+// Finds the weight of a projection, which may be a part of the tensor of all experts.
+static qlora_result qlora__projection_source(qlora_ctx* ctx, const qlora__folder* folder,
+                                             const qlora_model* m, int64_t l, int i,
+                                             qlora__weight_source* out) {
+    const qlora__projection* p = &m->layers[l].projections[i];
+    char name[192];
+    memset(out, 0, sizeof *out);
+    qlora__base_module(m, l, i, name, sizeof name - sizeof ".weight");
+    strcat(name, ".weight");
+    if (qlora__expert_of(&m->layers[l], i) >= 0 && qlora__folder_find(folder, name) == NULL) {
+        QLORA__TRY(qlora__stacked_source(ctx, folder, m, l, i, out));
+        if (out->linear.weight != NULL) {
+            return QLORA_OK;
+        }
+    }
+    return qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &out->linear);
+}
+
 // ---- weights that are used where their file is mapped -------------------------------------------
 
 // On the CPU, weights that a file has in f32, bf16 or f16 are not copied: products convert them
@@ -111,12 +183,13 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
         qlora__map_weight(folder, "lm_head.weight", c->vocab, c->hidden, m, &m->base.head_mapped);
     }
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             char name[160];
-            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                     m->layers[l].layout->rows[i].module);
-            if (!qlora__is_coded(p) && !m->dora) { // DoRA adds adapters to a copy of the weight
+            qlora__base_module(m, l, i, name, sizeof name - 7);
+            strcat(name, ".weight");
+            // DoRA adds adapters to a copy of the weight; experts may be part of a tensor.
+            if (!qlora__is_coded(p) && !m->dora && qlora__expert_of(&m->layers[l], i) < 0) {
                 qlora__map_weight(folder, name, p->out, p->in, m, &p->mapped);
             }
         }

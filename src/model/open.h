@@ -58,7 +58,8 @@ static bool qlora__layers_alike(const qlora__layer* a, const qlora__layer* b) {
                  a->keeps_attention == b->keeps_attention && a->keeps_heads == b->keeps_heads &&
                  a->sliding == b->sliding && a->no_rope == b->no_rope &&
                  (a->qkv_bias.data == NULL) == (b->qkv_bias.data == NULL);
-    for (int i = 0; i < QLORA__PROJECTIONS && alike; i++) {
+    alike = alike && a->count == b->count;
+    for (int i = 0; i < a->count && alike; i++) {
         alike = qlora__projections_alike(&a->projections[i], &b->projections[i]);
     }
     for (int i = 0; i < QLORA__NORMS && alike; i++) {

@@ -90,14 +90,15 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     int64_t at = 0;
     memset(out, 0, sizeof *out);
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             if (p->rank == 0) {
                 continue;
             }
-            int64_t parts = m->dora ? 3 : 2;
+            int64_t skipped = qlora__shares_a(&m->layers[l], i) ? 1 : 0;
+            int64_t parts = (m->dora ? 3 : 2) - skipped;
             if (index < at + parts) {
-                qlora__trained_part(m, l, i, (int)(index - at), out);
+                qlora__trained_part(m, l, i, (int)(index - at + skipped), out);
                 return true;
             }
             at += parts;
@@ -175,7 +176,7 @@ static double qlora__range_lr(const qlora_model* m, const qlora__trained* t, dou
     int which = t->is_norm ? QLORA_LR_NORMS : QLORA_LR_EMBEDDINGS;
     if (t->projection != NULL) {
         const qlora__layer* layer = &m->layers[t->layer];
-        which = layer->layout->rows[t->projection - layer->projections].bit;
+        which = qlora__row_of(layer, (int)(t->projection - layer->projections))->bit;
     }
     return ratio * factors[which];
 }

@@ -36,6 +36,23 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
     return at;
 }
 
+// The same for the experts of a layer. Gate and up of an expert have one adapter as PEFT sees them,
+// so that the A of up is that of gate, and their B follow each other.
+static int64_t qlora__number_experts(qlora_model* m, qlora__layer* layer, int64_t at) {
+    for (int i = layer->layout->count; i < layer->count; i++) {
+        qlora__projection* p = &layer->projections[i];
+        p->a_at = at;
+        if (qlora__shares_a(layer, i)) {
+            p->a_at = p[-1].a_at;
+        } else {
+            at = qlora__number_range(m, p->rank * p->in, at);
+        }
+        p->b_at = at;
+        at = qlora__number_range(m, p->out * p->rank, at);
+    }
+    return at;
+}
+
 // Assigns a place to a trained matrix of `rows` rows; none without rows.
 static int64_t qlora__number_saved(qlora_model* m, int64_t rows, int64_t at, int64_t* place) {
     *place = at;
@@ -54,6 +71,9 @@ static void qlora__number_parameters(qlora_model* m) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
             at = qlora__number_group(m, layer, g, at);
+        }
+        if (layer->experts != NULL) {
+            at = qlora__number_experts(m, layer, at);
         }
         for (int i = 0; i < QLORA__NORMS && m->desc.train_norms; i++) {
             if (qlora__has_norm(m, i)) {
@@ -78,9 +98,9 @@ static void qlora__number_parameters(qlora_model* m) {
 // Sizes of a layer's projections and stacks.
 static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
     const qlora_model_config* c = &m->plan.config;
-    for (int i = 0; i < layer->layout->count; i++) {
+    for (int i = 0; i < layer->count; i++) {
         qlora__projection* p = &layer->projections[i];
-        const qlora__projection_row* row = &layer->layout->rows[i];
+        const qlora__projection_row* row = qlora__row_of(layer, i);
         p->in = qlora__arch_width(c, row->in);
         p->out = qlora__arch_width(c, row->out);
         // The rope kernel adds the bias of q, k and v, unless a norm comes between.
@@ -89,30 +109,65 @@ static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
     }
 }
 
+static void qlora__connect_part(const qlora__layer* layer, int number, qlora_linear_part* part) {
+    qlora__projection* p = &layer->projections[number];
+    part->out = p->out;
+    part->rank = p->rank;
+    part->scale = p->scale;
+    part->projection = qlora__row_of(layer, number)->bit;
+    part->nf4 = p->is_nf4 ? &p->nf4 : NULL;
+    part->fp8 = p->is_fp8 ? &p->fp8 : NULL;
+    part->dense = qlora__is_coded(p) ? NULL : &p->dense;
+    part->bias = p->has_bias ? &p->bias : NULL;
+    part->a = &p->a;
+    part->sb = &p->sb;
+    part->da = &p->da;
+    part->db = &p->db;
+}
+
+// A linear of experts: `count` projections, which read the same rows.
+static void qlora__connect_expert(qlora__layer* layer, int64_t index, int number, int count,
+                                  qlora_linear_desc* linear) {
+    memset(linear, 0, sizeof *linear);
+    linear->count = count;
+    linear->in = layer->projections[number].in;
+    linear->layer = (int32_t)index;
+    for (int i = 0; i < count; i++) {
+        qlora__connect_part(layer, number + i, &linear->parts[i]);
+    }
+    layer->experts->pad = qlora__max(layer->experts->pad, qlora_linear_pad(linear));
+}
+
+static void qlora__connect_experts(qlora_model* m, int64_t index) {
+    qlora__layer* layer = &m->layers[index];
+    const qlora__expert_rows* rows = layer->layout->experts;
+    int first = qlora__first_expert(layer->layout);
+    qlora__connect_expert(layer, index, layer->layout->count, 1, &layer->experts->router);
+    if (first > layer->layout->count + 1) {
+        qlora__connect_expert(layer, index, first - 1, 1, &layer->experts->shared_gate);
+    }
+    for (int64_t e = 0; e < m->plan.config.experts; e++) {
+        int at = first + (int)e * rows->count;
+        qlora_linear_desc* linears = layer->experts->linears + 2 * e;
+        qlora__connect_expert(layer, index, at, rows->count - 1, &linears[0]);
+        qlora__connect_expert(layer, index, at + rows->count - 1, 1, &linears[1]);
+    }
+}
+
 // Points the linears of a layer at the tensors of its projections.
 static void qlora__connect_layer(qlora_model* m, int64_t index) {
     qlora__layer* layer = &m->layers[index];
+    if (layer->experts != NULL) {
+        qlora__connect_experts(m, index);
+    }
     for (int g = 0; g < QLORA__GROUPS; g++) {
         qlora_linear_desc* linear = &layer->linears[g];
         memset(linear, 0, sizeof *linear);
         linear->count = layer->layout->groups[g].count;
         for (int i = 0; i < linear->count; i++) {
             int number = layer->layout->groups[g].first + i;
-            qlora__projection* p = &layer->projections[number];
-            qlora_linear_part* part = &linear->parts[i];
-            linear->in = p->in;
-            part->out = p->out;
-            part->rank = p->rank;
-            part->scale = p->scale;
-            part->projection = layer->layout->rows[number].bit;
-            part->nf4 = p->is_nf4 ? &p->nf4 : NULL;
-            part->fp8 = p->is_fp8 ? &p->fp8 : NULL;
-            part->dense = qlora__is_coded(p) ? NULL : &p->dense;
-            part->bias = p->has_bias ? &p->bias : NULL;
-            part->a = &p->a;
-            part->sb = &p->sb;
-            part->da = &p->da;
-            part->db = &p->db;
+            linear->in = layer->projections[number].in;
+            qlora__connect_part(layer, number, &linear->parts[i]);
         }
         linear->operand = &layer->operands[g];
         linear->dropout = qlora__trains(m) ? m->desc.dropout : 0.0f;
@@ -349,7 +404,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
         int64_t least;
         int64_t most;
     } fields[] = {{"desc.rank", d->rank, INT32_MIN, 1024},
-                  {"desc.targets", d->targets, 0, QLORA_TARGET_ALL},
+                  {"desc.targets", d->targets, 0, INT32_MAX},
                   {"desc.save_modules", d->save_modules, 0, QLORA_SAVE_EMBED | QLORA_SAVE_HEAD},
                   {"desc.token_row_count", d->token_row_count, 0, 1 << 24},
                   {"desc.new_token_count", d->new_token_count, 0, 1 << 24},
@@ -419,6 +474,31 @@ static size_t qlora__decode_results_bytes(const qlora__decode* d) {
     return 2 * (size_t)d->texts * sizeof *d->results;
 }
 
+// Bytes of the projections of all layers, of which the first layer has the pointer, and of what
+// layers have of their experts.
+static size_t qlora__projections_bytes(const qlora_model* m) {
+    size_t count = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        count += (size_t)m->layers[l].count;
+    }
+    return count * sizeof(qlora__projection);
+}
+
+static size_t qlora__experts_bytes(const qlora_model* m) {
+    return sizeof(qlora__experts) +
+           (size_t)(2 * m->plan.config.experts) * sizeof(qlora_linear_desc);
+}
+
+static void qlora__projections_free(qlora_model* m) {
+    for (int64_t l = 0; m->layers != NULL && l < m->plan.config.layers; l++) {
+        qlora__free(m->ctx, m->layers[l].experts,
+                    m->layers[l].experts != NULL ? qlora__experts_bytes(m) : 0);
+    }
+    if (m->layers != NULL && m->layers[0].projections != NULL) {
+        qlora__free(m->ctx, m->layers[0].projections, qlora__projections_bytes(m));
+    }
+}
+
 static void qlora__model_free(qlora_model* m) {
     qlora_ctx* ctx = m->ctx;
     if (m->arena != NULL) {
@@ -444,6 +524,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__free(ctx, m->decode.host, (size_t)m->decode.texts * sizeof *m->decode.host);
     qlora__pinned_free(ctx, m->decode.results, qlora__decode_results_bytes(&m->decode));
     qlora__free(ctx, m->decode.sent, (size_t)m->decode.params.cols);
+    qlora__projections_free(m);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m->tables.token_ids,
@@ -466,18 +547,42 @@ static uint64_t qlora__source_name(const qlora_model_desc* desc) {
     return hash;
 }
 
+// The bits of what the experts of a layer have.
+static uint32_t qlora__expert_targets(const qlora__layout* layout) {
+    const qlora__expert_rows* experts = layout->experts;
+    uint32_t has = experts != NULL ? 1u << experts->router.bit : 0;
+    if (experts != NULL && experts->shared_gate.module != NULL) {
+        has |= 1u << experts->shared_gate.bit;
+    }
+    for (int i = 0; experts != NULL && i < experts->count; i++) {
+        has |= 1u << experts->rows[i].bit;
+    }
+    return has;
+}
+
 // Replaces "all" by the projections that the model has, and refuses others.
 static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
     static const char* const names[] = {"q", "k", "v", "o", "gate", "up", "down", "qkv", "gate_up"};
     uint32_t has = 0;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        const qlora__layout* layout = qlora__arch_layout(m->arch, l);
+        const qlora__layout* layout = qlora__arch_layout(m->arch, &m->plan.config, l);
         for (int i = 0; i < layout->count; i++) {
             has |= 1u << layout->rows[i].bit;
         }
+        has |= qlora__expert_targets(layout);
     }
     if (m->desc.targets == 0 || m->desc.targets == (uint32_t)QLORA_TARGET_ALL) {
-        m->desc.targets = has;
+        m->desc.targets = has & (uint32_t)QLORA_TARGET_ALL;
+    }
+    for (int bit = 9; bit < 32; bit++) {
+        if ((m->desc.targets & ~has & 1u << bit) != 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "desc.targets contains %s, which this model does not have",
+                               bit == 13                 ? "the router"
+                               : bit == 14               ? "the gate of the shared expert"
+                               : bit == 11 || bit == 12 ? "experts"
+                                                         : "an unknown bit");
+        }
     }
     for (int bit = 0; bit < 9; bit++) {
         if ((m->desc.targets & ~has & 1u << bit) != 0) {
@@ -521,7 +626,7 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
     } widths[] = {
         {"hidden", c->hidden, 8},
         // gate and up are next to each other
-        {"intermediate", c->intermediate, m->arch->layout->ffn == QLORA__FFN_GATED ? 4 : 8},
+        {"intermediate", c->intermediate, qlora__arch_first(m->arch)->ffn == QLORA__FFN_GATED ? 4 : 8},
         {"heads * head_dim", qlora__q_width(c), 8},
         {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
@@ -537,7 +642,7 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
                            "desc.mode is FP8, which DoRA does not support; use BF16 or AUTO");
     }
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             if (!qlora__is_coded(&m->layers[l].projections[i])) {
                 char module[160];
                 qlora__module_of(m, l, i, module, sizeof module);
@@ -610,7 +715,7 @@ static qlora_result qlora__skeleton_last_layer(qlora_ctx* ctx, const qlora_model
     QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
     int64_t last = m->plan.config.layers - 1;
     snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)last,
-             qlora__arch_layout(m->arch, last)->rows[0].module);
+             qlora__arch_layout(m->arch, &m->plan.config, last)->rows[0].module);
     if (qlora__folder_find(folder, name) == NULL) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT,
                            "%s: tensor %s is missing; the config has %lld layers", folder->dir,
@@ -690,6 +795,54 @@ static void qlora__slots_pads(qlora_model* m) {
     }
 }
 
+static qlora_result qlora__skeleton_projections(qlora_ctx* ctx, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        layer->layout = qlora__arch_layout(m->arch, c, l);
+        const qlora__expert_rows* experts = layer->layout->experts;
+        layer->count = layer->layout->count;
+        if (experts != NULL) {
+            layer->count = qlora__first_expert(layer->layout) + (int)c->experts * experts->count;
+            layer->experts = (qlora__experts*)qlora__alloc_zero(ctx, qlora__experts_bytes(m));
+            if (layer->experts == NULL) {
+                return QLORA_ERR_MEMORY;
+            }
+            layer->experts->linears = (qlora_linear_desc*)(void*)(layer->experts + 1);
+        }
+    }
+    qlora__projection* all = (qlora__projection*)qlora__alloc_zero(ctx, qlora__projections_bytes(m));
+    for (int64_t l = 0; l < c->layers && all != NULL; l++) {
+        m->layers[l].projections = all;
+        all += m->layers[l].count;
+    }
+    return all != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+}
+
+// What mixtures of experts do not support yet.
+static qlora_result qlora__experts_check(qlora_ctx* ctx, const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    uint32_t experts = QLORA_TARGET_EXPERTS_IN | QLORA_TARGET_EXPERTS_OUT;
+    if (c->experts == 0) {
+        return QLORA_OK;
+    }
+    const char* what =
+        m->on_gpu                          ? "a GPU; open a context for the CPU"
+        : qlora__has_several(m)            ? "several adapters"
+        : m->dora                          ? "DoRA"
+        : m->plan.mode == QLORA_MODE_FP8   ? "desc.mode FP8"
+        : m->desc.base == QLORA_BASE_FP8   ? "desc.base FP8"
+        : m->desc.dropout > 0.0f && (m->desc.targets & experts) != 0
+            ? "dropout on experts, which PEFT refuses as well; set desc.dropout to 0, or "
+              "desc.targets without experts"
+            : NULL;
+    return what == NULL ? QLORA_OK
+                        : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                      "this model is a mixture of experts, which does not "
+                                      "support %s",
+                                      what);
+}
+
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          const qlora_plan_desc* machine, qlora_model* m) {
     qlora_model_config* c = &m->plan.config;
@@ -729,14 +882,15 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     if (m->layers == NULL) {
         return QLORA_ERR_MEMORY;
     }
+    QLORA__TRY(qlora__skeleton_projections(ctx, m));
     for (int64_t l = 0; l < c->layers; l++) {
-        m->layers[l].layout = qlora__arch_layout(m->arch, l);
         qlora__shape_layer(m, &m->layers[l]);
         m->layers[l].sliding = c->sliding[l] != 0;
         m->layers[l].no_rope = c->no_rope[l] != 0;
     }
     QLORA__TRY(qlora__slots_create(ctx, m));
-    return qlora__slots_shape(ctx, m, desc);
+    QLORA__TRY(qlora__slots_shape(ctx, m, desc));
+    return qlora__experts_check(ctx, m);
 }
 
 // A head in the files counts, whatever the config says; without one, the flag decides. A folder
@@ -784,21 +938,20 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
         QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
-            p->is_nf4 = desc->base == QLORA_BASE_NF4;
-            p->is_fp8 = desc->base == QLORA_BASE_FP8;
+            bool routes = qlora__is_router(&m->layers[l], i); // as in bitsandbytes, not quantised
+            p->is_nf4 = desc->base == QLORA_BASE_NF4 && !routes;
+            p->is_fp8 = desc->base == QLORA_BASE_FP8 && !routes;
             p->nf4_desc.rows = p->out;
             p->nf4_desc.cols = p->in;
             p->nf4_desc.plain_scales = desc->single_quant;
             if (folder == NULL) {
                 continue;
             }
-            char name[160];
-            qlora__linear_source source;
-            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                     m->layers[l].layout->rows[i].module);
-            QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+            qlora__weight_source found;
+            QLORA__TRY(qlora__projection_source(ctx, folder, m, l, i, &found));
+            const qlora__linear_source source = found.linear;
             // What the folder left in 16 bits when it was quantised stays so, as in transformers.
             p->is_nf4 = source.nf4;
             p->is_fp8 = source.fp8;

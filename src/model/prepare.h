@@ -4,7 +4,7 @@
 static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < layer->layout->count; i++) {
+        for (int i = 0; i < layer->count; i++) {
             qlora__projection* p = &layer->projections[i];
             if (p->is_nf4) {
                 qlora_tensor memory = p->nf4.memory;
@@ -43,7 +43,7 @@ static void qlora__ready_parts(void* user, int64_t begin, int64_t end) {
 // prepared keeps its own.
 static qlora_result qlora__model_ready(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             int64_t parts = qlora__ceil_div(p->ready.cols, QLORA__READY_PART);
             qlora__ready_job job;
@@ -276,10 +276,11 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         bool fp8 = m->desc.base == QLORA_BASE_FP8;
         // What depends on rare settings is compiled when the dry run needs it.
         const qlora_model_config* c = &m->plan.config;
-        for (int64_t i = 0; i < c->layers * QLORA__PROJECTIONS; i++) { // those left out are zero
-            const qlora__layer* layer = &m->layers[i / QLORA__PROJECTIONS];
-            nf4 = nf4 || layer->projections[i % QLORA__PROJECTIONS].is_nf4;
-            fp8 = fp8 || layer->projections[i % QLORA__PROJECTIONS].is_fp8;
+        for (int64_t l = 0; l < c->layers; l++) {
+            for (int i = 0; i < m->layers[l].count; i++) {
+                nf4 = nf4 || m->layers[l].projections[i].is_nf4;
+                fp8 = fp8 || m->layers[l].projections[i].is_fp8;
+            }
         }
         qlora__needs need = qlora__kernels_needed(ctx, m->compute, c->head_dim,
                                                   c->attention_cap > 0.0, nf4, true);

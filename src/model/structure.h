@@ -57,14 +57,28 @@ typedef struct qlora__kept {
     qlora_tensor lse; // [heads, T]
     qlora_tensor h2;  // [T, H] residual stream after attention
     qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
+    qlora_tensor routed; // [T k, 2 I + pad] the same of the rows that experts get
+    qlora_tensor scores; // [T, experts] of the router
+    qlora_tensor shared; // [T, 1 + pad] the gate of the MLP beside the experts
     qlora_tensor out[QLORA__BRANCHES]; // [T, H] their outputs; only if a norm follows them
     qlora_tensor z[QLORA__GROUPS]; // [T, pad] of stacks whose x is overwritten; without columns if
                                    // it is computed again
 } qlora__kept;
 
+// The experts of a layer (model/ffns/experts.h).
+typedef struct qlora__experts {
+    qlora_tensor correction; // f32 [1, experts], added to scores for the choice; may be empty
+    qlora_linear_desc router;
+    qlora_linear_desc shared_gate;
+    qlora_linear_desc* linears; // of expert e: 2 e into it, 2 e + 1 out of it
+    int64_t pad;                // the largest of theirs, and of the router's
+} qlora__experts;
+
 typedef struct qlora__layer {
-    const qlora__layout* layout; // of its projections
-    qlora__projection projections[QLORA__PROJECTIONS];
+    const qlora__layout* layout;    // of its projections, without those of experts
+    qlora__projection* projections; // those of the layout, then those of experts
+    int count;                      // of both
+    qlora__experts* experts;        // NULL = none
     qlora_linear_desc linears[QLORA__GROUPS];
     qlora_tensor operands[QLORA__GROUPS]; // cached, or views of the shared one
     qlora__fp8 fp8[QLORA__GROUPS];        // in FP8 mode, instead of the operands
@@ -121,6 +135,13 @@ typedef struct qlora__source {
     qlora__folder folder;
     bool has_folder;
 } qlora__source;
+
+// Where a weight is in the files: a tensor, or a part of one.
+typedef struct qlora__weight_source {
+    qlora__linear_source linear;
+    qlora__st_tensor slice; // linear.weight, if it is a part
+    int64_t shape[2];       // of that
+} qlora__weight_source;
 
 // The matrices of one of several adapters for a projection: the fields of qlora__projection.
 typedef struct qlora__lora {
@@ -315,6 +336,23 @@ typedef struct qlora__model_tables {
     qlora_tensor head_tokens; // [count, H], the base's rows of the head in both cases
 } qlora__model_tables;
 
+// What the experts of a layer use while they run.
+typedef struct qlora__experts_work {
+    qlora_tensor x;       // [T, H + pad] rows of an expert, and of the router
+    qlora_tensor y;       // [T, H] its output, or the gradient of its input
+    qlora_tensor s;       // [T, I + pad] the activation
+    qlora_tensor ds;      // [T, I]
+    qlora_tensor dz;      // [T, experts + pad] gradients of scores
+    qlora_tensor weights; // [1, T k], see qlora__route
+    qlora_tensor sorted;  // [1, T k] the same by sorted row
+    qlora_tensor dw;      // [1, T k] their gradients, by sorted row
+    qlora_tensor d_gate;  // [T, 1 + pad] of the gate of the shared MLP
+    qlora_tensor choice;  // I32 [1, T k]
+    qlora_tensor place;   // I32 [1, T k]
+    qlora_tensor tokens;  // I32 [1, T k]
+    qlora_tensor starts;  // I32 [1, experts + 1]
+} qlora__experts_work;
+
 // The activations of a pass, of layers and of the head. x, delta, s, ds, raw, an own d_out, and of
 // a layer h2, gu and out have one row per token of a tile; everything else has one per token of the
 // micro-batch.
@@ -323,7 +361,7 @@ typedef struct qlora__model_work {
     qlora_tensor streams[2]; // [T, H] inputs of layers in turn, if they are offloaded
     qlora_tensor x;       // [T, H + pad] normalised input of qkv and gate/up
     qlora_tensor delta;   // [T, H] output of o and down; gradient of x in the backward pass
-    qlora_tensor d_beside; // [T, H] of branches side by side: gradient of x from those before
+    qlora_tensor d_beside; // [T, H] of parts side by side: gradient of x from those before
     qlora_tensor s;       // [T, I + pad] output of SwiGLU
     qlora_tensor ds;      // its gradient; the same memory unless there is dropout
     qlora_tensor operand; // shared by the layers without a copy of their own
@@ -332,6 +370,7 @@ typedef struct qlora__model_work {
                           // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
+    qlora__experts_work experts;
     qlora_tensor gated_parts; // f32: see ops/gated.h
     qlora_tensor skinny_parts; // f32: see ops/skinny.h; used on the second stream alone
     qlora_tensor rstd[QLORA__BRANCHES]; // f32 [1, T]: of the norms before them, backward
@@ -453,10 +492,60 @@ struct qlora_model {
     qlora__model_texts texts;
 };
 
-// Projection number `i` of layer `layer` as PEFT names it, without "base_model.model.".
+// Where the projections of experts begin, after the router and the gate of the shared MLP.
+static int qlora__first_expert(const qlora__layout* layout) {
+    return layout->count + (layout->experts->shared_gate.module != NULL ? 2 : 1);
+}
+
+// The row of projection number `i` of a layer.
+static const qlora__projection_row* qlora__row_of(const qlora__layer* layer, int i) {
+    const qlora__layout* layout = layer->layout;
+    if (i < layout->count) {
+        return &layout->rows[i];
+    }
+    int first = qlora__first_expert(layout);
+    return i == layout->count ? &layout->experts->router
+           : i < first        ? &layout->experts->shared_gate
+                              : &layout->experts->rows[(i - first) % layout->experts->count];
+}
+
+static bool qlora__is_router(const qlora__layer* layer, int i) {
+    return i == layer->layout->count && i < layer->count;
+}
+
+// The expert that a projection belongs to, or -1.
+static int qlora__expert_of(const qlora__layer* layer, int i) {
+    const qlora__layout* layout = layer->layout;
+    bool any = i >= layout->count && i >= qlora__first_expert(layout);
+    return any ? (i - qlora__first_expert(layout)) / layout->experts->count : -1;
+}
+
+// Whether the adapter of a projection has the A of the projection before it.
+static bool qlora__shares_a(const qlora__layer* layer, int i) {
+    const qlora__layout* layout = layer->layout;
+    bool any = layout->experts != NULL && layout->experts->count == 3;
+    return any && i > qlora__first_expert(layout) && (i - qlora__first_expert(layout)) % 3 == 1;
+}
+
+// The module of projection number `i` of layer number `layer` in the files of the base.
+static void qlora__base_module(const qlora_model* m, int64_t layer, int i, char* out,
+                               size_t size) {
+    const char* module = qlora__row_of(&m->layers[layer], i)->module;
+    const char* star = strchr(module, '*');
+    if (star == NULL) {
+        snprintf(out, size, "model.layers.%lld.%s", (long long)layer, module);
+    } else {
+        snprintf(out, size, "model.layers.%lld.%.*s%d%s", (long long)layer, (int)(star - module),
+                 module, qlora__expert_of(&m->layers[layer], i), star + 1);
+    }
+}
+
+// The same as PEFT names it, without "base_model.model.".
 static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* out, size_t size) {
-    snprintf(out, size, "model.%slayers.%lld.%s", m->plan.config.wrapped ? "language_model." : "",
-             (long long)layer, m->layers[layer].layout->rows[i].module);
+    char module[160];
+    qlora__base_module(m, layer, i, module, sizeof module);
+    snprintf(out, size, "model.%s%s", m->plan.config.wrapped ? "language_model." : "",
+             qlora__plain_name(module));
 }
 
 // Whether norm number `norm` exists in every layer.

@@ -159,7 +159,7 @@ static const char* qlora__base_name(const qlora_model* m) {
     bool half = m->desc.base == QLORA_BASE_16BIT;
     qlora_base_format found = half ? QLORA_BASE_16BIT : QLORA_BASE_32BIT;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             found = p->is_nf4 ? QLORA_BASE_NF4 : p->is_fp8 ? QLORA_BASE_FP8 : found;
         }
@@ -206,12 +206,15 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
         m->desc.alpha = (float)peft->alpha;
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
+            if (desc->adapter != NULL && i >= m->layers[l].layout->count) {
+                continue; // XXX
+            }
             if (desc->adapter != NULL) {
                 QLORA__TRY(qlora__adapter_found(ctx, m, l, i, p));
             } else {
-                qlora__adapter_new(m, m->layers[l].layout->rows[i].bit, p);
+                qlora__adapter_new(m, qlora__row_of(&m->layers[l], i)->bit, p);
             }
         }
     }
@@ -246,7 +249,7 @@ static qlora_result qlora__saved_norms(qlora_ctx* ctx, qlora_model* m,
 
 static bool qlora__has_lora(const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             if (m->layers[l].projections[i].rank > 0) {
                 return true;
             }

@@ -72,7 +72,7 @@ static int64_t qlora__operand_elements(qlora_model* m) {
         most = qlora__max(most, m->flow.operand_at[order[i]] + n);
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
@@ -219,7 +219,8 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     qlora__most_pads(m, pads);
     int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
     // FP8 products fill the columns of ds up; those are the ones of z, which is computed later.
-    int64_t wide = qlora__is_fp8(m) ? qlora__fp8_width(c->intermediate) : c->intermediate;
+    int64_t wide = qlora__mlp_most(m);
+    wide = qlora__is_fp8(m) ? qlora__fp8_width(wide) : wide;
     if (m->base.head_is_nf4) {
         qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->work.operand);
     }
@@ -238,7 +239,7 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
         return;
     }
     m->work.ds = m->work.s;
-    if (m->desc.dropout > 0.0f || m->dora) {
+    if (m->desc.dropout > 0.0f || m->dora || c->experts > 0) {
         qlora__arena_tensor(arena, m->compute, some, wide, &m->work.ds);
     }
     qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden + dh_pad, &m->work.dh);
@@ -246,7 +247,7 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     if (qlora__has_own_d_out(m)) {
         qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->work.d_out);
     }
-    if (qlora__stands_beside(m)) {
+    if (qlora__stands_beside(m) || c->experts > 0) {
         qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->work.d_beside);
     }
     if (m->plan.tile > 0) {
@@ -261,6 +262,29 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     }
 }
 
+static void qlora__layout_experts(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__experts_work* w = &m->work.experts;
+    int64_t some = qlora__tile_rows(m);
+    int64_t pad = qlora__experts_pad(m);
+    int64_t routed = some * c->experts_per_token;
+    qlora__arena_tensor(arena, m->compute, some, c->hidden + pad, &w->x);
+    qlora__arena_tensor(arena, m->compute, some, c->hidden, &w->y);
+    qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate + pad, &w->s);
+    qlora__arena_tensor(arena, m->compute, 1, routed, &w->weights);
+    qlora__arena_tensor(arena, m->compute, 1, routed, &w->sorted);
+    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->choice);
+    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->place);
+    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->tokens);
+    qlora__arena_tensor(arena, QLORA_I32, 1, c->experts + 1, &w->starts);
+    if (qlora__trains(m)) {
+        qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate, &w->ds);
+        qlora__arena_tensor(arena, m->compute, some, c->experts + pad, &w->dz);
+        qlora__arena_tensor(arena, m->compute, 1, routed, &w->dw);
+        qlora__arena_tensor(arena, m->compute, some, 1 + pad, &w->d_gate);
+    }
+}
+
 static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t some = qlora__tile_rows(m);
@@ -268,6 +292,9 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     qlora__most_pads(m, pads);
     qlora__layout_x(arena, m, qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]));
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
+    if (c->experts > 0) {
+        qlora__layout_experts(arena, m);
+    }
     qlora__layout_wide(arena, m);
     if (qlora__is_fp8(m)) {
         qlora__layout_fp8_shared(arena, m);

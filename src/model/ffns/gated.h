@@ -29,7 +29,7 @@ static bool qlora__activation_is_coded(const qlora__pass* pass, const qlora__lay
 // The gated activation in m->work.s, or its codes, and z of down if the activation comes with it.
 static qlora_result qlora__gated_hidden(const qlora__pass* pass, const qlora__layer* layer) {
     qlora_model* m = pass->m;
-    int64_t width = m->plan.config.intermediate;
+    int64_t width = layer->linears[QLORA__DOWN].in;
     qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
     qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
     qlora_tensor s = qlora__window(&m->work.s, pass->rows, 0, width);
@@ -78,7 +78,7 @@ static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__
                                                 const qlora__stack* down, const qlora_tensor* ds,
                                                 const qlora_tensor* dy) {
     qlora_model* m = pass->m;
-    int64_t width = m->plan.config.intermediate;
+    int64_t width = layer->linears[QLORA__DOWN].in;
     qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
     qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
     qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
@@ -135,7 +135,7 @@ static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__
 static qlora_result qlora__gated_out_run(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
-    int64_t width = m->plan.config.intermediate;
+    int64_t width = layer->linears[QLORA__DOWN].in;
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
     qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
