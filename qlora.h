@@ -12183,7 +12183,8 @@ typedef struct qlora__expert_rows {
     qlora__projection_row router;
     qlora__projection_row shared_gate; // module NULL = none
     const char* correction;            // the tensor; NULL = none
-    const char* peft;                  // module of the experts in PEFT files
+    const char* peft_router;           // its module in PEFT files
+    const char* peft;                  // that of all experts
     int count;                         // 2, or 3 if gate and up are matrices of their own
     qlora__projection_row rows[3];
     struct {
@@ -12271,7 +12272,7 @@ static const qlora__layout qlora__layout_plain = {QLORA__FFN_PLAIN, NULL, 6,
     {{{"mlp.experts.gate_up_proj", NULL}, 0}, {{"mlp.experts.gate_up_proj", NULL}, 1}, \
      {{"mlp.experts.down_proj", NULL}, 0}}
 #define QLORA__EXPERTS_MLP(score, gate, correction) \
-    {score, QLORA__ROW_ROUTER("mlp.gate"), gate, correction, "mlp.experts", 3, \
+    {score, QLORA__ROW_ROUTER("mlp.gate"), gate, correction, "mlp.gate", "mlp.experts", 3, \
      QLORA__ROWS_EXPERT("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj", \
                         "mlp.experts.*.down_proj"), \
      QLORA__STACKED_MLP}
@@ -12297,14 +12298,14 @@ static const qlora__expert_rows qlora__experts_sigmoid =
 // Mixtral: names of its own.
 static const qlora__expert_rows qlora__experts_mixtral = {
     QLORA__ROUTER_SOFTMAX_CHOSEN, QLORA__ROW_ROUTER("block_sparse_moe.gate"), QLORA__ROW_NONE,
-    NULL, "mlp.experts", 3,
+    NULL, "mlp.gate", "mlp.experts", 3,
     QLORA__ROWS_EXPERT("block_sparse_moe.experts.*.w1", "block_sparse_moe.experts.*.w3",
                        "block_sparse_moe.experts.*.w2"),
     QLORA__STACKED_MLP};
 // Granite: the matrices of all experts in one tensor, gate and up as one matrix.
 static const qlora__expert_rows qlora__experts_granite = {
     QLORA__ROUTER_SOFTMAX_CHOSEN, QLORA__ROW_ROUTER("block_sparse_moe.router.layer"),
-    QLORA__ROW_NONE, NULL, "block_sparse_moe.experts", 2,
+    QLORA__ROW_NONE, NULL, "block_sparse_moe.router", "block_sparse_moe.experts", 2,
     {QLORA__ROW_OF_EXPERT(11, QLORA__GATE_UP, HIDDEN, EXPERT_GATE_UP,
                           "block_sparse_moe.experts.*.gate_up", "ffn_gate_exps"),
      QLORA__ROW_OF_EXPERT(12, QLORA__DOWN, EXPERT, HIDDEN,
@@ -19780,6 +19781,7 @@ typedef struct qlora__peft {
     bool head_rows;       // the same rows of lm_head are trained as well
     uint32_t targets;     // tokens of the config; 0 if absent
     uint32_t excludes;
+    uint32_t parameters; // target_parameters, a list
     uint32_t layers;
     uint32_t rank_pattern;
     uint32_t alpha_pattern;
@@ -19854,6 +19856,9 @@ static qlora_result qlora__peft_selects(qlora__env* env, const qlora__peft* p, u
     const qlora__json_token* t = &json->tokens[select];
     *selected = false;
     *by_full_name = false;
+    if (select == 0) {
+        return QLORA_OK;
+    }
     if (t->kind == QLORA__JSON_STRING) {
         if (select == p->targets && qlora__peft_is_all_linear(json, select)) {
             *selected = strcmp(qlora__plain_name(module), "lm_head") != 0;
@@ -19915,33 +19920,18 @@ static qlora_result qlora__peft_pattern(qlora__env* env, const qlora__json* json
     return QLORA_OK;
 }
 
-// Finds the rank, alpha and scale of a module by its full name, such as
-// "model.layers.3.self_attn.q_proj".
-static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, const char* module,
-                                       qlora__peft_module* out) {
+// The rank, alpha and scale of a module or parameter that is adapted.
+static qlora_result qlora__peft_rank(qlora__env* env, const qlora__peft* p, const char* module,
+                                     qlora__peft_module* out) {
     const qlora__json* json = &p->json;
     qlora__config_reader r;
     char shown[48];
+    uint32_t value = 0;
+    int64_t rank = p->rank;
+    double alpha = p->alpha;
     r.env = env;
     r.json = json;
     r.object = 0;
-    bool selected = false;
-    bool excluded = false;
-    bool full = false;
-    bool ignored = false;
-    uint32_t value = 0;
-    memset(out, 0, sizeof *out);
-    QLORA__TRY(qlora__peft_selects(env, p, p->targets, module, &selected, &full));
-    if (p->excludes != 0) {
-        QLORA__TRY(qlora__peft_selects(env, p, p->excludes, module, &excluded, &ignored));
-    }
-    // As in PEFT, a module that is listed by its full name is adapted whatever its layer is.
-    if (!selected || excluded ||
-        (!full && p->layers != 0 && !qlora__peft_layer_selected(json, p->layers, module))) {
-        return QLORA_OK;
-    }
-    int64_t rank = p->rank;
-    double alpha = p->alpha;
     QLORA__TRY(qlora__peft_pattern(env, json, p->rank_pattern, module, &value));
     if (value != 0 && (!qlora__json_int(json, value, &rank) || rank < 1 || rank > 65536)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
@@ -19958,6 +19948,46 @@ static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, co
     out->alpha = alpha;
     out->scale = alpha / (p->rslora ? sqrt((double)rank) : (double)rank);
     return QLORA_OK;
+}
+
+// Finds the rank, alpha and scale of a module by its full name, such as
+// "model.layers.3.self_attn.q_proj".
+static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, const char* module,
+                                       qlora__peft_module* out) {
+    const qlora__json* json = &p->json;
+    bool selected = false;
+    bool excluded = false;
+    bool full = false;
+    bool ignored = false;
+    memset(out, 0, sizeof *out);
+    QLORA__TRY(qlora__peft_selects(env, p, p->targets, module, &selected, &full));
+    if (p->excludes != 0) {
+        QLORA__TRY(qlora__peft_selects(env, p, p->excludes, module, &excluded, &ignored));
+    }
+    // As in PEFT, a module that is listed by its full name is adapted whatever its layer is.
+    if (!selected || excluded ||
+        (!full && p->layers != 0 && !qlora__peft_layer_selected(json, p->layers, module))) {
+        return QLORA_OK;
+    }
+    return qlora__peft_rank(env, p, module, out);
+}
+
+// Whether target_parameters names a parameter by its path, such as
+// "model.layers.3.mlp.experts.down_proj", and with what rank, alpha and scale.
+static qlora_result qlora__peft_parameter(qlora__env* env, const qlora__peft* p, const char* path,
+                                          qlora__peft_module* out) {
+    const qlora__json* json = &p->json;
+    size_t length = strlen(path);
+    bool selected = false;
+    memset(out, 0, sizeof *out);
+    for (uint32_t k = p->parameters + 1;
+         p->parameters != 0 && !selected && k < json->tokens[p->parameters].next;
+         k = json->tokens[k].next) {
+        size_t n = qlora__json_string(json, k, NULL, 0);
+        bool whole = n == length || (n < length && path[length - n - 1] == '.');
+        selected = whole && qlora__json_equals(json, k, path + length - n, n);
+    }
+    return selected ? qlora__peft_rank(env, p, path, out) : QLORA_OK;
 }
 
 // What becomes of each field of PEFT's LoraConfig (0.21). Fields that it does not list are refused,
@@ -20006,7 +20036,7 @@ static const struct {
     {"revision", QLORA__PEFT_NO_USE},
     {"runtime_config", QLORA__PEFT_NO_USE}, // where PEFT keeps its tensors
     {"target_modules", QLORA__PEFT_USED},
-    {"target_parameters", QLORA__PEFT_OFF},
+    {"target_parameters", QLORA__PEFT_USED},
     {"task_type", QLORA__PEFT_NO_USE},
     {"trainable_token_indices", QLORA__PEFT_USED},
     {"use_bdlora", QLORA__PEFT_OFF},
@@ -20247,6 +20277,26 @@ static qlora_result qlora__peft_check_tokens(const qlora__config_reader* r, qlor
     return QLORA_OK;
 }
 
+// target_parameters: a list of names, without what PEFT refuses beside it or applies in other ways.
+static qlora_result qlora__peft_check_parameters(const qlora__config_reader* r, qlora__peft* p) {
+    uint32_t list = p->parameters;
+    if (list != 0 && r->json->tokens[list].kind != QLORA__JSON_ARRAY) {
+        return qlora__config_refuse(r, "target_parameters", list, "it must be a list");
+    }
+    p->parameters = list != 0 && r->json->tokens[list].count > 0 ? list : 0;
+    const char* other = p->parameters == 0 ? NULL
+                        : p->layers != 0   ? "layers_to_transform"
+                        : p->excludes != 0 ? "exclude_modules"
+                        : p->dora          ? "use_dora"
+                        : p->dropout > 0.0 ? "lora_dropout"
+                                           : NULL;
+    return other == NULL
+               ? QLORA_OK
+               : qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                                 "%s: target_parameters together with %s is not supported",
+                                 r->json->label, other);
+}
+
 static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     qlora__config_reader r;
     char shown[48];
@@ -20279,11 +20329,13 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     }
     QLORA__TRY(qlora__peft_check_names(&r, "target_modules", &p->targets));
     QLORA__TRY(qlora__peft_check_names(&r, "exclude_modules", &p->excludes));
-    if (p->targets == 0) {
+    QLORA__TRY(qlora__peft_check_names(&r, "target_parameters", &p->parameters));
+    if (p->targets == 0 && p->parameters == 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: target_modules is missing",
                                r.json->label);
     }
     QLORA__TRY(qlora__peft_check_layers(&r, p));
+    QLORA__TRY(qlora__peft_check_parameters(&r, p));
     QLORA__TRY(qlora__peft_check_object(&r, "rank_pattern", &p->rank_pattern));
     return qlora__peft_check_object(&r, "alpha_pattern", &p->alpha_pattern);
 }
@@ -20372,6 +20424,36 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
     return QLORA_OK;
 }
 
+// Finds the parameter whose matrices a module has: its weight, or a matrix of experts, of which PEFT
+// wraps the second one around the first. Rank 0 if there is none.
+static qlora_result qlora__peft_of_parameter(qlora__env* env, const qlora__peft* p,
+                                             const char* module, bool* experts,
+                                             qlora__peft_module* out) {
+    static const char inner[] = ".base_layer";
+    static const char* const names[3] = {".weight", ".gate_up_proj", ".down_proj"};
+    qlora__peft_module found[3];
+    char path[360];
+    size_t n = strlen(module);
+    size_t end = sizeof inner - 1;
+    bool first = n > end && strcmp(module + n - end, inner) == 0;
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, "%.*s%s", (int)(first ? n - end : n), module, names[i]);
+        QLORA__TRY(qlora__peft_parameter(env, p, path, &found[i]));
+    }
+    bool both = found[1].rank > 0 && found[2].rank > 0;
+    int which = found[0].rank > 0 && !first     ? 0
+                : first                         ? (both ? 1 : -1)
+                : found[2].rank > 0             ? 2
+                : found[1].rank > 0             ? 1
+                                                : -1;
+    memset(out, 0, sizeof *out);
+    if (which >= 0) {
+        *out = found[which];
+    }
+    *experts = which > 0;
+    return QLORA_OK;
+}
+
 // Checks one tensor of the adapter: a matrix of a module that the config targets, with the rank of
 // the config, whose partner exists.
 static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft* p,
@@ -20400,7 +20482,11 @@ static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft*
     }
     memcpy(module, t->name + front, length - front - 14);
     module[length - front - 14] = '\0';
+    bool experts = false; // of which the config does not say how many there are
     QLORA__TRY(qlora__peft_lookup(env, p, module, &found));
+    if (found.rank == 0 && p->parameters != 0) {
+        QLORA__TRY(qlora__peft_of_parameter(env, p, module, &experts, &found));
+    }
     if (found.rank == 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                "%s: %s is not targeted by adapter_config.json", p->tensors.dir,
@@ -20410,6 +20496,9 @@ static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft*
     partner[length - 8] = which == 0 ? 'B' : 'A';
     if (qlora__folder_find(&p->tensors, partner) == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s is missing", p->tensors.dir, partner);
+    }
+    if (experts && t->rank == 2 && t->shape[which] % found.rank == 0) {
+        found.rank = t->shape[which];
     }
     return qlora__peft_check_matrix(env, p, t, which, found.rank);
 }
@@ -37116,11 +37205,31 @@ static int qlora__expert_of(const qlora__layer* layer, int i) {
     return any ? (i - qlora__first_expert(layout)) / layout->experts->count : -1;
 }
 
-// Whether the adapter of a projection has the A of the projection before it.
-static bool qlora__shares_a(const qlora__layer* layer, int i) {
-    const qlora__layout* layout = layer->layout;
-    bool any = layout->experts != NULL && layout->experts->count == 3;
-    return any && i > qlora__first_expert(layout) && (i - qlora__first_expert(layout)) % 3 == 1;
+// What an adapter sees of a layer: its projections, but one matrix into all experts, gate and up
+// together, and one out of them. Returns how many there are.
+static int qlora__unit_count(const qlora__layer* layer) {
+    return layer->experts == NULL ? layer->count : qlora__first_expert(layer->layout) + 2;
+}
+
+// The projection that stands for unit number `unit`: of experts, that of the first one.
+static int qlora__unit_at(const qlora__layer* layer, int unit) {
+    bool out = layer->experts != NULL && unit == qlora__unit_count(layer) - 1;
+    return out ? unit + layer->layout->experts->count - 2 : unit;
+}
+
+// Whether a projection stands for those of all experts, into them (1) or out of them (2).
+static int qlora__is_stack(const qlora__layer* layer, int i) {
+    if (layer->experts == NULL || i < qlora__first_expert(layer->layout)) {
+        return 0;
+    }
+    return i == qlora__first_expert(layer->layout) ? 1 : 2;
+}
+
+// Rows of the matrix that a unit stands for, of one expert.
+static int64_t qlora__unit_out(const qlora__layer* layer, int i) {
+    const qlora__projection* p = &layer->projections[i];
+    bool both = qlora__is_stack(layer, i) == 1 && layer->layout->experts->count == 3;
+    return both ? 2 * p->out : p->out;
 }
 
 // The module of projection number `i` of layer number `layer` in the files of the base.
@@ -37136,12 +37245,38 @@ static void qlora__base_module(const qlora_model* m, int64_t layer, int i, char*
     }
 }
 
-// The same as PEFT names it, without "base_model.model.".
+// The same as PEFT names it, without "base_model.model.". Of experts, the parameter in their module
+// that it names.
 static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* out, size_t size) {
-    char module[160];
-    qlora__base_module(m, layer, i, module, sizeof module);
-    snprintf(out, size, "model.%s%s", m->plan.config.wrapped ? "language_model." : "",
-             qlora__plain_name(module));
+    const qlora__layer* l = &m->layers[layer];
+    const char* module = qlora__row_of(l, i)->module;
+    const char* parameter = "";
+    if (qlora__is_router(l, i)) {
+        module = l->layout->experts->peft_router;
+        parameter = ".weight";
+    } else if (qlora__is_stack(l, i) != 0) {
+        module = l->layout->experts->peft;
+        parameter = qlora__is_stack(l, i) == 1 ? ".gate_up_proj" : ".down_proj";
+    }
+    snprintf(out, size, "model.%slayers.%lld.%s%s",
+             m->plan.config.wrapped ? "language_model." : "", (long long)layer, module, parameter);
+}
+
+// The module that has the matrices of unit number `i` of a layer in PEFT files. Of the two
+// parameters of experts, PEFT wraps the second one around the first.
+static void qlora__matrices_of(const qlora_model* m, int64_t layer, int i, char* out, size_t size) {
+    const qlora__layer* l = &m->layers[layer];
+    int stack = qlora__is_stack(l, i);
+    qlora__module_of(m, layer, i, out, size);
+    if (stack == 0 && !qlora__is_router(l, i)) {
+        return;
+    }
+    *strrchr(out, '.') = '\0';
+    int other = qlora__unit_at(l, qlora__unit_count(l) - 1);
+    if (stack == 1 && l->projections[other].rank > 0) {
+        size_t used = strlen(out);
+        snprintf(out + used, size - used, ".base_layer");
+    }
 }
 
 // Whether norm number `norm` exists in every layer.
@@ -39191,15 +39326,44 @@ static void qlora__adapter_new(const qlora_model* m, int bit, qlora__projection*
     }
 }
 
+// What an adapter folder has of a unit of a layer. Of a parameter, only rank and scale.
+static qlora_result qlora__adapter_unit(qlora_ctx* ctx, const qlora_model* m,
+                                        const qlora__peft* peft, int64_t layer, int i,
+                                        qlora__peft_module* out) {
+    const qlora__projection* p = &m->layers[layer].projections[i];
+    char module[160];
+    memset(out, 0, sizeof *out);
+    qlora__module_of(m, layer, i, module, sizeof module);
+    bool parameter = qlora__is_router(&m->layers[layer], i) ||
+                     qlora__is_stack(&m->layers[layer], i) != 0;
+    return parameter ? qlora__peft_parameter(&ctx->env, peft, module, out)
+                     : qlora__peft_find(&ctx->env, peft, module, p->out, p->in, out);
+}
+
+// Gives the adapters of all experts the rank and scale of the first one.
+static void qlora__adapter_spread(const qlora_model* m, qlora__layer* layer, int i) {
+    int stack = qlora__is_stack(layer, i);
+    const qlora__projection* p = &layer->projections[i];
+    int count = stack != 0 ? layer->layout->experts->count : 0;
+    for (int k = i; stack != 0 && k < layer->count; k++) {
+        bool same = stack == 1 ? (k - i) % count < count - 1 : (k - i) % count == 0;
+        if (same) {
+            layer->projections[k].rank = p->rank;
+            layer->projections[k].alpha = p->alpha;
+            layer->projections[k].scale = p->scale;
+        }
+    }
+    (void)m;
+}
+
 // Rank and scale of a module in an adapter folder.
 static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora_model* m, int64_t layer,
                                          int number, qlora__projection* p) {
     const qlora__peft* peft = &m->source->peft;
     char module[160];
     qlora__peft_module found;
-    memset(&found, 0, sizeof found);
     qlora__module_of(m, layer, number, module, sizeof module);
-    QLORA__TRY(qlora__peft_find(&ctx->env, peft, module, p->out, p->in, &found));
+    QLORA__TRY(qlora__adapter_unit(ctx, m, peft, layer, number, &found));
     p->rank = found.rank;
     p->alpha = found.alpha;
     p->scale = (float)found.scale;
@@ -39283,11 +39447,13 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
                  qlora__names_norm(m, name)) ||
                 qlora__is_peft_copy(m, name);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
-            for (int k = 0; k < m->layers[l].layout->count && !known; k++) {
+            for (int u = 0; u < qlora__unit_count(&m->layers[l]) && !known; u++) {
                 char module[160];
-                int n = snprintf(module, sizeof module, "layers.%lld.%s.", (long long)l,
-                                 m->layers[l].layout->rows[k].module);
-                known = n > 0 && strncmp(name, module, (size_t)n) == 0;
+                qlora__matrices_of(m, l, qlora__unit_at(&m->layers[l], u), module, sizeof module);
+                const char* plain = qlora__plain_name(module);
+                size_t n = strlen(plain);
+                known = strncmp(name, plain, n) == 0 && name[n] == '.' &&
+                        strncmp(name + n, ".base_layer.", 12) != 0;
             }
         }
         if (!known) {
@@ -39385,16 +39551,15 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
         m->desc.alpha = (float)peft->alpha;
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].count; i++) {
+        for (int u = 0; u < qlora__unit_count(&m->layers[l]); u++) {
+            int i = qlora__unit_at(&m->layers[l], u);
             qlora__projection* p = &m->layers[l].projections[i];
-            if (desc->adapter != NULL && i >= m->layers[l].layout->count) {
-                continue; // XXX
-            }
             if (desc->adapter != NULL) {
                 QLORA__TRY(qlora__adapter_found(ctx, m, l, i, p));
             } else {
                 qlora__adapter_new(m, qlora__row_of(&m->layers[l], i)->bit, p);
             }
+            qlora__adapter_spread(m, &m->layers[l], i);
         }
     }
     return QLORA_OK;
@@ -39769,19 +39934,27 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
     return at;
 }
 
-// The same for the experts of a layer. Gate and up of an expert have one adapter as PEFT sees them,
-// so that the A of up is that of gate, and their B follow each other.
+// The same for what experts have. A and B of all of them are one tensor each, expert after expert;
+// gate and up of an expert have the same A, and their B follow each other.
 static int64_t qlora__number_experts(qlora_model* m, qlora__layer* layer, int64_t at) {
-    for (int i = layer->layout->count; i < layer->count; i++) {
-        qlora__projection* p = &layer->projections[i];
-        p->a_at = at;
-        if (qlora__shares_a(layer, i)) {
-            p->a_at = p[-1].a_at;
-        } else {
-            at = qlora__number_range(m, p->rank * p->in, at);
+    const qlora__expert_rows* rows = layer->layout->experts;
+    for (int unit = layer->layout->count; unit < qlora__unit_count(layer); unit++) {
+        int first = qlora__unit_at(layer, unit);
+        int stack = qlora__is_stack(layer, first);
+        int64_t experts = stack != 0 ? m->plan.config.experts : 1;
+        int parts = stack == 1 ? rows->count - 1 : 1;
+        const qlora__projection* p = &layer->projections[first];
+        int64_t out = qlora__unit_out(layer, first);
+        int64_t a_at = at;
+        int64_t b_at = qlora__number_range(m, experts * p->rank * p->in, at);
+        at = qlora__number_range(m, experts * out * p->rank, b_at);
+        for (int64_t e = 0; e < experts; e++) {
+            for (int k = 0; k < parts; k++) {
+                qlora__projection* own = &layer->projections[first + (int)e * rows->count + k];
+                own->a_at = a_at + e * p->rank * p->in;
+                own->b_at = b_at + (e * out + k * p->out) * p->rank;
+            }
         }
-        p->b_at = at;
-        at = qlora__number_range(m, p->out * p->rank, at);
     }
     return at;
 }
@@ -42491,6 +42664,7 @@ typedef struct qlora__trained {
     bool decays;
     const qlora__projection* projection; // NULL for a norm
     int64_t layer;                       // of the projection
+    int64_t experts; // B of so many experts, whose columns PEFT mixes; 0 = anything else
     bool is_b;
     bool is_magnitude;
     bool is_norm; // a factor; what the base stores may be that minus 1
@@ -42513,16 +42687,20 @@ static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int norm,
     return true;
 }
 
-// A (0), B (1) or the magnitude (2) of projection number `i` of a layer.
+// A (0), B (1) or the magnitude (2) of what projection number `i` of a layer stands for.
 static void qlora__trained_part(const qlora_model* m, int64_t layer, int i, int part,
                                 qlora__trained* out) {
     static const char* const names[] = {"lora_A.weight", "lora_B.weight", "lora_magnitude_vector"};
     const qlora__projection* p = &m->layers[layer].projections[i];
+    bool stack = qlora__is_stack(&m->layers[layer], i) != 0;
+    int64_t experts = stack ? m->plan.config.experts : 1;
+    int64_t height = qlora__unit_out(&m->layers[layer], i);
     const int64_t at[3] = {p->a_at, p->b_at, p->m_at};
-    const int64_t rows[3] = {p->rank, p->out, 1};
-    const int64_t cols[3] = {p->in, p->rank, p->out};
+    const int64_t rows[3] = {experts * p->rank, height, 1};
+    const int64_t cols[3] = {p->in, experts * p->rank, height};
     char module[160];
-    qlora__module_of(m, layer, i, module, sizeof module);
+    qlora__matrices_of(m, layer, i, module, sizeof module);
+    out->experts = stack && part == 1 ? experts : 0;
     snprintf(out->name, sizeof out->name, "%s.%s", module, names[part]);
     out->is_b = part == 1;
     out->is_magnitude = part == 2;
@@ -42572,15 +42750,15 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     int64_t at = 0;
     memset(out, 0, sizeof *out);
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->layers[l].count; i++) {
+        for (int u = 0; u < qlora__unit_count(&m->layers[l]); u++) {
+            int i = qlora__unit_at(&m->layers[l], u);
             const qlora__projection* p = &m->layers[l].projections[i];
             if (p->rank == 0) {
                 continue;
             }
-            int64_t skipped = qlora__shares_a(&m->layers[l], i) ? 1 : 0;
-            int64_t parts = (m->dora ? 3 : 2) - skipped;
+            int64_t parts = m->dora ? 3 : 2;
             if (index < at + parts) {
-                qlora__trained_part(m, l, i, (int)(index - at + skipped), out);
+                qlora__trained_part(m, l, i, (int)(index - at), out);
                 return true;
             }
             at += parts;
@@ -42601,6 +42779,31 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
         return true;
     }
     return qlora__trained_saved(m, index - at - (m->desc.train_norms ? 1 : 0), out);
+}
+
+// B of experts: in memory, the matrices [out, r] follow each other; PEFT has one matrix, in which
+// column j E + e is column j of expert e.
+static qlora_result qlora__trained_mix(qlora_ctx* ctx, const qlora__trained* t, bool to_peft,
+                                       float* values) {
+    if (t->experts == 0) {
+        return QLORA_OK;
+    }
+    int64_t rank = t->cols / t->experts;
+    size_t bytes = (size_t)(t->rows * t->cols) * sizeof *values;
+    float* copy = (float*)qlora__alloc(ctx, bytes);
+    if (copy == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(copy, values, bytes);
+    for (int64_t e = 0; e < t->experts; e++) {
+        for (int64_t i = 0; i < t->rows * rank; i++) {
+            int64_t own = e * t->rows * rank + i;
+            int64_t mixed = i / rank * t->cols + i % rank * t->experts + e;
+            values[to_peft ? mixed : own] = copy[to_peft ? own : mixed];
+        }
+    }
+    qlora__free(ctx, copy, bytes);
+    return QLORA_OK;
 }
 
 // The place of A or s B of the current adapter among those of all adapters.
@@ -42624,10 +42827,11 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
         qlora__range_copy_wide(m, t, range);
         return;
     }
-    if (t->projection == NULL || t->is_magnitude || !layer->cached || qlora__has_several(m)) {
-        return; // several adapters are placed when they are used
+    int number = t->projection != NULL ? (int)(t->projection - layer->projections) : 0;
+    if (t->projection == NULL || t->is_magnitude || !layer->cached || qlora__has_several(m) ||
+        number >= layer->layout->count) {
+        return; // several adapters, and those of experts, are placed when they are used
     }
-    int number = (int)(t->projection - layer->projections);
     int group = layer->layout->rows[number].group;
     const qlora_linear_desc* linear = &layer->linears[group];
     qlora_tensor a;
@@ -47770,12 +47974,13 @@ static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s
 static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
                                          const qlora__adapter_source* s) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].count; i++) {
+        for (int u = 0; u < qlora__unit_count(&m->layers[l]); u++) {
+            int i = qlora__unit_at(&m->layers[l], u);
             const qlora__projection* p = &m->layers[l].projections[i];
             char module[160];
             qlora__peft_module found;
+            QLORA__TRY(qlora__adapter_unit(ctx, m, s->peft, l, i, &found));
             qlora__module_of(m, l, i, module, sizeof module);
-            QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, p->out, p->in, &found));
             float scale = (float)found.scale;
             if (found.rank != p->rank) {
                 return qlora__fail(ctx, QLORA_ERR_FORMAT,
@@ -47954,6 +48159,11 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
     }
     char module[192];
     qlora__peft_module found;
+    if (t->projection - m->layers[t->layer].projections >= m->layers[t->layer].layout->count) {
+        char name[224];
+        snprintf(name, sizeof name, "base_model.model.%s", t->name);
+        return qlora__folder_need(&ctx->env, &s->peft->tensors, name, t->rows, t->cols, out);
+    }
     const char* end = t->is_magnitude ? ".lora_magnitude_vector" : ".lora_A.weight";
     snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(end)), t->name);
     QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out, t->projection->in,
@@ -47987,7 +48197,8 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
             for (int64_t k = 0; k < t.cols && t.is_norm; k++) {
                 values[k] += offset;
             }
-            r = qlora__floats_in(ctx, window.data, t.rows * t.cols, values);
+            r = qlora__trained_mix(ctx, &t, false, values);
+            r = r != QLORA_OK ? r : qlora__floats_in(ctx, window.data, t.rows * t.cols, values);
         }
     }
     qlora__free(ctx, values, room);
@@ -48485,7 +48696,8 @@ static qlora_result qlora__parameter_read(qlora_ctx* ctx, const qlora_model* m,
     QLORA__TRY(qlora__parameter_need(ctx, m, index, "out", out, &t));
     qlora_tensor window;
     qlora__arena_window(arena, t.at, t.rows, t.cols, &window);
-    return qlora__floats_out(ctx, window.data, t.rows * t.cols, out);
+    QLORA__TRY(qlora__floats_out(ctx, window.data, t.rows * t.cols, out));
+    return qlora__trained_mix(ctx, &t, true, out);
 }
 
 qlora_result qlora_parameter_read(qlora_model* model, int64_t index, float* out) {
@@ -48503,8 +48715,20 @@ static qlora_result qlora__parameter_write(qlora_ctx* ctx, qlora_model* m, int64
     QLORA__TRY(qlora__parameter_need(ctx, m, index, "in", in, &t));
     qlora_tensor window;
     qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
-    QLORA__TRY(qlora__floats_in(ctx, window.data, t.rows * t.cols, in));
-    return qlora__parameters_changed(ctx, m);
+    if (t.experts == 0) {
+        QLORA__TRY(qlora__floats_in(ctx, window.data, t.rows * t.cols, in));
+        return qlora__parameters_changed(ctx, m);
+    }
+    size_t bytes = (size_t)(t.rows * t.cols) * sizeof *in;
+    float* own = (float*)qlora__alloc(ctx, bytes);
+    if (own == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(own, in, bytes);
+    qlora_result r = qlora__trained_mix(ctx, &t, false, own);
+    r = r == QLORA_OK ? qlora__floats_in(ctx, window.data, t.rows * t.cols, own) : r;
+    qlora__free(ctx, own, bytes);
+    return r == QLORA_OK ? qlora__parameters_changed(ctx, m) : r;
 }
 
 qlora_result qlora_parameter_write(qlora_model* model, int64_t index, const float* in) {
@@ -48641,6 +48865,7 @@ typedef struct qlora__save_item {
     const void* bytes;
     size_t size;
     const void* moments; // bytes or floats in device memory
+    int64_t experts;     // B of so many experts, which is written as PEFT has it
     float offset;        // subtracted from the values
 } qlora__save_item;
 
@@ -48737,6 +48962,14 @@ static qlora_result qlora__save_fetch(qlora_ctx* ctx, const qlora__save_item* it
         QLORA__TRY(qlora__floats_out(ctx, window.data, n, values));
         for (int64_t i = 0; i < n && item->offset > 0.0f; i++) {
             values[i] -= item->offset;
+        }
+        if (item->experts > 0) {
+            qlora__trained t;
+            memset(&t, 0, sizeof t);
+            t.experts = item->experts;
+            t.rows = item->shape[0];
+            t.cols = item->shape[1];
+            return qlora__trained_mix(ctx, &t, true, values);
         }
         return QLORA_OK;
     }
@@ -49048,6 +49281,9 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
         if (t.is_norm || !norms) {
             qlora__save_add(&list, norms ? "" : "base_model.model.", &m->parameters, &t);
         }
+        if (t.experts > 0) {
+            list.items[list.count - 1].experts = t.experts;
+        }
         if (t.is_norm && !norms) { // as the base stores it
             list.items[list.count - 1].offset = (float)m->plan.config.norm_offset;
         }
@@ -49332,7 +49568,10 @@ static qlora_result qlora__adapter_carry(qlora_ctx* ctx, qlora_model* from, qlor
         if (qlora__trained_at(to, i, &target)) {
             qlora_tensor window;
             qlora__arena_window(&to->parameters, target.at, target.rows, target.cols, &window);
-            r = qlora__floats_in(ctx, window.data, target.rows * target.cols, values + t.at);
+            r = qlora__trained_mix(ctx, &t, false, values + t.at);
+            r = r == QLORA_OK
+                    ? qlora__floats_in(ctx, window.data, target.rows * target.cols, values + t.at)
+                    : r;
         }
     }
     qlora__free(ctx, values, bytes);
@@ -49377,7 +49616,7 @@ qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
 static const qlora__projection_row* qlora__trained_row(const qlora_model* m,
                                                        const qlora__trained* t) {
     const qlora__layer* layer = &m->layers[t->layer];
-    return &layer->layout->rows[t->projection - layer->projections];
+    return qlora__row_of(layer, (int)(t->projection - layer->projections));
 }
 
 // Arranges B of one module: rows in the order of llama.cpp, multiplied by the ratio of the module's
@@ -58815,4 +59054,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 431a6f0d61676abf
+//@@ end 1feee939aa910352

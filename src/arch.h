@@ -114,7 +114,8 @@ typedef struct qlora__expert_rows {
     qlora__projection_row router;
     qlora__projection_row shared_gate; // module NULL = none
     const char* correction;            // the tensor; NULL = none
-    const char* peft;                  // module of the experts in PEFT files
+    const char* peft_router;           // its module in PEFT files
+    const char* peft;                  // that of all experts
     int count;                         // 2, or 3 if gate and up are matrices of their own
     qlora__projection_row rows[3];
     struct {
@@ -202,7 +203,7 @@ static const qlora__layout qlora__layout_plain = {QLORA__FFN_PLAIN, NULL, 6,
     {{{"mlp.experts.gate_up_proj", NULL}, 0}, {{"mlp.experts.gate_up_proj", NULL}, 1}, \
      {{"mlp.experts.down_proj", NULL}, 0}}
 #define QLORA__EXPERTS_MLP(score, gate, correction) \
-    {score, QLORA__ROW_ROUTER("mlp.gate"), gate, correction, "mlp.experts", 3, \
+    {score, QLORA__ROW_ROUTER("mlp.gate"), gate, correction, "mlp.gate", "mlp.experts", 3, \
      QLORA__ROWS_EXPERT("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj", \
                         "mlp.experts.*.down_proj"), \
      QLORA__STACKED_MLP}
@@ -228,14 +229,14 @@ static const qlora__expert_rows qlora__experts_sigmoid =
 // Mixtral: names of its own.
 static const qlora__expert_rows qlora__experts_mixtral = {
     QLORA__ROUTER_SOFTMAX_CHOSEN, QLORA__ROW_ROUTER("block_sparse_moe.gate"), QLORA__ROW_NONE,
-    NULL, "mlp.experts", 3,
+    NULL, "mlp.gate", "mlp.experts", 3,
     QLORA__ROWS_EXPERT("block_sparse_moe.experts.*.w1", "block_sparse_moe.experts.*.w3",
                        "block_sparse_moe.experts.*.w2"),
     QLORA__STACKED_MLP};
 // Granite: the matrices of all experts in one tensor, gate and up as one matrix.
 static const qlora__expert_rows qlora__experts_granite = {
     QLORA__ROUTER_SOFTMAX_CHOSEN, QLORA__ROW_ROUTER("block_sparse_moe.router.layer"),
-    QLORA__ROW_NONE, NULL, "block_sparse_moe.experts", 2,
+    QLORA__ROW_NONE, NULL, "block_sparse_moe.router", "block_sparse_moe.experts", 2,
     {QLORA__ROW_OF_EXPERT(11, QLORA__GATE_UP, HIDDEN, EXPERT_GATE_UP,
                           "block_sparse_moe.experts.*.gate_up", "ffn_gate_exps"),
      QLORA__ROW_OF_EXPERT(12, QLORA__DOWN, EXPERT, HIDDEN,

@@ -11,6 +11,7 @@ typedef struct qlora__save_item {
     const void* bytes;
     size_t size;
     const void* moments; // bytes or floats in device memory
+    int64_t experts;     // B of so many experts, which is written as PEFT has it
     float offset;        // subtracted from the values
 } qlora__save_item;
 
@@ -107,6 +108,14 @@ static qlora_result qlora__save_fetch(qlora_ctx* ctx, const qlora__save_item* it
         QLORA__TRY(qlora__floats_out(ctx, window.data, n, values));
         for (int64_t i = 0; i < n && item->offset > 0.0f; i++) {
             values[i] -= item->offset;
+        }
+        if (item->experts > 0) {
+            qlora__trained t;
+            memset(&t, 0, sizeof t);
+            t.experts = item->experts;
+            t.rows = item->shape[0];
+            t.cols = item->shape[1];
+            return qlora__trained_mix(ctx, &t, true, values);
         }
         return QLORA_OK;
     }
@@ -418,6 +427,9 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
         if (t.is_norm || !norms) {
             qlora__save_add(&list, norms ? "" : "base_model.model.", &m->parameters, &t);
         }
+        if (t.experts > 0) {
+            list.items[list.count - 1].experts = t.experts;
+        }
         if (t.is_norm && !norms) { // as the base stores it
             list.items[list.count - 1].offset = (float)m->plan.config.norm_offset;
         }
@@ -702,7 +714,10 @@ static qlora_result qlora__adapter_carry(qlora_ctx* ctx, qlora_model* from, qlor
         if (qlora__trained_at(to, i, &target)) {
             qlora_tensor window;
             qlora__arena_window(&to->parameters, target.at, target.rows, target.cols, &window);
-            r = qlora__floats_in(ctx, window.data, target.rows * target.cols, values + t.at);
+            r = qlora__trained_mix(ctx, &t, false, values + t.at);
+            r = r == QLORA_OK
+                    ? qlora__floats_in(ctx, window.data, target.rows * target.cols, values + t.at)
+                    : r;
         }
     }
     qlora__free(ctx, values, bytes);
@@ -747,7 +762,7 @@ qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
 static const qlora__projection_row* qlora__trained_row(const qlora_model* m,
                                                        const qlora__trained* t) {
     const qlora__layer* layer = &m->layers[t->layer];
-    return &layer->layout->rows[t->projection - layer->projections];
+    return qlora__row_of(layer, (int)(t->projection - layer->projections));
 }
 
 // Arranges B of one module: rows in the order of llama.cpp, multiplied by the ratio of the module's

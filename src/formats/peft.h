@@ -16,6 +16,7 @@ typedef struct qlora__peft {
     bool head_rows;       // the same rows of lm_head are trained as well
     uint32_t targets;     // tokens of the config; 0 if absent
     uint32_t excludes;
+    uint32_t parameters; // target_parameters, a list
     uint32_t layers;
     uint32_t rank_pattern;
     uint32_t alpha_pattern;
@@ -90,6 +91,9 @@ static qlora_result qlora__peft_selects(qlora__env* env, const qlora__peft* p, u
     const qlora__json_token* t = &json->tokens[select];
     *selected = false;
     *by_full_name = false;
+    if (select == 0) {
+        return QLORA_OK;
+    }
     if (t->kind == QLORA__JSON_STRING) {
         if (select == p->targets && qlora__peft_is_all_linear(json, select)) {
             *selected = strcmp(qlora__plain_name(module), "lm_head") != 0;
@@ -151,33 +155,18 @@ static qlora_result qlora__peft_pattern(qlora__env* env, const qlora__json* json
     return QLORA_OK;
 }
 
-// Finds the rank, alpha and scale of a module by its full name, such as
-// "model.layers.3.self_attn.q_proj".
-static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, const char* module,
-                                       qlora__peft_module* out) {
+// The rank, alpha and scale of a module or parameter that is adapted.
+static qlora_result qlora__peft_rank(qlora__env* env, const qlora__peft* p, const char* module,
+                                     qlora__peft_module* out) {
     const qlora__json* json = &p->json;
     qlora__config_reader r;
     char shown[48];
+    uint32_t value = 0;
+    int64_t rank = p->rank;
+    double alpha = p->alpha;
     r.env = env;
     r.json = json;
     r.object = 0;
-    bool selected = false;
-    bool excluded = false;
-    bool full = false;
-    bool ignored = false;
-    uint32_t value = 0;
-    memset(out, 0, sizeof *out);
-    QLORA__TRY(qlora__peft_selects(env, p, p->targets, module, &selected, &full));
-    if (p->excludes != 0) {
-        QLORA__TRY(qlora__peft_selects(env, p, p->excludes, module, &excluded, &ignored));
-    }
-    // As in PEFT, a module that is listed by its full name is adapted whatever its layer is.
-    if (!selected || excluded ||
-        (!full && p->layers != 0 && !qlora__peft_layer_selected(json, p->layers, module))) {
-        return QLORA_OK;
-    }
-    int64_t rank = p->rank;
-    double alpha = p->alpha;
     QLORA__TRY(qlora__peft_pattern(env, json, p->rank_pattern, module, &value));
     if (value != 0 && (!qlora__json_int(json, value, &rank) || rank < 1 || rank > 65536)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
@@ -194,6 +183,46 @@ static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, co
     out->alpha = alpha;
     out->scale = alpha / (p->rslora ? sqrt((double)rank) : (double)rank);
     return QLORA_OK;
+}
+
+// Finds the rank, alpha and scale of a module by its full name, such as
+// "model.layers.3.self_attn.q_proj".
+static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, const char* module,
+                                       qlora__peft_module* out) {
+    const qlora__json* json = &p->json;
+    bool selected = false;
+    bool excluded = false;
+    bool full = false;
+    bool ignored = false;
+    memset(out, 0, sizeof *out);
+    QLORA__TRY(qlora__peft_selects(env, p, p->targets, module, &selected, &full));
+    if (p->excludes != 0) {
+        QLORA__TRY(qlora__peft_selects(env, p, p->excludes, module, &excluded, &ignored));
+    }
+    // As in PEFT, a module that is listed by its full name is adapted whatever its layer is.
+    if (!selected || excluded ||
+        (!full && p->layers != 0 && !qlora__peft_layer_selected(json, p->layers, module))) {
+        return QLORA_OK;
+    }
+    return qlora__peft_rank(env, p, module, out);
+}
+
+// Whether target_parameters names a parameter by its path, such as
+// "model.layers.3.mlp.experts.down_proj", and with what rank, alpha and scale.
+static qlora_result qlora__peft_parameter(qlora__env* env, const qlora__peft* p, const char* path,
+                                          qlora__peft_module* out) {
+    const qlora__json* json = &p->json;
+    size_t length = strlen(path);
+    bool selected = false;
+    memset(out, 0, sizeof *out);
+    for (uint32_t k = p->parameters + 1;
+         p->parameters != 0 && !selected && k < json->tokens[p->parameters].next;
+         k = json->tokens[k].next) {
+        size_t n = qlora__json_string(json, k, NULL, 0);
+        bool whole = n == length || (n < length && path[length - n - 1] == '.');
+        selected = whole && qlora__json_equals(json, k, path + length - n, n);
+    }
+    return selected ? qlora__peft_rank(env, p, path, out) : QLORA_OK;
 }
 
 // What becomes of each field of PEFT's LoraConfig (0.21). Fields that it does not list are refused,
@@ -242,7 +271,7 @@ static const struct {
     {"revision", QLORA__PEFT_NO_USE},
     {"runtime_config", QLORA__PEFT_NO_USE}, // where PEFT keeps its tensors
     {"target_modules", QLORA__PEFT_USED},
-    {"target_parameters", QLORA__PEFT_OFF},
+    {"target_parameters", QLORA__PEFT_USED},
     {"task_type", QLORA__PEFT_NO_USE},
     {"trainable_token_indices", QLORA__PEFT_USED},
     {"use_bdlora", QLORA__PEFT_OFF},
@@ -483,6 +512,26 @@ static qlora_result qlora__peft_check_tokens(const qlora__config_reader* r, qlor
     return QLORA_OK;
 }
 
+// target_parameters: a list of names, without what PEFT refuses beside it or applies in other ways.
+static qlora_result qlora__peft_check_parameters(const qlora__config_reader* r, qlora__peft* p) {
+    uint32_t list = p->parameters;
+    if (list != 0 && r->json->tokens[list].kind != QLORA__JSON_ARRAY) {
+        return qlora__config_refuse(r, "target_parameters", list, "it must be a list");
+    }
+    p->parameters = list != 0 && r->json->tokens[list].count > 0 ? list : 0;
+    const char* other = p->parameters == 0 ? NULL
+                        : p->layers != 0   ? "layers_to_transform"
+                        : p->excludes != 0 ? "exclude_modules"
+                        : p->dora          ? "use_dora"
+                        : p->dropout > 0.0 ? "lora_dropout"
+                                           : NULL;
+    return other == NULL
+               ? QLORA_OK
+               : qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                                 "%s: target_parameters together with %s is not supported",
+                                 r->json->label, other);
+}
+
 static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     qlora__config_reader r;
     char shown[48];
@@ -515,11 +564,13 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     }
     QLORA__TRY(qlora__peft_check_names(&r, "target_modules", &p->targets));
     QLORA__TRY(qlora__peft_check_names(&r, "exclude_modules", &p->excludes));
-    if (p->targets == 0) {
+    QLORA__TRY(qlora__peft_check_names(&r, "target_parameters", &p->parameters));
+    if (p->targets == 0 && p->parameters == 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: target_modules is missing",
                                r.json->label);
     }
     QLORA__TRY(qlora__peft_check_layers(&r, p));
+    QLORA__TRY(qlora__peft_check_parameters(&r, p));
     QLORA__TRY(qlora__peft_check_object(&r, "rank_pattern", &p->rank_pattern));
     return qlora__peft_check_object(&r, "alpha_pattern", &p->alpha_pattern);
 }
@@ -608,6 +659,36 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
     return QLORA_OK;
 }
 
+// Finds the parameter whose matrices a module has: its weight, or a matrix of experts, of which PEFT
+// wraps the second one around the first. Rank 0 if there is none.
+static qlora_result qlora__peft_of_parameter(qlora__env* env, const qlora__peft* p,
+                                             const char* module, bool* experts,
+                                             qlora__peft_module* out) {
+    static const char inner[] = ".base_layer";
+    static const char* const names[3] = {".weight", ".gate_up_proj", ".down_proj"};
+    qlora__peft_module found[3];
+    char path[360];
+    size_t n = strlen(module);
+    size_t end = sizeof inner - 1;
+    bool first = n > end && strcmp(module + n - end, inner) == 0;
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, "%.*s%s", (int)(first ? n - end : n), module, names[i]);
+        QLORA__TRY(qlora__peft_parameter(env, p, path, &found[i]));
+    }
+    bool both = found[1].rank > 0 && found[2].rank > 0;
+    int which = found[0].rank > 0 && !first     ? 0
+                : first                         ? (both ? 1 : -1)
+                : found[2].rank > 0             ? 2
+                : found[1].rank > 0             ? 1
+                                                : -1;
+    memset(out, 0, sizeof *out);
+    if (which >= 0) {
+        *out = found[which];
+    }
+    *experts = which > 0;
+    return QLORA_OK;
+}
+
 // Checks one tensor of the adapter: a matrix of a module that the config targets, with the rank of
 // the config, whose partner exists.
 static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft* p,
@@ -636,7 +717,11 @@ static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft*
     }
     memcpy(module, t->name + front, length - front - 14);
     module[length - front - 14] = '\0';
+    bool experts = false; // of which the config does not say how many there are
     QLORA__TRY(qlora__peft_lookup(env, p, module, &found));
+    if (found.rank == 0 && p->parameters != 0) {
+        QLORA__TRY(qlora__peft_of_parameter(env, p, module, &experts, &found));
+    }
     if (found.rank == 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                "%s: %s is not targeted by adapter_config.json", p->tensors.dir,
@@ -646,6 +731,9 @@ static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft*
     partner[length - 8] = which == 0 ? 'B' : 'A';
     if (qlora__folder_find(&p->tensors, partner) == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s is missing", p->tensors.dir, partner);
+    }
+    if (experts && t->rank == 2 && t->shape[which] % found.rank == 0) {
+        found.rank = t->shape[which];
     }
     return qlora__peft_check_matrix(env, p, t, which, found.rank);
 }

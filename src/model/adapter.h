@@ -22,12 +22,13 @@ static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s
 static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
                                          const qlora__adapter_source* s) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].count; i++) {
+        for (int u = 0; u < qlora__unit_count(&m->layers[l]); u++) {
+            int i = qlora__unit_at(&m->layers[l], u);
             const qlora__projection* p = &m->layers[l].projections[i];
             char module[160];
             qlora__peft_module found;
+            QLORA__TRY(qlora__adapter_unit(ctx, m, s->peft, l, i, &found));
             qlora__module_of(m, l, i, module, sizeof module);
-            QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, p->out, p->in, &found));
             float scale = (float)found.scale;
             if (found.rank != p->rank) {
                 return qlora__fail(ctx, QLORA_ERR_FORMAT,
@@ -206,6 +207,11 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
     }
     char module[192];
     qlora__peft_module found;
+    if (t->projection - m->layers[t->layer].projections >= m->layers[t->layer].layout->count) {
+        char name[224];
+        snprintf(name, sizeof name, "base_model.model.%s", t->name);
+        return qlora__folder_need(&ctx->env, &s->peft->tensors, name, t->rows, t->cols, out);
+    }
     const char* end = t->is_magnitude ? ".lora_magnitude_vector" : ".lora_A.weight";
     snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(end)), t->name);
     QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out, t->projection->in,
@@ -239,7 +245,8 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
             for (int64_t k = 0; k < t.cols && t.is_norm; k++) {
                 values[k] += offset;
             }
-            r = qlora__floats_in(ctx, window.data, t.rows * t.cols, values);
+            r = qlora__trained_mix(ctx, &t, false, values);
+            r = r != QLORA_OK ? r : qlora__floats_in(ctx, window.data, t.rows * t.cols, values);
         }
     }
     qlora__free(ctx, values, room);

@@ -482,7 +482,8 @@ static qlora_result qlora__parameter_read(qlora_ctx* ctx, const qlora_model* m,
     QLORA__TRY(qlora__parameter_need(ctx, m, index, "out", out, &t));
     qlora_tensor window;
     qlora__arena_window(arena, t.at, t.rows, t.cols, &window);
-    return qlora__floats_out(ctx, window.data, t.rows * t.cols, out);
+    QLORA__TRY(qlora__floats_out(ctx, window.data, t.rows * t.cols, out));
+    return qlora__trained_mix(ctx, &t, true, out);
 }
 
 qlora_result qlora_parameter_read(qlora_model* model, int64_t index, float* out) {
@@ -500,8 +501,20 @@ static qlora_result qlora__parameter_write(qlora_ctx* ctx, qlora_model* m, int64
     QLORA__TRY(qlora__parameter_need(ctx, m, index, "in", in, &t));
     qlora_tensor window;
     qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
-    QLORA__TRY(qlora__floats_in(ctx, window.data, t.rows * t.cols, in));
-    return qlora__parameters_changed(ctx, m);
+    if (t.experts == 0) {
+        QLORA__TRY(qlora__floats_in(ctx, window.data, t.rows * t.cols, in));
+        return qlora__parameters_changed(ctx, m);
+    }
+    size_t bytes = (size_t)(t.rows * t.cols) * sizeof *in;
+    float* own = (float*)qlora__alloc(ctx, bytes);
+    if (own == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(own, in, bytes);
+    qlora_result r = qlora__trained_mix(ctx, &t, false, own);
+    r = r == QLORA_OK ? qlora__floats_in(ctx, window.data, t.rows * t.cols, own) : r;
+    qlora__free(ctx, own, bytes);
+    return r == QLORA_OK ? qlora__parameters_changed(ctx, m) : r;
 }
 
 qlora_result qlora_parameter_write(qlora_model* model, int64_t index, const float* in) {

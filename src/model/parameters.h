@@ -9,6 +9,7 @@ typedef struct qlora__trained {
     bool decays;
     const qlora__projection* projection; // NULL for a norm
     int64_t layer;                       // of the projection
+    int64_t experts; // B of so many experts, whose columns PEFT mixes; 0 = anything else
     bool is_b;
     bool is_magnitude;
     bool is_norm; // a factor; what the base stores may be that minus 1
@@ -31,16 +32,20 @@ static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int norm,
     return true;
 }
 
-// A (0), B (1) or the magnitude (2) of projection number `i` of a layer.
+// A (0), B (1) or the magnitude (2) of what projection number `i` of a layer stands for.
 static void qlora__trained_part(const qlora_model* m, int64_t layer, int i, int part,
                                 qlora__trained* out) {
     static const char* const names[] = {"lora_A.weight", "lora_B.weight", "lora_magnitude_vector"};
     const qlora__projection* p = &m->layers[layer].projections[i];
+    bool stack = qlora__is_stack(&m->layers[layer], i) != 0;
+    int64_t experts = stack ? m->plan.config.experts : 1;
+    int64_t height = qlora__unit_out(&m->layers[layer], i);
     const int64_t at[3] = {p->a_at, p->b_at, p->m_at};
-    const int64_t rows[3] = {p->rank, p->out, 1};
-    const int64_t cols[3] = {p->in, p->rank, p->out};
+    const int64_t rows[3] = {experts * p->rank, height, 1};
+    const int64_t cols[3] = {p->in, experts * p->rank, height};
     char module[160];
-    qlora__module_of(m, layer, i, module, sizeof module);
+    qlora__matrices_of(m, layer, i, module, sizeof module);
+    out->experts = stack && part == 1 ? experts : 0;
     snprintf(out->name, sizeof out->name, "%s.%s", module, names[part]);
     out->is_b = part == 1;
     out->is_magnitude = part == 2;
@@ -90,15 +95,15 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     int64_t at = 0;
     memset(out, 0, sizeof *out);
     for (int64_t l = 0; l < c->layers; l++) {
-        for (int i = 0; i < m->layers[l].count; i++) {
+        for (int u = 0; u < qlora__unit_count(&m->layers[l]); u++) {
+            int i = qlora__unit_at(&m->layers[l], u);
             const qlora__projection* p = &m->layers[l].projections[i];
             if (p->rank == 0) {
                 continue;
             }
-            int64_t skipped = qlora__shares_a(&m->layers[l], i) ? 1 : 0;
-            int64_t parts = (m->dora ? 3 : 2) - skipped;
+            int64_t parts = m->dora ? 3 : 2;
             if (index < at + parts) {
-                qlora__trained_part(m, l, i, (int)(index - at + skipped), out);
+                qlora__trained_part(m, l, i, (int)(index - at), out);
                 return true;
             }
             at += parts;
@@ -119,6 +124,31 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
         return true;
     }
     return qlora__trained_saved(m, index - at - (m->desc.train_norms ? 1 : 0), out);
+}
+
+// B of experts: in memory, the matrices [out, r] follow each other; PEFT has one matrix, in which
+// column j E + e is column j of expert e.
+static qlora_result qlora__trained_mix(qlora_ctx* ctx, const qlora__trained* t, bool to_peft,
+                                       float* values) {
+    if (t->experts == 0) {
+        return QLORA_OK;
+    }
+    int64_t rank = t->cols / t->experts;
+    size_t bytes = (size_t)(t->rows * t->cols) * sizeof *values;
+    float* copy = (float*)qlora__alloc(ctx, bytes);
+    if (copy == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(copy, values, bytes);
+    for (int64_t e = 0; e < t->experts; e++) {
+        for (int64_t i = 0; i < t->rows * rank; i++) {
+            int64_t own = e * t->rows * rank + i;
+            int64_t mixed = i / rank * t->cols + i % rank * t->experts + e;
+            values[to_peft ? mixed : own] = copy[to_peft ? own : mixed];
+        }
+    }
+    qlora__free(ctx, copy, bytes);
+    return QLORA_OK;
 }
 
 // The place of A or s B of the current adapter among those of all adapters.
@@ -142,10 +172,11 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
         qlora__range_copy_wide(m, t, range);
         return;
     }
-    if (t->projection == NULL || t->is_magnitude || !layer->cached || qlora__has_several(m)) {
-        return; // several adapters are placed when they are used
+    int number = t->projection != NULL ? (int)(t->projection - layer->projections) : 0;
+    if (t->projection == NULL || t->is_magnitude || !layer->cached || qlora__has_several(m) ||
+        number >= layer->layout->count) {
+        return; // several adapters, and those of experts, are placed when they are used
     }
-    int number = (int)(t->projection - layer->projections);
     int group = layer->layout->rows[number].group;
     const qlora_linear_desc* linear = &layer->linears[group];
     qlora_tensor a;

@@ -36,19 +36,27 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
     return at;
 }
 
-// The same for the experts of a layer. Gate and up of an expert have one adapter as PEFT sees them,
-// so that the A of up is that of gate, and their B follow each other.
+// The same for what experts have. A and B of all of them are one tensor each, expert after expert;
+// gate and up of an expert have the same A, and their B follow each other.
 static int64_t qlora__number_experts(qlora_model* m, qlora__layer* layer, int64_t at) {
-    for (int i = layer->layout->count; i < layer->count; i++) {
-        qlora__projection* p = &layer->projections[i];
-        p->a_at = at;
-        if (qlora__shares_a(layer, i)) {
-            p->a_at = p[-1].a_at;
-        } else {
-            at = qlora__number_range(m, p->rank * p->in, at);
+    const qlora__expert_rows* rows = layer->layout->experts;
+    for (int unit = layer->layout->count; unit < qlora__unit_count(layer); unit++) {
+        int first = qlora__unit_at(layer, unit);
+        int stack = qlora__is_stack(layer, first);
+        int64_t experts = stack != 0 ? m->plan.config.experts : 1;
+        int parts = stack == 1 ? rows->count - 1 : 1;
+        const qlora__projection* p = &layer->projections[first];
+        int64_t out = qlora__unit_out(layer, first);
+        int64_t a_at = at;
+        int64_t b_at = qlora__number_range(m, experts * p->rank * p->in, at);
+        at = qlora__number_range(m, experts * out * p->rank, b_at);
+        for (int64_t e = 0; e < experts; e++) {
+            for (int k = 0; k < parts; k++) {
+                qlora__projection* own = &layer->projections[first + (int)e * rows->count + k];
+                own->a_at = a_at + e * p->rank * p->in;
+                own->b_at = b_at + (e * out + k * p->out) * p->rank;
+            }
         }
-        p->b_at = at;
-        at = qlora__number_range(m, p->out * p->rank, at);
     }
     return at;
 }

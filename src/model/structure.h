@@ -520,11 +520,31 @@ static int qlora__expert_of(const qlora__layer* layer, int i) {
     return any ? (i - qlora__first_expert(layout)) / layout->experts->count : -1;
 }
 
-// Whether the adapter of a projection has the A of the projection before it.
-static bool qlora__shares_a(const qlora__layer* layer, int i) {
-    const qlora__layout* layout = layer->layout;
-    bool any = layout->experts != NULL && layout->experts->count == 3;
-    return any && i > qlora__first_expert(layout) && (i - qlora__first_expert(layout)) % 3 == 1;
+// What an adapter sees of a layer: its projections, but one matrix into all experts, gate and up
+// together, and one out of them. Returns how many there are.
+static int qlora__unit_count(const qlora__layer* layer) {
+    return layer->experts == NULL ? layer->count : qlora__first_expert(layer->layout) + 2;
+}
+
+// The projection that stands for unit number `unit`: of experts, that of the first one.
+static int qlora__unit_at(const qlora__layer* layer, int unit) {
+    bool out = layer->experts != NULL && unit == qlora__unit_count(layer) - 1;
+    return out ? unit + layer->layout->experts->count - 2 : unit;
+}
+
+// Whether a projection stands for those of all experts, into them (1) or out of them (2).
+static int qlora__is_stack(const qlora__layer* layer, int i) {
+    if (layer->experts == NULL || i < qlora__first_expert(layer->layout)) {
+        return 0;
+    }
+    return i == qlora__first_expert(layer->layout) ? 1 : 2;
+}
+
+// Rows of the matrix that a unit stands for, of one expert.
+static int64_t qlora__unit_out(const qlora__layer* layer, int i) {
+    const qlora__projection* p = &layer->projections[i];
+    bool both = qlora__is_stack(layer, i) == 1 && layer->layout->experts->count == 3;
+    return both ? 2 * p->out : p->out;
 }
 
 // The module of projection number `i` of layer number `layer` in the files of the base.
@@ -540,12 +560,38 @@ static void qlora__base_module(const qlora_model* m, int64_t layer, int i, char*
     }
 }
 
-// The same as PEFT names it, without "base_model.model.".
+// The same as PEFT names it, without "base_model.model.". Of experts, the parameter in their module
+// that it names.
 static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* out, size_t size) {
-    char module[160];
-    qlora__base_module(m, layer, i, module, sizeof module);
-    snprintf(out, size, "model.%s%s", m->plan.config.wrapped ? "language_model." : "",
-             qlora__plain_name(module));
+    const qlora__layer* l = &m->layers[layer];
+    const char* module = qlora__row_of(l, i)->module;
+    const char* parameter = "";
+    if (qlora__is_router(l, i)) {
+        module = l->layout->experts->peft_router;
+        parameter = ".weight";
+    } else if (qlora__is_stack(l, i) != 0) {
+        module = l->layout->experts->peft;
+        parameter = qlora__is_stack(l, i) == 1 ? ".gate_up_proj" : ".down_proj";
+    }
+    snprintf(out, size, "model.%slayers.%lld.%s%s",
+             m->plan.config.wrapped ? "language_model." : "", (long long)layer, module, parameter);
+}
+
+// The module that has the matrices of unit number `i` of a layer in PEFT files. Of the two
+// parameters of experts, PEFT wraps the second one around the first.
+static void qlora__matrices_of(const qlora_model* m, int64_t layer, int i, char* out, size_t size) {
+    const qlora__layer* l = &m->layers[layer];
+    int stack = qlora__is_stack(l, i);
+    qlora__module_of(m, layer, i, out, size);
+    if (stack == 0 && !qlora__is_router(l, i)) {
+        return;
+    }
+    *strrchr(out, '.') = '\0';
+    int other = qlora__unit_at(l, qlora__unit_count(l) - 1);
+    if (stack == 1 && l->projections[other].rank > 0) {
+        size_t used = strlen(out);
+        snprintf(out + used, size - used, ".base_layer");
+    }
 }
 
 // Whether norm number `norm` exists in every layer.

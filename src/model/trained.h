@@ -12,15 +12,44 @@ static void qlora__adapter_new(const qlora_model* m, int bit, qlora__projection*
     }
 }
 
+// What an adapter folder has of a unit of a layer. Of a parameter, only rank and scale.
+static qlora_result qlora__adapter_unit(qlora_ctx* ctx, const qlora_model* m,
+                                        const qlora__peft* peft, int64_t layer, int i,
+                                        qlora__peft_module* out) {
+    const qlora__projection* p = &m->layers[layer].projections[i];
+    char module[160];
+    memset(out, 0, sizeof *out);
+    qlora__module_of(m, layer, i, module, sizeof module);
+    bool parameter = qlora__is_router(&m->layers[layer], i) ||
+                     qlora__is_stack(&m->layers[layer], i) != 0;
+    return parameter ? qlora__peft_parameter(&ctx->env, peft, module, out)
+                     : qlora__peft_find(&ctx->env, peft, module, p->out, p->in, out);
+}
+
+// Gives the adapters of all experts the rank and scale of the first one.
+static void qlora__adapter_spread(const qlora_model* m, qlora__layer* layer, int i) {
+    int stack = qlora__is_stack(layer, i);
+    const qlora__projection* p = &layer->projections[i];
+    int count = stack != 0 ? layer->layout->experts->count : 0;
+    for (int k = i; stack != 0 && k < layer->count; k++) {
+        bool same = stack == 1 ? (k - i) % count < count - 1 : (k - i) % count == 0;
+        if (same) {
+            layer->projections[k].rank = p->rank;
+            layer->projections[k].alpha = p->alpha;
+            layer->projections[k].scale = p->scale;
+        }
+    }
+    (void)m;
+}
+
 // Rank and scale of a module in an adapter folder.
 static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora_model* m, int64_t layer,
                                          int number, qlora__projection* p) {
     const qlora__peft* peft = &m->source->peft;
     char module[160];
     qlora__peft_module found;
-    memset(&found, 0, sizeof found);
     qlora__module_of(m, layer, number, module, sizeof module);
-    QLORA__TRY(qlora__peft_find(&ctx->env, peft, module, p->out, p->in, &found));
+    QLORA__TRY(qlora__adapter_unit(ctx, m, peft, layer, number, &found));
     p->rank = found.rank;
     p->alpha = found.alpha;
     p->scale = (float)found.scale;
@@ -104,11 +133,13 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
                  qlora__names_norm(m, name)) ||
                 qlora__is_peft_copy(m, name);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
-            for (int k = 0; k < m->layers[l].layout->count && !known; k++) {
+            for (int u = 0; u < qlora__unit_count(&m->layers[l]) && !known; u++) {
                 char module[160];
-                int n = snprintf(module, sizeof module, "layers.%lld.%s.", (long long)l,
-                                 m->layers[l].layout->rows[k].module);
-                known = n > 0 && strncmp(name, module, (size_t)n) == 0;
+                qlora__matrices_of(m, l, qlora__unit_at(&m->layers[l], u), module, sizeof module);
+                const char* plain = qlora__plain_name(module);
+                size_t n = strlen(plain);
+                known = strncmp(name, plain, n) == 0 && name[n] == '.' &&
+                        strncmp(name + n, ".base_layer.", 12) != 0;
             }
         }
         if (!known) {
@@ -206,16 +237,15 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
         m->desc.alpha = (float)peft->alpha;
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].count; i++) {
+        for (int u = 0; u < qlora__unit_count(&m->layers[l]); u++) {
+            int i = qlora__unit_at(&m->layers[l], u);
             qlora__projection* p = &m->layers[l].projections[i];
-            if (desc->adapter != NULL && i >= m->layers[l].layout->count) {
-                continue; // XXX
-            }
             if (desc->adapter != NULL) {
                 QLORA__TRY(qlora__adapter_found(ctx, m, l, i, p));
             } else {
                 qlora__adapter_new(m, qlora__row_of(&m->layers[l], i)->bit, p);
             }
+            qlora__adapter_spread(m, &m->layers[l], i);
         }
     }
     return QLORA_OK;
