@@ -839,12 +839,12 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_DOWN = 64,
     QLORA_TARGET_QKV = 128,     // models with one matrix for q, k and v
     QLORA_TARGET_GATE_UP = 256, // models with one matrix for gate and up
-    // Bits 9 and 10 are unused.
-    QLORA_TARGET_EXPERTS_IN = 2048,  // gate and up of every expert, as one matrix each
-    QLORA_TARGET_EXPERTS_OUT = 4096, // down of every expert
-    QLORA_TARGET_ROUTER = 8192,
+    QLORA_TARGET_EXPERTS_IN = 2048,   // gate and up of every expert, as one matrix each
+    QLORA_TARGET_EXPERTS_OUT = 4096,  // down of every expert
+    QLORA_TARGET_ROUTER = 8192,       // what chooses the experts
     QLORA_TARGET_SHARED_GATE = 16384, // the gate of the MLP beside the experts
-    QLORA_TARGET_ALL = 6655           // those that the model has, but not the last two
+    QLORA_TARGET_ATTENTION = 32768,   // q, k, v and o, or qkv and o, as the model has them
+    QLORA_TARGET_ALL = 6655           // those that the model has, but not router and shared gate
 } qlora_target;
 
 // Whole matrices that are trained with the adapters, one bit each, as PEFT's modules_to_save. If
@@ -1307,10 +1307,10 @@ typedef enum qlora_method {
 } qlora_method;
 
 // What lr_factors of qlora_train_desc apply to: number i is the projection of bit i of
-// qlora_target, then follow the norms, and embedding, head and token rows.
+// qlora_target; the two numbers that have no bit are the norms, and embedding, head and token rows.
 #define QLORA_LR_NORMS 9
 #define QLORA_LR_EMBEDDINGS 10
-#define QLORA_LR_FACTORS 11
+#define QLORA_LR_FACTORS 15
 
 // Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_train_desc {
@@ -40477,8 +40477,14 @@ static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
         }
         has |= qlora__expert_targets(layout);
     }
+    const uint32_t attention =
+        QLORA_TARGET_Q | QLORA_TARGET_K | QLORA_TARGET_V | QLORA_TARGET_O | QLORA_TARGET_QKV;
     if (m->desc.targets == 0 || m->desc.targets == (uint32_t)QLORA_TARGET_ALL) {
         m->desc.targets = has & (uint32_t)QLORA_TARGET_ALL;
+    }
+    if ((m->desc.targets & (uint32_t)QLORA_TARGET_ATTENTION) != 0) {
+        m->desc.targets &= ~(uint32_t)QLORA_TARGET_ATTENTION;
+        m->desc.targets |= has & attention;
     }
     for (int bit = 9; bit < 32; bit++) {
         if ((m->desc.targets & ~has & 1u << bit) != 0) {
@@ -40492,13 +40498,14 @@ static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
     }
     for (int bit = 0; bit < 9; bit++) {
         if ((m->desc.targets & ~has & 1u << bit) != 0) {
-            bool attention = bit < 3 || bit == 7;
+            bool early = bit < 3 || bit == 7;
             return qlora__fail(
                 ctx, QLORA_ERR_ARGUMENT,
                 "desc.targets contains %s, which this model does not have; it has "
                 "%s",
                 names[bit],
-                attention ? ((has & QLORA_TARGET_QKV) != 0 ? "qkv" : "q, k and v")
+                early ? ((has & QLORA_TARGET_QKV) != 0 ? "qkv" : "q, k and v")
+                : (has & (QLORA_TARGET_GATE | QLORA_TARGET_GATE_UP)) == 0 ? "experts"
                           : ((has & QLORA_TARGET_GATE_UP) != 0 ? "gate_up" : "gate and up"));
         }
     }
@@ -53572,7 +53579,8 @@ static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) 
     }
     static const char* const factors[QLORA_LR_FACTORS] = {
         "lr_factor_0", "lr_factor_1", "lr_factor_2", "lr_factor_3", "lr_factor_4", "lr_factor_5",
-        "lr_factor_6", "lr_factor_7", "lr_factor_8", "lr_factor_9", "lr_factor_10"};
+        "lr_factor_6", "lr_factor_7", "lr_factor_8", "lr_factor_9", "lr_factor_10", "lr_factor_11",
+        "lr_factor_12", "lr_factor_13", "lr_factor_14"};
     for (int i = 0; i < QLORA_LR_FACTORS; i++) {
         qlora__state_add_later(s, factors[i], QLORA__NOTED, d->lr_factors[i] - 1.0);
     }
@@ -59054,4 +59062,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 1feee939aa910352
+//@@ end 0aa2ddea90539861

@@ -62,8 +62,15 @@ typedef struct option_set {
     void* values;
 } option_set;
 
-static const char* const option_targets[] = {"q",  "k",    "v",   "o",      "gate",
-                                             "up", "down", "qkv", "gate_up"};
+// Words for bits of qlora_target. The last one stands for several of the others.
+static const struct {
+    const char* name;
+    int64_t bits;
+} option_targets[] = {{"q", 1},          {"k", 2},         {"v", 4},
+                      {"o", 8},          {"gate", 16},     {"up", 32},
+                      {"down", 64},      {"qkv", 128},     {"gate_up", 256},
+                      {"experts", 6144}, {"router", 8192}, {"shared_gate", 16384},
+                      {"attention", 32768}};
 #define OPTION_TARGETS ((int)(sizeof option_targets / sizeof option_targets[0]))
 
 static inline const option* option_find(const option_set* set, const char* name, size_t length) {
@@ -239,21 +246,22 @@ static inline bool choice_read(const option* row, const char* text, int64_t* out
 
 static inline bool targets_read(const option* row, const char* text, int64_t* out,
                                 char error[1024]) {
-    const int64_t all = ((int64_t)1 << OPTION_TARGETS) - 1;
+    const int64_t all = 6655; // QLORA_TARGET_ALL
     int64_t bits = strcmp(text, "all") == 0 ? all : 0;
     for (const char* at = text; bits != all && *at != '\0';) {
         size_t length = strcspn(at, ",");
         size_t stem = length > 5 && strncmp(at + length - 5, "_proj", 5) == 0 ? length - 5 : length;
         int64_t bit = 0;
         for (int i = 0; i < OPTION_TARGETS; i++) {
-            bit |= strlen(option_targets[i]) == stem && strncmp(option_targets[i], at, stem) == 0
-                       ? 1 << i
-                       : 0;
+            const char* name = option_targets[i].name;
+            bool same = strlen(name) == stem && strncmp(name, at, stem) == 0;
+            bit |= same ? option_targets[i].bits : 0;
         }
         if (bit == 0) {
             return error_set(error,
-                             "--%s: '%.*s' is not one of q, k, v, o, gate, up, down, qkv, gate_up; "
-                             "all stands for all of them",
+                             "--%s: '%.*s' is not one of q, k, v, o, gate, up, down, qkv, gate_up, "
+                             "attention, experts, router, shared_gate; all stands for all of them "
+                             "but the last two",
                              row->name, (int)length, at);
         }
         bits |= bit;

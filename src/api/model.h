@@ -155,12 +155,12 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_DOWN = 64,
     QLORA_TARGET_QKV = 128,     // models with one matrix for q, k and v
     QLORA_TARGET_GATE_UP = 256, // models with one matrix for gate and up
-    // Bits 9 and 10 are unused.
-    QLORA_TARGET_EXPERTS_IN = 2048,  // gate and up of every expert, as one matrix each
-    QLORA_TARGET_EXPERTS_OUT = 4096, // down of every expert
-    QLORA_TARGET_ROUTER = 8192,
+    QLORA_TARGET_EXPERTS_IN = 2048,   // gate and up of every expert, as one matrix each
+    QLORA_TARGET_EXPERTS_OUT = 4096,  // down of every expert
+    QLORA_TARGET_ROUTER = 8192,       // what chooses the experts
     QLORA_TARGET_SHARED_GATE = 16384, // the gate of the MLP beside the experts
-    QLORA_TARGET_ALL = 6655           // those that the model has, but not the last two
+    QLORA_TARGET_ATTENTION = 32768,   // q, k, v and o, or qkv and o, as the model has them
+    QLORA_TARGET_ALL = 6655           // those that the model has, but not router and shared gate
 } qlora_target;
 
 // Whole matrices that are trained with the adapters, one bit each, as PEFT's modules_to_save. If

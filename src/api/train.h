@@ -33,10 +33,10 @@ typedef enum qlora_method {
 } qlora_method;
 
 // What lr_factors of qlora_train_desc apply to: number i is the projection of bit i of
-// qlora_target, then follow the norms, and embedding, head and token rows.
+// qlora_target; the two numbers that have no bit are the norms, and embedding, head and token rows.
 #define QLORA_LR_NORMS 9
 #define QLORA_LR_EMBEDDINGS 10
-#define QLORA_LR_FACTORS 11
+#define QLORA_LR_FACTORS 15
 
 // Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_train_desc {

@@ -579,8 +579,14 @@ static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
         }
         has |= qlora__expert_targets(layout);
     }
+    const uint32_t attention =
+        QLORA_TARGET_Q | QLORA_TARGET_K | QLORA_TARGET_V | QLORA_TARGET_O | QLORA_TARGET_QKV;
     if (m->desc.targets == 0 || m->desc.targets == (uint32_t)QLORA_TARGET_ALL) {
         m->desc.targets = has & (uint32_t)QLORA_TARGET_ALL;
+    }
+    if ((m->desc.targets & (uint32_t)QLORA_TARGET_ATTENTION) != 0) {
+        m->desc.targets &= ~(uint32_t)QLORA_TARGET_ATTENTION;
+        m->desc.targets |= has & attention;
     }
     for (int bit = 9; bit < 32; bit++) {
         if ((m->desc.targets & ~has & 1u << bit) != 0) {
@@ -594,13 +600,14 @@ static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
     }
     for (int bit = 0; bit < 9; bit++) {
         if ((m->desc.targets & ~has & 1u << bit) != 0) {
-            bool attention = bit < 3 || bit == 7;
+            bool early = bit < 3 || bit == 7;
             return qlora__fail(
                 ctx, QLORA_ERR_ARGUMENT,
                 "desc.targets contains %s, which this model does not have; it has "
                 "%s",
                 names[bit],
-                attention ? ((has & QLORA_TARGET_QKV) != 0 ? "qkv" : "q, k and v")
+                early ? ((has & QLORA_TARGET_QKV) != 0 ? "qkv" : "q, k and v")
+                : (has & (QLORA_TARGET_GATE | QLORA_TARGET_GATE_UP)) == 0 ? "experts"
                           : ((has & QLORA_TARGET_GATE_UP) != 0 ? "gate_up" : "gate and up"));
         }
     }

@@ -139,9 +139,9 @@ static const char* setting_text(const option_set* set, const option* row, char r
         snprintf(room, 256, "all");
     } else if (row->kind == OPT_TARGETS) {
         for (int i = 0; i < OPTION_TARGETS; i++) {
-            if ((number >> i & 1) != 0) {
+            if ((number & option_targets[i].bits) != 0) {
                 strcat(room, room[0] != '\0' ? "," : "");
-                strcat(room, option_targets[i]);
+                strcat(room, option_targets[i].name);
             }
         }
     } else {

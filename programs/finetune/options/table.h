@@ -196,7 +196,7 @@ static const option option_table[] = {
         "LoRA alpha (default: twice the rank)"},
     {"targets", OPT_TARGETS, AT(adapter.targets), true, 0, 0, "LIST",
         "modules to adapt: all, or some of q,k,v,o,gate,up,down (default all); Phi and GLM "
-        "have qkv and gate_up"},
+        "have qkv and gate_up; attention and experts stand for all of theirs"},
     {"rslora", OPT_FLAG, AT(adapter.rslora), true, 0, 0, "",
         "scale by alpha / sqrt(rank) instead of alpha / rank"},
     {"dropout", OPT_REAL, AT(adapter.dropout), true, 0, 0.99, "X",
