@@ -12183,9 +12183,12 @@ typedef struct qlora__expert_rows {
     qlora__projection_row router;
     qlora__projection_row shared_gate; // module NULL = none
     const char* correction;            // the tensor; NULL = none
-    const char* peft_router;           // its module in PEFT files
-    const char* peft;                  // that of all experts
-    int count;                         // 2, or 3 if gate and up are matrices of their own
+    // PEFT turns modules of that name into matrices of experts, also those of other MLPs, which
+    // are therefore addressed as parameters.
+    bool converts;
+    const char* peft_router; // the module of the router in PEFT files
+    const char* peft;        // that of all experts
+    int count;               // 2, or 3 if gate and up are matrices of their own
     qlora__projection_row rows[3];
     struct {
         const char* names[2]; // of which a file may have one
@@ -12271,8 +12274,8 @@ static const qlora__layout qlora__layout_plain = {QLORA__FFN_PLAIN, NULL, 6,
 #define QLORA__STACKED_MLP \
     {{{"mlp.experts.gate_up_proj", NULL}, 0}, {{"mlp.experts.gate_up_proj", NULL}, 1}, \
      {{"mlp.experts.down_proj", NULL}, 0}}
-#define QLORA__EXPERTS_MLP(score, gate, correction) \
-    {score, QLORA__ROW_ROUTER("mlp.gate"), gate, correction, "mlp.gate", "mlp.experts", 3, \
+#define QLORA__EXPERTS_MLP(score, gate, correction, converts) \
+    {score, QLORA__ROW_ROUTER("mlp.gate"), gate, correction, converts, "mlp.gate", "mlp.experts", 3, \
      QLORA__ROWS_EXPERT("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj", \
                         "mlp.experts.*.down_proj"), \
      QLORA__STACKED_MLP}
@@ -12287,25 +12290,26 @@ static const qlora__layout qlora__layout_plain = {QLORA__FFN_PLAIN, NULL, 6,
                    "ffn_down_shexp", NULL)
 
 static const qlora__expert_rows qlora__experts_softmax =
-    QLORA__EXPERTS_MLP(QLORA__ROUTER_SOFTMAX, QLORA__ROW_NONE, NULL);
+    QLORA__EXPERTS_MLP(QLORA__ROUTER_SOFTMAX, QLORA__ROW_NONE, NULL, true);
 static const qlora__expert_rows qlora__experts_gated_mlp = QLORA__EXPERTS_MLP(
     QLORA__ROUTER_SOFTMAX,
     QLORA__ROW_OF_EXPERT(14, QLORA__GATE_UP, HIDDEN, ONE, "mlp.shared_expert_gate",
                          "ffn_gate_inp_shexp"),
-    NULL);
+    NULL, false);
 static const qlora__expert_rows qlora__experts_sigmoid =
-    QLORA__EXPERTS_MLP(QLORA__ROUTER_SIGMOID, QLORA__ROW_NONE, "mlp.gate.e_score_correction_bias");
+    QLORA__EXPERTS_MLP(QLORA__ROUTER_SIGMOID, QLORA__ROW_NONE, "mlp.gate.e_score_correction_bias",
+                       true);
 // Mixtral: names of its own.
 static const qlora__expert_rows qlora__experts_mixtral = {
     QLORA__ROUTER_SOFTMAX_CHOSEN, QLORA__ROW_ROUTER("block_sparse_moe.gate"), QLORA__ROW_NONE,
-    NULL, "mlp.gate", "mlp.experts", 3,
+    NULL, true, "mlp.gate", "mlp.experts", 3,
     QLORA__ROWS_EXPERT("block_sparse_moe.experts.*.w1", "block_sparse_moe.experts.*.w3",
                        "block_sparse_moe.experts.*.w2"),
     QLORA__STACKED_MLP};
 // Granite: the matrices of all experts in one tensor, gate and up as one matrix.
 static const qlora__expert_rows qlora__experts_granite = {
     QLORA__ROUTER_SOFTMAX_CHOSEN, QLORA__ROW_ROUTER("block_sparse_moe.router.layer"),
-    QLORA__ROW_NONE, NULL, "block_sparse_moe.router", "block_sparse_moe.experts", 2,
+    QLORA__ROW_NONE, NULL, false, "block_sparse_moe.router", "block_sparse_moe.experts", 2,
     {QLORA__ROW_OF_EXPERT(11, QLORA__GATE_UP, HIDDEN, EXPERT_GATE_UP,
                           "block_sparse_moe.experts.*.gate_up", "ffn_gate_exps"),
      QLORA__ROW_OF_EXPERT(12, QLORA__DOWN, EXPERT, HIDDEN,
@@ -20580,6 +20584,8 @@ typedef struct qlora__peft_desc {
     const char* pattern; // target_modules as a regular expression; NULL = the list `targets`
     const char* const* targets;
     uint32_t target_count;
+    const char* const* parameters; // target_parameters
+    uint32_t parameter_count;
     const int64_t* layers; // layers_to_transform; layer_count 0 = all
     uint32_t layer_count;
     const qlora__peft_override* overrides;
@@ -20682,6 +20688,9 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
         qlora__json_write_string(&w, "target_modules", d->pattern);
     } else {
         qlora__peft_write_names(&w, "target_modules", d->targets, d->target_count);
+    }
+    if (d->parameter_count > 0) { // older versions do not know it
+        qlora__peft_write_names(&w, "target_parameters", d->parameters, d->parameter_count);
     }
     qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
     if (d->head_rows) {
@@ -37205,6 +37214,8 @@ static int qlora__expert_of(const qlora__layer* layer, int i) {
     return any ? (i - qlora__first_expert(layout)) / layout->experts->count : -1;
 }
 
+#define QLORA__UNITS (QLORA__PROJECTIONS + 4) // at most, per layer
+
 // What an adapter sees of a layer: its projections, but one matrix into all experts, gate and up
 // together, and one out of them. Returns how many there are.
 static int qlora__unit_count(const qlora__layer* layer) {
@@ -37245,8 +37256,18 @@ static void qlora__base_module(const qlora_model* m, int64_t layer, int i, char*
     }
 }
 
-// The same as PEFT names it, without "base_model.model.". Of experts, the parameter in their module
-// that it names.
+// Whether PEFT addresses a unit as a parameter, not as a module: what experts have, and other MLPs
+// of families whose names it gives to experts.
+static bool qlora__is_parameter(const qlora_model* m, int64_t layer, int i) {
+    const qlora__layer* l = &m->layers[layer];
+    const qlora__layout* experts = m->arch->experts;
+    int group = qlora__row_of(l, i)->group;
+    bool mlp = i < l->layout->count && (group == QLORA__GATE_UP || group == QLORA__DOWN);
+    return qlora__is_router(l, i) || qlora__is_stack(l, i) != 0 ||
+           (mlp && experts != NULL && experts->experts->converts);
+}
+
+// The same as PEFT names it, without "base_model.model.": a module, or a parameter.
 static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* out, size_t size) {
     const qlora__layer* l = &m->layers[layer];
     const char* module = qlora__row_of(l, i)->module;
@@ -37257,6 +37278,8 @@ static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* o
     } else if (qlora__is_stack(l, i) != 0) {
         module = l->layout->experts->peft;
         parameter = qlora__is_stack(l, i) == 1 ? ".gate_up_proj" : ".down_proj";
+    } else if (qlora__is_parameter(m, layer, i)) {
+        parameter = ".weight";
     }
     snprintf(out, size, "model.%slayers.%lld.%s%s",
              m->plan.config.wrapped ? "language_model." : "", (long long)layer, module, parameter);
@@ -37268,7 +37291,7 @@ static void qlora__matrices_of(const qlora_model* m, int64_t layer, int i, char*
     const qlora__layer* l = &m->layers[layer];
     int stack = qlora__is_stack(l, i);
     qlora__module_of(m, layer, i, out, size);
-    if (stack == 0 && !qlora__is_router(l, i)) {
+    if (!qlora__is_parameter(m, layer, i)) {
         return;
     }
     *strrchr(out, '.') = '\0';
@@ -39326,6 +39349,23 @@ static void qlora__adapter_new(const qlora_model* m, int bit, qlora__projection*
     }
 }
 
+// Of what is a parameter, target_modules must not name the module: PEFT would make something else
+// of it, as it does of the names that transformers 4 had for experts.
+static qlora_result qlora__adapter_not_module(qlora_ctx* ctx, const qlora_model* m,
+                                              const qlora__peft* peft, int64_t layer, int i) {
+    char module[160];
+    qlora__peft_module found;
+    qlora__base_module(m, layer, i, module, sizeof module);
+    QLORA__TRY(qlora__peft_lookup(&ctx->env, peft, module, &found));
+    return found.rank == 0
+               ? QLORA_OK
+               : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                             "%s: target_modules selects %s, which PEFT 0.21 gives to the experts "
+                             "as transformers 5 has them; load the adapter with it and save it "
+                             "again",
+                             peft->path, module);
+}
+
 // What an adapter folder has of a unit of a layer. Of a parameter, only rank and scale.
 static qlora_result qlora__adapter_unit(qlora_ctx* ctx, const qlora_model* m,
                                         const qlora__peft* peft, int64_t layer, int i,
@@ -39334,10 +39374,11 @@ static qlora_result qlora__adapter_unit(qlora_ctx* ctx, const qlora_model* m,
     char module[160];
     memset(out, 0, sizeof *out);
     qlora__module_of(m, layer, i, module, sizeof module);
-    bool parameter = qlora__is_router(&m->layers[layer], i) ||
-                     qlora__is_stack(&m->layers[layer], i) != 0;
-    return parameter ? qlora__peft_parameter(&ctx->env, peft, module, out)
-                     : qlora__peft_find(&ctx->env, peft, module, p->out, p->in, out);
+    if (!qlora__is_parameter(m, layer, i)) {
+        return qlora__peft_find(&ctx->env, peft, module, p->out, p->in, out);
+    }
+    QLORA__TRY(qlora__adapter_not_module(ctx, m, peft, layer, i));
+    return qlora__peft_parameter(&ctx->env, peft, module, out);
 }
 
 // Gives the adapters of all experts the rank and scale of the first one.
@@ -48166,7 +48207,7 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
     }
     char module[192];
     qlora__peft_module found;
-    if (t->projection - m->layers[t->layer].projections >= m->layers[t->layer].layout->count) {
+    if (qlora__is_parameter(m, t->layer, (int)(t->projection - m->layers[t->layer].projections))) {
         char name[224];
         snprintf(name, sizeof name, "base_model.model.%s", t->name);
         return qlora__folder_need(&ctx->env, &s->peft->tensors, name, t->rows, t->cols, out);
@@ -49033,6 +49074,7 @@ typedef struct qlora__peft_tables {
     qlora__peft_desc desc;
     qlora__module_name* names;
     const char** targets;
+    const char** parameters;
     qlora__peft_override* overrides;
     int64_t* layers;
     size_t modules;
@@ -49048,6 +49090,7 @@ typedef struct qlora__peft_tables {
 static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
     qlora__free(ctx, t->names, t->modules * sizeof *t->names);
     qlora__free(ctx, t->targets, t->modules * sizeof *t->targets);
+    qlora__free(ctx, t->parameters, t->modules * sizeof *t->parameters);
     qlora__free(ctx, t->overrides, t->modules * sizeof *t->overrides);
     qlora__free(ctx, t->layers, t->layer_room * sizeof *t->layers);
     qlora__free(ctx, t->saved, t->saved_room * sizeof *t->saved);
@@ -49059,8 +49102,9 @@ static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
 static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double* alpha) {
     bool found = false;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
-            const qlora__projection* p = &m->layers[l].projections[i];
+        for (int u = 0; u < qlora__unit_count(&m->layers[l]); u++) {
+            const qlora__projection* p =
+                &m->layers[l].projections[qlora__unit_at(&m->layers[l], u)];
             float off = (float)p->alpha - m->desc.alpha;
             bool usual = p->rank == m->desc.rank && off <= 0.0f && off >= 0.0f;
             if (p->rank > 0 && (!found || usual)) {
@@ -49075,12 +49119,51 @@ static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double*
     }
 }
 
-static uint32_t qlora__adapted_mask(const qlora__layer* layer) {
+// The adapted modules of a layer, a bit each.
+static uint32_t qlora__adapted_mask(const qlora_model* m, int64_t l) {
+    const qlora__layer* layer = &m->layers[l];
     uint32_t mask = 0;
-    for (int i = 0; i < layer->layout->count; i++) {
-        mask |= layer->projections[i].rank > 0 ? 1u << layer->layout->rows[i].bit : 0u;
+    for (int u = 0; u < qlora__unit_count(layer); u++) {
+        int i = qlora__unit_at(layer, u);
+        bool adapted = layer->projections[i].rank > 0 && !qlora__is_parameter(m, l, i);
+        mask |= adapted ? 1u << qlora__row_of(layer, i)->bit : 0u;
     }
     return mask;
+}
+
+// What follows "layers.N." in a name.
+static const char* qlora__name_in_layer(const char* name) {
+    const char* at = strstr(name, "layers.");
+    at = at != NULL ? strchr(at + 7, '.') : NULL;
+    return at != NULL ? at + 1 : name;
+}
+
+// Fills target_parameters: the part of a name that is the same in all layers, if all layers that
+// have it are adapted, or else full names.
+static void qlora__peft_parameters(const qlora_model* m, qlora__peft_tables* t) {
+    int64_t count = m->plan.config.layers * QLORA__UNITS;
+    for (int64_t n = 0; n < count; n++) {
+        const qlora__layer* layer = &m->layers[n / QLORA__UNITS];
+        int i = qlora__unit_at(layer, (int)(n % QLORA__UNITS));
+        if (t->names[n].text[0] == '\0' || layer->projections[i].rank == 0 ||
+            !qlora__is_parameter(m, n / QLORA__UNITS, i)) {
+            continue;
+        }
+        const char* name = qlora__name_in_layer(t->names[n].text);
+        bool all = true;
+        bool known = false;
+        for (int64_t k = 0; k < count; k++) {
+            const qlora__layer* other = &m->layers[k / QLORA__UNITS];
+            bool same = strcmp(qlora__name_in_layer(t->names[k].text), name) == 0;
+            int j = qlora__unit_at(other, (int)(k % QLORA__UNITS));
+            all = all && (!same || other->projections[j].rank > 0);
+            known = known || (same && k < n);
+        }
+        if (!all || !known) {
+            t->parameters[t->desc.parameter_count++] = all ? name : t->names[n].text;
+        }
+    }
+    t->desc.parameters = t->parameters;
 }
 
 // Fills target_modules and layers_to_transform: short names if every adapted layer has the same
@@ -49090,7 +49173,7 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     uint32_t all = 0;
     bool uniform = true;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        uint32_t mask = qlora__adapted_mask(&m->layers[l]);
+        uint32_t mask = qlora__adapted_mask(m, l);
         if (mask != 0) {
             uniform = uniform && (all == 0 || all == mask);
             all |= mask;
@@ -49098,18 +49181,22 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
         }
     }
     bool wrapped = m->plan.config.wrapped;
-    uniform = uniform && (!wrapped || t->desc.layer_count == (uint32_t)m->plan.config.layers);
+    bool some = t->desc.layer_count < (uint32_t)m->plan.config.layers;
+    // PEFT does not apply layers_to_transform to parameters, so that it is not written beside them.
+    uniform = uniform && (!some || (!wrapped && t->desc.parameter_count == 0));
     for (int64_t l = 0; l < m->plan.config.layers && !uniform; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
-            if (m->layers[l].projections[i].rank > 0) {
-                t->targets[t->desc.target_count++] = t->names[l * QLORA__PROJECTIONS + i].text;
+        for (int u = 0; u < qlora__unit_count(&m->layers[l]); u++) {
+            int i = qlora__unit_at(&m->layers[l], u);
+            if (m->layers[l].projections[i].rank > 0 && !qlora__is_parameter(m, l, i)) {
+                t->targets[t->desc.target_count++] = t->names[l * QLORA__UNITS + u].text;
             }
         }
     }
-    const qlora__layout* first = m->layers[t->desc.layer_count > 0 ? t->layers[0] : 0].layout;
-    for (int i = 0; i < first->count && uniform; i++) {
-        if ((all >> first->rows[i].bit & 1u) != 0) {
-            t->targets[t->desc.target_count++] = strrchr(first->rows[i].module, '.') + 1;
+    const qlora__layer* first = &m->layers[t->desc.layer_count > 0 ? t->layers[0] : 0];
+    for (int u = 0; u < qlora__unit_count(first) && uniform; u++) {
+        const qlora__projection_row* row = qlora__row_of(first, qlora__unit_at(first, u));
+        if ((all >> row->bit & 1u) != 0) {
+            t->targets[t->desc.target_count++] = strrchr(row->module, '.') + 1;
         }
     }
     if (!uniform || t->desc.layer_count == (uint32_t)m->plan.config.layers) {
@@ -49131,12 +49218,13 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
 
 static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
-            const qlora__projection* p = &m->layers[l].projections[i];
+        for (int u = 0; u < qlora__unit_count(&m->layers[l]); u++) {
+            const qlora__projection* p =
+                &m->layers[l].projections[qlora__unit_at(&m->layers[l], u)];
             bool other_alpha = p->alpha < t->desc.alpha || p->alpha > t->desc.alpha;
             if (p->rank > 0 && (p->rank != t->desc.rank || other_alpha)) {
                 qlora__peft_override* o = &t->overrides[t->desc.override_count++];
-                o->module = t->names[l * QLORA__PROJECTIONS + i].text;
+                o->module = t->names[l * QLORA__UNITS + u].text;
                 o->rank = p->rank != t->desc.rank ? p->rank : 0;
                 o->alpha = other_alpha ? p->alpha : 0.0;
             }
@@ -49191,12 +49279,15 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
                                          const char* base_name, qlora__peft_tables* t) {
     memset(t, 0, sizeof *t);
     t->layer_room = (size_t)m->plan.config.layers;
-    t->modules = t->layer_room * QLORA__PROJECTIONS;
-    t->names = (qlora__module_name*)qlora__alloc(ctx, t->modules * sizeof *t->names);
+    t->modules = t->layer_room * QLORA__UNITS;
+    t->names = (qlora__module_name*)qlora__alloc_zero(ctx, t->modules * sizeof *t->names);
     t->targets =
         t->names == NULL ? NULL : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
+    t->parameters = t->targets == NULL ? NULL
+                                       : (const char**)qlora__alloc(
+                                             ctx, t->modules * sizeof *t->parameters);
     t->overrides =
-        t->targets == NULL
+        t->parameters == NULL
             ? NULL
             : (qlora__peft_override*)qlora__alloc_zero(ctx, t->modules * sizeof *t->overrides);
     t->layers = t->overrides == NULL
@@ -49213,9 +49304,10 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
         return QLORA_ERR_MEMORY;
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
-            qlora__module_name* name = &t->names[l * QLORA__PROJECTIONS + i];
-            qlora__module_of(m, l, i, name->text, sizeof name->text);
+        for (int u = 0; u < qlora__unit_count(&m->layers[l]); u++) {
+            qlora__module_name* name = &t->names[l * QLORA__UNITS + u];
+            qlora__module_of(m, l, qlora__unit_at(&m->layers[l], u), name->text,
+                             sizeof name->text);
         }
     }
     t->desc.base_name = base_name;
@@ -49224,6 +49316,7 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     t->desc.dora = m->dora;
     qlora__peft_saved(m, t);
     qlora__adapter_defaults(m, &t->desc.rank, &t->desc.alpha);
+    qlora__peft_parameters(m, t);
     qlora__peft_targets(m, t);
     qlora__peft_overrides(m, t);
     return QLORA_OK;
@@ -59062,4 +59155,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 0aa2ddea90539861
+//@@ end 1f757ffdd20f2f81

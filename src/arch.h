@@ -114,9 +114,12 @@ typedef struct qlora__expert_rows {
     qlora__projection_row router;
     qlora__projection_row shared_gate; // module NULL = none
     const char* correction;            // the tensor; NULL = none
-    const char* peft_router;           // its module in PEFT files
-    const char* peft;                  // that of all experts
-    int count;                         // 2, or 3 if gate and up are matrices of their own
+    // PEFT turns modules of that name into matrices of experts, also those of other MLPs, which
+    // are therefore addressed as parameters.
+    bool converts;
+    const char* peft_router; // the module of the router in PEFT files
+    const char* peft;        // that of all experts
+    int count;               // 2, or 3 if gate and up are matrices of their own
     qlora__projection_row rows[3];
     struct {
         const char* names[2]; // of which a file may have one
@@ -202,8 +205,8 @@ static const qlora__layout qlora__layout_plain = {QLORA__FFN_PLAIN, NULL, 6,
 #define QLORA__STACKED_MLP \
     {{{"mlp.experts.gate_up_proj", NULL}, 0}, {{"mlp.experts.gate_up_proj", NULL}, 1}, \
      {{"mlp.experts.down_proj", NULL}, 0}}
-#define QLORA__EXPERTS_MLP(score, gate, correction) \
-    {score, QLORA__ROW_ROUTER("mlp.gate"), gate, correction, "mlp.gate", "mlp.experts", 3, \
+#define QLORA__EXPERTS_MLP(score, gate, correction, converts) \
+    {score, QLORA__ROW_ROUTER("mlp.gate"), gate, correction, converts, "mlp.gate", "mlp.experts", 3, \
      QLORA__ROWS_EXPERT("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj", \
                         "mlp.experts.*.down_proj"), \
      QLORA__STACKED_MLP}
@@ -218,25 +221,26 @@ static const qlora__layout qlora__layout_plain = {QLORA__FFN_PLAIN, NULL, 6,
                    "ffn_down_shexp", NULL)
 
 static const qlora__expert_rows qlora__experts_softmax =
-    QLORA__EXPERTS_MLP(QLORA__ROUTER_SOFTMAX, QLORA__ROW_NONE, NULL);
+    QLORA__EXPERTS_MLP(QLORA__ROUTER_SOFTMAX, QLORA__ROW_NONE, NULL, true);
 static const qlora__expert_rows qlora__experts_gated_mlp = QLORA__EXPERTS_MLP(
     QLORA__ROUTER_SOFTMAX,
     QLORA__ROW_OF_EXPERT(14, QLORA__GATE_UP, HIDDEN, ONE, "mlp.shared_expert_gate",
                          "ffn_gate_inp_shexp"),
-    NULL);
+    NULL, false);
 static const qlora__expert_rows qlora__experts_sigmoid =
-    QLORA__EXPERTS_MLP(QLORA__ROUTER_SIGMOID, QLORA__ROW_NONE, "mlp.gate.e_score_correction_bias");
+    QLORA__EXPERTS_MLP(QLORA__ROUTER_SIGMOID, QLORA__ROW_NONE, "mlp.gate.e_score_correction_bias",
+                       true);
 // Mixtral: names of its own.
 static const qlora__expert_rows qlora__experts_mixtral = {
     QLORA__ROUTER_SOFTMAX_CHOSEN, QLORA__ROW_ROUTER("block_sparse_moe.gate"), QLORA__ROW_NONE,
-    NULL, "mlp.gate", "mlp.experts", 3,
+    NULL, true, "mlp.gate", "mlp.experts", 3,
     QLORA__ROWS_EXPERT("block_sparse_moe.experts.*.w1", "block_sparse_moe.experts.*.w3",
                        "block_sparse_moe.experts.*.w2"),
     QLORA__STACKED_MLP};
 // Granite: the matrices of all experts in one tensor, gate and up as one matrix.
 static const qlora__expert_rows qlora__experts_granite = {
     QLORA__ROUTER_SOFTMAX_CHOSEN, QLORA__ROW_ROUTER("block_sparse_moe.router.layer"),
-    QLORA__ROW_NONE, NULL, "block_sparse_moe.router", "block_sparse_moe.experts", 2,
+    QLORA__ROW_NONE, NULL, false, "block_sparse_moe.router", "block_sparse_moe.experts", 2,
     {QLORA__ROW_OF_EXPERT(11, QLORA__GATE_UP, HIDDEN, EXPERT_GATE_UP,
                           "block_sparse_moe.experts.*.gate_up", "ffn_gate_exps"),
      QLORA__ROW_OF_EXPERT(12, QLORA__DOWN, EXPERT, HIDDEN,

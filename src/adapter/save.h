@@ -172,6 +172,7 @@ typedef struct qlora__peft_tables {
     qlora__peft_desc desc;
     qlora__module_name* names;
     const char** targets;
+    const char** parameters;
     qlora__peft_override* overrides;
     int64_t* layers;
     size_t modules;
@@ -187,6 +188,7 @@ typedef struct qlora__peft_tables {
 static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
     qlora__free(ctx, t->names, t->modules * sizeof *t->names);
     qlora__free(ctx, t->targets, t->modules * sizeof *t->targets);
+    qlora__free(ctx, t->parameters, t->modules * sizeof *t->parameters);
     qlora__free(ctx, t->overrides, t->modules * sizeof *t->overrides);
     qlora__free(ctx, t->layers, t->layer_room * sizeof *t->layers);
     qlora__free(ctx, t->saved, t->saved_room * sizeof *t->saved);
@@ -198,8 +200,9 @@ static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
 static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double* alpha) {
     bool found = false;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
-            const qlora__projection* p = &m->layers[l].projections[i];
+        for (int u = 0; u < qlora__unit_count(&m->layers[l]); u++) {
+            const qlora__projection* p =
+                &m->layers[l].projections[qlora__unit_at(&m->layers[l], u)];
             float off = (float)p->alpha - m->desc.alpha;
             bool usual = p->rank == m->desc.rank && off <= 0.0f && off >= 0.0f;
             if (p->rank > 0 && (!found || usual)) {
@@ -214,12 +217,51 @@ static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double*
     }
 }
 
-static uint32_t qlora__adapted_mask(const qlora__layer* layer) {
+// The adapted modules of a layer, a bit each.
+static uint32_t qlora__adapted_mask(const qlora_model* m, int64_t l) {
+    const qlora__layer* layer = &m->layers[l];
     uint32_t mask = 0;
-    for (int i = 0; i < layer->layout->count; i++) {
-        mask |= layer->projections[i].rank > 0 ? 1u << layer->layout->rows[i].bit : 0u;
+    for (int u = 0; u < qlora__unit_count(layer); u++) {
+        int i = qlora__unit_at(layer, u);
+        bool adapted = layer->projections[i].rank > 0 && !qlora__is_parameter(m, l, i);
+        mask |= adapted ? 1u << qlora__row_of(layer, i)->bit : 0u;
     }
     return mask;
+}
+
+// What follows "layers.N." in a name.
+static const char* qlora__name_in_layer(const char* name) {
+    const char* at = strstr(name, "layers.");
+    at = at != NULL ? strchr(at + 7, '.') : NULL;
+    return at != NULL ? at + 1 : name;
+}
+
+// Fills target_parameters: the part of a name that is the same in all layers, if all layers that
+// have it are adapted, or else full names.
+static void qlora__peft_parameters(const qlora_model* m, qlora__peft_tables* t) {
+    int64_t count = m->plan.config.layers * QLORA__UNITS;
+    for (int64_t n = 0; n < count; n++) {
+        const qlora__layer* layer = &m->layers[n / QLORA__UNITS];
+        int i = qlora__unit_at(layer, (int)(n % QLORA__UNITS));
+        if (t->names[n].text[0] == '\0' || layer->projections[i].rank == 0 ||
+            !qlora__is_parameter(m, n / QLORA__UNITS, i)) {
+            continue;
+        }
+        const char* name = qlora__name_in_layer(t->names[n].text);
+        bool all = true;
+        bool known = false;
+        for (int64_t k = 0; k < count; k++) {
+            const qlora__layer* other = &m->layers[k / QLORA__UNITS];
+            bool same = strcmp(qlora__name_in_layer(t->names[k].text), name) == 0;
+            int j = qlora__unit_at(other, (int)(k % QLORA__UNITS));
+            all = all && (!same || other->projections[j].rank > 0);
+            known = known || (same && k < n);
+        }
+        if (!all || !known) {
+            t->parameters[t->desc.parameter_count++] = all ? name : t->names[n].text;
+        }
+    }
+    t->desc.parameters = t->parameters;
 }
 
 // Fills target_modules and layers_to_transform: short names if every adapted layer has the same
@@ -229,7 +271,7 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     uint32_t all = 0;
     bool uniform = true;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        uint32_t mask = qlora__adapted_mask(&m->layers[l]);
+        uint32_t mask = qlora__adapted_mask(m, l);
         if (mask != 0) {
             uniform = uniform && (all == 0 || all == mask);
             all |= mask;
@@ -237,18 +279,22 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
         }
     }
     bool wrapped = m->plan.config.wrapped;
-    uniform = uniform && (!wrapped || t->desc.layer_count == (uint32_t)m->plan.config.layers);
+    bool some = t->desc.layer_count < (uint32_t)m->plan.config.layers;
+    // PEFT does not apply layers_to_transform to parameters, so that it is not written beside them.
+    uniform = uniform && (!some || (!wrapped && t->desc.parameter_count == 0));
     for (int64_t l = 0; l < m->plan.config.layers && !uniform; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
-            if (m->layers[l].projections[i].rank > 0) {
-                t->targets[t->desc.target_count++] = t->names[l * QLORA__PROJECTIONS + i].text;
+        for (int u = 0; u < qlora__unit_count(&m->layers[l]); u++) {
+            int i = qlora__unit_at(&m->layers[l], u);
+            if (m->layers[l].projections[i].rank > 0 && !qlora__is_parameter(m, l, i)) {
+                t->targets[t->desc.target_count++] = t->names[l * QLORA__UNITS + u].text;
             }
         }
     }
-    const qlora__layout* first = m->layers[t->desc.layer_count > 0 ? t->layers[0] : 0].layout;
-    for (int i = 0; i < first->count && uniform; i++) {
-        if ((all >> first->rows[i].bit & 1u) != 0) {
-            t->targets[t->desc.target_count++] = strrchr(first->rows[i].module, '.') + 1;
+    const qlora__layer* first = &m->layers[t->desc.layer_count > 0 ? t->layers[0] : 0];
+    for (int u = 0; u < qlora__unit_count(first) && uniform; u++) {
+        const qlora__projection_row* row = qlora__row_of(first, qlora__unit_at(first, u));
+        if ((all >> row->bit & 1u) != 0) {
+            t->targets[t->desc.target_count++] = strrchr(row->module, '.') + 1;
         }
     }
     if (!uniform || t->desc.layer_count == (uint32_t)m->plan.config.layers) {
@@ -270,12 +316,13 @@ static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
 
 static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
-            const qlora__projection* p = &m->layers[l].projections[i];
+        for (int u = 0; u < qlora__unit_count(&m->layers[l]); u++) {
+            const qlora__projection* p =
+                &m->layers[l].projections[qlora__unit_at(&m->layers[l], u)];
             bool other_alpha = p->alpha < t->desc.alpha || p->alpha > t->desc.alpha;
             if (p->rank > 0 && (p->rank != t->desc.rank || other_alpha)) {
                 qlora__peft_override* o = &t->overrides[t->desc.override_count++];
-                o->module = t->names[l * QLORA__PROJECTIONS + i].text;
+                o->module = t->names[l * QLORA__UNITS + u].text;
                 o->rank = p->rank != t->desc.rank ? p->rank : 0;
                 o->alpha = other_alpha ? p->alpha : 0.0;
             }
@@ -330,12 +377,15 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
                                          const char* base_name, qlora__peft_tables* t) {
     memset(t, 0, sizeof *t);
     t->layer_room = (size_t)m->plan.config.layers;
-    t->modules = t->layer_room * QLORA__PROJECTIONS;
-    t->names = (qlora__module_name*)qlora__alloc(ctx, t->modules * sizeof *t->names);
+    t->modules = t->layer_room * QLORA__UNITS;
+    t->names = (qlora__module_name*)qlora__alloc_zero(ctx, t->modules * sizeof *t->names);
     t->targets =
         t->names == NULL ? NULL : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
+    t->parameters = t->targets == NULL ? NULL
+                                       : (const char**)qlora__alloc(
+                                             ctx, t->modules * sizeof *t->parameters);
     t->overrides =
-        t->targets == NULL
+        t->parameters == NULL
             ? NULL
             : (qlora__peft_override*)qlora__alloc_zero(ctx, t->modules * sizeof *t->overrides);
     t->layers = t->overrides == NULL
@@ -352,9 +402,10 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
         return QLORA_ERR_MEMORY;
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->layers[l].layout->count; i++) {
-            qlora__module_name* name = &t->names[l * QLORA__PROJECTIONS + i];
-            qlora__module_of(m, l, i, name->text, sizeof name->text);
+        for (int u = 0; u < qlora__unit_count(&m->layers[l]); u++) {
+            qlora__module_name* name = &t->names[l * QLORA__UNITS + u];
+            qlora__module_of(m, l, qlora__unit_at(&m->layers[l], u), name->text,
+                             sizeof name->text);
         }
     }
     t->desc.base_name = base_name;
@@ -363,6 +414,7 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     t->desc.dora = m->dora;
     qlora__peft_saved(m, t);
     qlora__adapter_defaults(m, &t->desc.rank, &t->desc.alpha);
+    qlora__peft_parameters(m, t);
     qlora__peft_targets(m, t);
     qlora__peft_overrides(m, t);
     return QLORA_OK;

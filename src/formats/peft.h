@@ -815,6 +815,8 @@ typedef struct qlora__peft_desc {
     const char* pattern; // target_modules as a regular expression; NULL = the list `targets`
     const char* const* targets;
     uint32_t target_count;
+    const char* const* parameters; // target_parameters
+    uint32_t parameter_count;
     const int64_t* layers; // layers_to_transform; layer_count 0 = all
     uint32_t layer_count;
     const qlora__peft_override* overrides;
@@ -917,6 +919,9 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
         qlora__json_write_string(&w, "target_modules", d->pattern);
     } else {
         qlora__peft_write_names(&w, "target_modules", d->targets, d->target_count);
+    }
+    if (d->parameter_count > 0) { // older versions do not know it
+        qlora__peft_write_names(&w, "target_parameters", d->parameters, d->parameter_count);
     }
     qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
     if (d->head_rows) {

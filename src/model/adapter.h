@@ -207,7 +207,7 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
     }
     char module[192];
     qlora__peft_module found;
-    if (t->projection - m->layers[t->layer].projections >= m->layers[t->layer].layout->count) {
+    if (qlora__is_parameter(m, t->layer, (int)(t->projection - m->layers[t->layer].projections))) {
         char name[224];
         snprintf(name, sizeof name, "base_model.model.%s", t->name);
         return qlora__folder_need(&ctx->env, &s->peft->tensors, name, t->rows, t->cols, out);

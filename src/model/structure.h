@@ -520,6 +520,8 @@ static int qlora__expert_of(const qlora__layer* layer, int i) {
     return any ? (i - qlora__first_expert(layout)) / layout->experts->count : -1;
 }
 
+#define QLORA__UNITS (QLORA__PROJECTIONS + 4) // at most, per layer
+
 // What an adapter sees of a layer: its projections, but one matrix into all experts, gate and up
 // together, and one out of them. Returns how many there are.
 static int qlora__unit_count(const qlora__layer* layer) {
@@ -560,8 +562,18 @@ static void qlora__base_module(const qlora_model* m, int64_t layer, int i, char*
     }
 }
 
-// The same as PEFT names it, without "base_model.model.". Of experts, the parameter in their module
-// that it names.
+// Whether PEFT addresses a unit as a parameter, not as a module: what experts have, and other MLPs
+// of families whose names it gives to experts.
+static bool qlora__is_parameter(const qlora_model* m, int64_t layer, int i) {
+    const qlora__layer* l = &m->layers[layer];
+    const qlora__layout* experts = m->arch->experts;
+    int group = qlora__row_of(l, i)->group;
+    bool mlp = i < l->layout->count && (group == QLORA__GATE_UP || group == QLORA__DOWN);
+    return qlora__is_router(l, i) || qlora__is_stack(l, i) != 0 ||
+           (mlp && experts != NULL && experts->experts->converts);
+}
+
+// The same as PEFT names it, without "base_model.model.": a module, or a parameter.
 static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* out, size_t size) {
     const qlora__layer* l = &m->layers[layer];
     const char* module = qlora__row_of(l, i)->module;
@@ -572,6 +584,8 @@ static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* o
     } else if (qlora__is_stack(l, i) != 0) {
         module = l->layout->experts->peft;
         parameter = qlora__is_stack(l, i) == 1 ? ".gate_up_proj" : ".down_proj";
+    } else if (qlora__is_parameter(m, layer, i)) {
+        parameter = ".weight";
     }
     snprintf(out, size, "model.%slayers.%lld.%s%s",
              m->plan.config.wrapped ? "language_model." : "", (long long)layer, module, parameter);
@@ -583,7 +597,7 @@ static void qlora__matrices_of(const qlora_model* m, int64_t layer, int i, char*
     const qlora__layer* l = &m->layers[layer];
     int stack = qlora__is_stack(l, i);
     qlora__module_of(m, layer, i, out, size);
-    if (stack == 0 && !qlora__is_router(l, i)) {
+    if (!qlora__is_parameter(m, layer, i)) {
         return;
     }
     *strrchr(out, '.') = '\0';

@@ -12,6 +12,23 @@ static void qlora__adapter_new(const qlora_model* m, int bit, qlora__projection*
     }
 }
 
+// Of what is a parameter, target_modules must not name the module: PEFT would make something else
+// of it, as it does of the names that transformers 4 had for experts.
+static qlora_result qlora__adapter_not_module(qlora_ctx* ctx, const qlora_model* m,
+                                              const qlora__peft* peft, int64_t layer, int i) {
+    char module[160];
+    qlora__peft_module found;
+    qlora__base_module(m, layer, i, module, sizeof module);
+    QLORA__TRY(qlora__peft_lookup(&ctx->env, peft, module, &found));
+    return found.rank == 0
+               ? QLORA_OK
+               : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                             "%s: target_modules selects %s, which PEFT 0.21 gives to the experts "
+                             "as transformers 5 has them; load the adapter with it and save it "
+                             "again",
+                             peft->path, module);
+}
+
 // What an adapter folder has of a unit of a layer. Of a parameter, only rank and scale.
 static qlora_result qlora__adapter_unit(qlora_ctx* ctx, const qlora_model* m,
                                         const qlora__peft* peft, int64_t layer, int i,
@@ -20,10 +37,11 @@ static qlora_result qlora__adapter_unit(qlora_ctx* ctx, const qlora_model* m,
     char module[160];
     memset(out, 0, sizeof *out);
     qlora__module_of(m, layer, i, module, sizeof module);
-    bool parameter = qlora__is_router(&m->layers[layer], i) ||
-                     qlora__is_stack(&m->layers[layer], i) != 0;
-    return parameter ? qlora__peft_parameter(&ctx->env, peft, module, out)
-                     : qlora__peft_find(&ctx->env, peft, module, p->out, p->in, out);
+    if (!qlora__is_parameter(m, layer, i)) {
+        return qlora__peft_find(&ctx->env, peft, module, p->out, p->in, out);
+    }
+    QLORA__TRY(qlora__adapter_not_module(ctx, m, peft, layer, i));
+    return qlora__peft_parameter(&ctx->env, peft, module, out);
 }
 
 // Gives the adapters of all experts the rank and scale of the first one.
