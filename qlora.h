@@ -12275,7 +12275,8 @@ static const qlora__layout qlora__layout_plain = {QLORA__FFN_PLAIN, NULL, 6,
     {{{"mlp.experts.gate_up_proj", NULL}, 0}, {{"mlp.experts.gate_up_proj", NULL}, 1}, \
      {{"mlp.experts.down_proj", NULL}, 0}}
 #define QLORA__EXPERTS_MLP(score, gate, correction, converts) \
-    {score, QLORA__ROW_ROUTER("mlp.gate"), gate, correction, converts, "mlp.gate", "mlp.experts", 3, \
+    {score, QLORA__ROW_ROUTER("mlp.gate"), gate, correction, converts, "mlp.gate", \
+     "mlp.experts", 3, \
      QLORA__ROWS_EXPERT("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj", \
                         "mlp.experts.*.down_proj"), \
      QLORA__STACKED_MLP}
@@ -12559,7 +12560,8 @@ static const qlora__arch qlora__archs[] = {
      {32000, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GRANITE4, "granitemoehybrid", "GraniteMoeHybridForCausalLM", "granite",
-     &qlora__layout_shared_mlp, &qlora__layout_granite4_moe, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     &qlora__layout_shared_mlp, &qlora__layout_granite4_moe, &qlora__norms_before,
+     QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_MULTIPLIERS | QLORA__READS_HYBRID,
      QLORA__WINDOW_NONE, QLORA__NOPE_UNNAMED,
      {32000, 4096, 1024, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false},
@@ -12704,8 +12706,8 @@ static const struct {
     const char* model_types; // separated and surrounded by spaces
 } qlora__refused_archs[] = {
     {"it is a mixture of experts",
-     " qwen3_vl_moe qwen3_5_moe phimoe granitemoeshared llama4_text minimax_m2 ernie4_5_moe hunyuan_v1_moe dots1 "
-     "exaone_moe solar_open "},
+     " qwen3_vl_moe qwen3_5_moe phimoe granitemoeshared llama4_text minimax_m2 ernie4_5_moe "
+     "hunyuan_v1_moe dots1 exaone_moe solar_open "},
     {"it is a mixture of experts with attention sinks", " gpt_oss "},
     {"it has multi-head latent attention",
      " deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm4_moe_lite mistral4 minicpm3 "},
@@ -17547,7 +17549,8 @@ static qlora_result qlora__config_biases(const qlora__config_reader* r, const ql
 // Older Gemma files say "gelu" and mean the tanh form.
 static qlora_result qlora__config_activation(const qlora__config_reader* r,
                                              const qlora__arch* arch) {
-    int kind = qlora__arch_first(arch)->ffn == QLORA__FFN_PLAIN ? 2 : (arch->has & QLORA__HAS_GELU) != 0;
+    bool plain = qlora__arch_first(arch)->ffn == QLORA__FFN_PLAIN;
+    int kind = plain ? 2 : (arch->has & QLORA__HAS_GELU) != 0;
     bool newer = (arch->reads & QLORA__READS_ACTIVATION) != 0;
     uint32_t act = newer ? 0 : qlora__config_find(r, "hidden_act");
     act = act != 0 ? act : qlora__config_find(r, "hidden_activation");
@@ -20428,8 +20431,8 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
     return QLORA_OK;
 }
 
-// Finds the parameter whose matrices a module has: its weight, or a matrix of experts, of which PEFT
-// wraps the second one around the first. Rank 0 if there is none.
+// Finds the parameter whose matrices a module has: its weight, or a matrix of experts, of which
+// PEFT wraps the second one around the first. Rank 0 if there is none.
 static qlora_result qlora__peft_of_parameter(qlora__env* env, const qlora__peft* p,
                                              const char* module, bool* experts,
                                              qlora__peft_module* out) {
@@ -33433,9 +33436,9 @@ qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* line
 //   sigmoid           p = sigmoid(z);     the k largest p + correction, from the groups whose two
 //                                         best have the largest sums;  w = p
 //
-// If asked for, w is divided by its sum; then it is multiplied by a factor. Among equals, the expert
-// with the lower number is taken. The rows of the tokens are sorted by expert: those of expert e are
-// rows [starts[e], starts[e + 1]), in the order of their tokens. On the CPU only.
+// If asked for, w is divided by its sum; then it is multiplied by a factor. Among equals, the
+// expert with the lower number is taken. The rows of the tokens are sorted by expert: those of
+// expert e are rows [starts[e], starts[e + 1]), in the order of their tokens. On the CPU only.
 
 #define QLORA__ROUTE_FLOOR 1e-20 // is added to a sum of sigmoids
 
@@ -37256,6 +37259,14 @@ static void qlora__base_module(const qlora_model* m, int64_t layer, int i, char*
     }
 }
 
+// The name of a tensor of it, such as ".weight".
+static void qlora__base_weight(const qlora_model* m, int64_t layer, int i, const char* end,
+                               char* out, size_t size) {
+    char module[160];
+    qlora__base_module(m, layer, i, module, sizeof module);
+    snprintf(out, size, "%s%s", module, end);
+}
+
 // Whether PEFT addresses a unit as a parameter, not as a module: what experts have, and other MLPs
 // of families whose names it gives to experts.
 static bool qlora__is_parameter(const qlora_model* m, int64_t layer, int i) {
@@ -39065,7 +39076,7 @@ static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const c
     return QLORA_OK;
 }
 
-// ---- where weights are in the files --------------------------------------------------------------
+// ---- where weights are in the files -------------------------------------------------------------
 
 // The rows of one expert in a tensor of all of them.
 static qlora_result qlora__stacked_source(qlora_ctx* ctx, const qlora__folder* folder,
@@ -39126,8 +39137,7 @@ static qlora_result qlora__projection_source(qlora_ctx* ctx, const qlora__folder
     const qlora__projection* p = &m->layers[l].projections[i];
     char name[192];
     memset(out, 0, sizeof *out);
-    qlora__base_module(m, l, i, name, sizeof name - sizeof ".weight");
-    strcat(name, ".weight");
+    qlora__base_weight(m, l, i, ".weight", name, sizeof name);
     if (qlora__expert_of(&m->layers[l], i) >= 0 && qlora__folder_find(folder, name) == NULL) {
         QLORA__TRY(qlora__stacked_source(ctx, folder, m, l, i, out));
         if (out->linear.weight != NULL) {
@@ -39197,8 +39207,7 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
         for (int i = 0; i < m->layers[l].count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             char name[160];
-            qlora__base_module(m, l, i, name, sizeof name - 7);
-            strcat(name, ".weight");
+            qlora__base_weight(m, l, i, ".weight", name, sizeof name);
             // DoRA adds adapters to a copy of the weight; experts may be part of a tensor.
             if (!qlora__is_coded(p) && !m->dora && qlora__expert_of(&m->layers[l], i) < 0) {
                 qlora__map_weight(folder, name, p->out, p->in, m, &p->mapped);
@@ -39355,6 +39364,9 @@ static qlora_result qlora__adapter_not_module(qlora_ctx* ctx, const qlora_model*
                                               const qlora__peft* peft, int64_t layer, int i) {
     char module[160];
     qlora__peft_module found;
+    if (!m->arch->experts->experts->converts) {
+        return QLORA_OK;
+    }
     qlora__base_module(m, layer, i, module, sizeof module);
     QLORA__TRY(qlora__peft_lookup(&ctx->env, peft, module, &found));
     return found.rank == 0
@@ -40580,7 +40592,8 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
     } widths[] = {
         {"hidden", c->hidden, 8},
         // gate and up are next to each other
-        {"intermediate", c->intermediate, qlora__arch_first(m->arch)->ffn == QLORA__FFN_GATED ? 4 : 8},
+        {"intermediate", c->intermediate,
+         qlora__arch_first(m->arch)->ffn == QLORA__FFN_GATED ? 4 : 8},
         {"heads * head_dim", qlora__q_width(c), 8},
         {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
@@ -40765,7 +40778,8 @@ static qlora_result qlora__skeleton_projections(qlora_ctx* ctx, qlora_model* m) 
             layer->experts->linears = (qlora_linear_desc*)(void*)(layer->experts + 1);
         }
     }
-    qlora__projection* all = (qlora__projection*)qlora__alloc_zero(ctx, qlora__projections_bytes(m));
+    qlora__projection* all =
+        (qlora__projection*)qlora__alloc_zero(ctx, qlora__projections_bytes(m));
     for (int64_t l = 0; l < c->layers && all != NULL; l++) {
         m->layers[l].projections = all;
         all += m->layers[l].count;
@@ -42239,8 +42253,7 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
         s->done += source.weight->bytes;
     }
     if (p->has_bias) {
-        qlora__base_module(s->m, l, i, name, sizeof name - sizeof ".bias");
-        strcat(name, ".bias");
+        qlora__base_weight(s->m, l, i, ".bias", name, sizeof name);
         QLORA__TRY(qlora__load_named(ctx, s, folder, name, &p->bias));
     }
     return QLORA_OK;
@@ -45153,9 +45166,9 @@ static qlora_result qlora__plain_out_backward(const qlora__pass* pass, qlora__la
 
 // ---- experts ------------------------------------------------------------------------------------
 //
-// A router scores the experts for every token, the best ones run, and the sum of their outputs, each
-// times its weight, is that of the branch; an MLP that all tokens use may stand beside them. The
-// weight of an expert multiplies the activation before down, which is the same and gives the
+// A router scores the experts for every token, the best ones run, and the sum of their outputs,
+// each times its weight, is that of the branch; an MLP that all tokens use may stand beside them.
+// The weight of an expert multiplies the activation before down, which is the same and gives the
 // gradient of the weight from products that the backward pass has anyway. On the CPU, expert after
 // expert gathers its rows; the order of sums is that of the experts.
 
@@ -45272,7 +45285,8 @@ static qlora_result qlora__experts_in(const qlora__pass* pass, qlora__layer* lay
         qlora_linear_desc own = qlora__experts_linear(pass, &experts->linears[2 * e]);
         int64_t out = qlora_linear_out(&own);
         qlora_tensor from = qlora__local(pass, &m->work.x, 0, own.in);
-        qlora_tensor x = qlora__window(&m->work.experts.x, rows, 0, own.in + qlora_linear_pad(&own));
+        int64_t wide = own.in + qlora_linear_pad(&own);
+        qlora_tensor x = qlora__window(&m->work.experts.x, rows, 0, wide);
         qlora_tensor inner = qlora__window(&x, rows, 0, own.in);
         qlora_tensor y = qlora__experts_some(&layer->kept.routed, first, rows, out);
         qlora__rows_gather(pass->ctx, &from, route.tokens + first, &inner);
@@ -45344,7 +45358,8 @@ static qlora_result qlora__experts_out(const qlora__pass* pass, qlora__layer* la
             continue;
         }
         qlora_linear_desc own = qlora__experts_linear(pass, &layer->experts->linears[2 * e + 1]);
-        qlora_tensor s = qlora__window(&m->work.experts.s, rows, 0, own.in + qlora_linear_pad(&own));
+        int64_t wide = own.in + qlora_linear_pad(&own);
+        qlora_tensor s = qlora__window(&m->work.experts.s, rows, 0, wide);
         qlora_tensor y = qlora__window(&m->work.experts.y, rows, 0, m->plan.config.hidden);
         QLORA__TRY(qlora__expert_hidden(pass, layer, &route, e, &s));
         QLORA__TRY(qlora__experts_forward(pass, pass->math, &own, &s, &y));
@@ -49712,6 +49727,15 @@ qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
 
 // ---- GGUF ---------------------------------------------------------------------------------------
 
+// GGUF has other names and shapes for experts.
+static qlora_result qlora__experts_no_gguf(qlora_ctx* ctx, const qlora_model* m) {
+    return m->plan.config.experts == 0
+               ? QLORA_OK
+               : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                             "this model is a mixture of experts, which is not written as GGUF; "
+                             "save a PEFT folder or merge into a model folder");
+}
+
 // The row of the projection that a trained matrix belongs to.
 static const qlora__projection_row* qlora__trained_row(const qlora_model* m,
                                                        const qlora__trained* t) {
@@ -49786,6 +49810,7 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
 
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
+    QLORA__TRY(qlora__experts_no_gguf(ctx, m));
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
     if (m->dora || m->desc.train_norms || m->tables.saved_embed || m->tables.saved_head ||
         m->tables.token_count > 0) {
@@ -49944,6 +49969,9 @@ static qlora_result qlora__merge_write_template(qlora__env* env, const char* tok
 typedef struct qlora__merge_item {
     const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit or FP8
     const qlora__projection* projection; // NULL if it is not a projection
+    int64_t layer; // of a tensor of all experts, -1 = it is none
+    int stack;     // the projection that its first rows are, of the first expert
+    int parts;     // projections of an expert that follow each other in it
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t saved_at;                    // the same for a whole trained matrix
     int64_t rows_at;                     // the same for trained rows; -1 if it has none
@@ -50232,10 +50260,41 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
 }
 
 static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_item* item,
+                                            qlora__st_writer* w);
+
+// A tensor of all experts, matrix after matrix.
+static qlora_result qlora__merge_stack_write(qlora__merge* g, const qlora__merge_item* item,
+                                             qlora__st_writer* w) {
+    const qlora__layer* layer = &g->m->layers[item->layer];
+    int count = layer->layout->experts->count;
+    const uint8_t* data = item->tensor->data;
+    for (int64_t i = 0; i < g->m->plan.config.experts * item->parts; i++) {
+        int number = item->stack + (int)(i / item->parts) * count + (int)(i % item->parts);
+        const qlora__projection* p = &layer->projections[number];
+        qlora__st_tensor slice = *item->tensor;
+        qlora__merge_item one = *item;
+        one.layer = -1;
+        one.projection = p;
+        one.coded = qlora__computes(g->m) && qlora__is_coded(p) && g->trained;
+        one.rows = p->out;
+        one.cols = p->in;
+        one.tensor = &slice;
+        slice.bytes = (uint64_t)(p->out * p->in) * (qlora__st_dtypes[slice.dtype].bits / 8);
+        slice.data = data;
+        data += slice.bytes;
+        QLORA__TRY(qlora__merge_item_write(g, &one, w));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_item* item,
                                             qlora__st_writer* w) {
     qlora_ctx* ctx = g->ctx;
     qlora__merge_module module;
     memset(&module, 0, sizeof module);
+    if (item->layer >= 0) {
+        return qlora__merge_stack_write(g, item, w);
+    }
     if (item->raw) {
         return qlora__st_write(&ctx->env, w, item->tensor->data, (size_t)item->tensor->bytes);
     }
@@ -50274,11 +50333,45 @@ static bool qlora__is_code_part(const char* name) {
     return false;
 }
 
+// Finds the projection of a layer that a tensor is, or those of all experts. Of the experts, only
+// the one that the name has can be it.
+static void qlora__merge_find_projection(const qlora_model* m, int64_t l, const char* plain,
+                                         qlora__merge_item* item) {
+    const qlora__layer* layer = &m->layers[l];
+    const qlora__expert_rows* experts = layer->layout->experts;
+    int few = experts != NULL ? qlora__first_expert(layer->layout) : layer->count;
+    const char* at = strstr(plain, ".experts.");
+    int expert = at != NULL && experts != NULL ? (int)strtol(at + 9, NULL, 10) : 0;
+    int first = few + (experts != NULL ? expert * experts->count : 0);
+    char name[224];
+    for (int k = 0; k < few + (experts != NULL ? experts->count : 0); k++) {
+        int i = k < few ? k : first + k - few;
+        if (i < 0 || i >= layer->count) {
+            continue;
+        }
+        qlora__base_weight(m, l, i, ".weight", name, sizeof name);
+        if (strcmp(qlora__plain_name(name), plain) == 0) {
+            item->projection = &layer->projections[i];
+        }
+    }
+    for (int k = 0; experts != NULL && k < experts->count; k++) {
+        for (int n = 0; n < 2 && experts->stacked[k].names[n] != NULL; n++) {
+            snprintf(name, sizeof name, "layers.%lld.%s", (long long)l,
+                     experts->stacked[k].names[n]);
+            if (strcmp(name, plain) == 0) {
+                item->stack = item->layer < 0 ? few + k : item->stack;
+                item->layer = l;
+                item->parts++;
+            }
+        }
+    }
+}
+
 // Finds the role of a tensor of the folder: a projection, a trained norm, or neither.
 static void qlora__merge_recognise(const qlora_model* m, const char* plain,
                                    qlora__merge_item* item) {
-    char name[224];
     qlora__trained norm;
+    item->layer = -1;
     item->norm_at = -1;
     item->saved_at = -1;
     item->rows_at = -1;
@@ -50310,13 +50403,8 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     for (const char* at = plain + 7; *at >= '0' && *at <= '9' && layer < QLORA_MAX_LAYERS; at++) {
         layer = layer * 10 + (*at - '0');
     }
-    const qlora__layout* layout = layer < m->plan.config.layers ? m->layers[layer].layout : NULL;
-    for (int i = 0; layout != NULL && i < layout->count; i++) {
-        snprintf(name, sizeof name, "layers.%lld.%s.weight", (long long)layer,
-                 layout->rows[i].module);
-        if (strcmp(name, plain) == 0) {
-            item->projection = &m->layers[layer].projections[i];
-        }
+    if (layer < m->plan.config.layers) {
+        qlora__merge_find_projection(m, layer, plain, item);
     }
     memset(&norm, 0, sizeof norm);
     for (int i = 0; layer < m->plan.config.layers && i < QLORA__NORMS; i++) {
@@ -50378,6 +50466,12 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
          (item->raw || t->rank != 2 || t->shape[0] != g->m->plan.base_vocab ||
           t->shape[1] != g->m->plan.config.hidden)) ||
         (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
+    if (item->layer >= 0) {
+        p = &g->m->layers[item->layer].projections[item->stack];
+        changed = !is_float || t->rank != 3 || t->shape[0] != g->m->plan.config.experts ||
+                  t->shape[1] != item->parts * p->out || t->shape[2] != p->in;
+        p = NULL;
+    }
     if (changed) {
         return qlora__fail(g->ctx, QLORA_ERR_FORMAT,
                            "%s: tensor %s has changed since the model was opened", g->m->dir,
@@ -51804,6 +51898,7 @@ static qlora_result qlora__merge_check(const qlora__merge* g, const char* path) 
 // The whole export.
 static qlora_result qlora__merge_gguf(qlora__merge* g, const char* path,
                                       const qlora__gguf_type* type) {
+    QLORA__TRY(qlora__experts_no_gguf(g->ctx, g->m));
     qlora_ctx* ctx = g->ctx;
     qlora__merge_file f;
     memset(&f, 0, sizeof f);
@@ -59155,4 +59250,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 1f757ffdd20f2f81
+//@@ end 902829ccdb029d1b

@@ -206,7 +206,8 @@ static const qlora__layout qlora__layout_plain = {QLORA__FFN_PLAIN, NULL, 6,
     {{{"mlp.experts.gate_up_proj", NULL}, 0}, {{"mlp.experts.gate_up_proj", NULL}, 1}, \
      {{"mlp.experts.down_proj", NULL}, 0}}
 #define QLORA__EXPERTS_MLP(score, gate, correction, converts) \
-    {score, QLORA__ROW_ROUTER("mlp.gate"), gate, correction, converts, "mlp.gate", "mlp.experts", 3, \
+    {score, QLORA__ROW_ROUTER("mlp.gate"), gate, correction, converts, "mlp.gate", \
+     "mlp.experts", 3, \
      QLORA__ROWS_EXPERT("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj", \
                         "mlp.experts.*.down_proj"), \
      QLORA__STACKED_MLP}
@@ -490,7 +491,8 @@ static const qlora__arch qlora__archs[] = {
      {32000, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GRANITE4, "granitemoehybrid", "GraniteMoeHybridForCausalLM", "granite",
-     &qlora__layout_shared_mlp, &qlora__layout_granite4_moe, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
+     &qlora__layout_shared_mlp, &qlora__layout_granite4_moe, &qlora__norms_before,
+     QLORA__HAS_PERMUTED_GGUF,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_MULTIPLIERS | QLORA__READS_HYBRID,
      QLORA__WINDOW_NONE, QLORA__NOPE_UNNAMED,
      {32000, 4096, 1024, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false},
@@ -635,8 +637,8 @@ static const struct {
     const char* model_types; // separated and surrounded by spaces
 } qlora__refused_archs[] = {
     {"it is a mixture of experts",
-     " qwen3_vl_moe qwen3_5_moe phimoe granitemoeshared llama4_text minimax_m2 ernie4_5_moe hunyuan_v1_moe dots1 "
-     "exaone_moe solar_open "},
+     " qwen3_vl_moe qwen3_5_moe phimoe granitemoeshared llama4_text minimax_m2 ernie4_5_moe "
+     "hunyuan_v1_moe dots1 exaone_moe solar_open "},
     {"it is a mixture of experts with attention sinks", " gpt_oss "},
     {"it has multi-head latent attention",
      " deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm4_moe_lite mistral4 minicpm3 "},

@@ -4,6 +4,9 @@
 typedef struct qlora__merge_item {
     const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit or FP8
     const qlora__projection* projection; // NULL if it is not a projection
+    int64_t layer; // of a tensor of all experts, -1 = it is none
+    int stack;     // the projection that its first rows are, of the first expert
+    int parts;     // projections of an expert that follow each other in it
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t saved_at;                    // the same for a whole trained matrix
     int64_t rows_at;                     // the same for trained rows; -1 if it has none
@@ -292,10 +295,41 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
 }
 
 static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_item* item,
+                                            qlora__st_writer* w);
+
+// A tensor of all experts, matrix after matrix.
+static qlora_result qlora__merge_stack_write(qlora__merge* g, const qlora__merge_item* item,
+                                             qlora__st_writer* w) {
+    const qlora__layer* layer = &g->m->layers[item->layer];
+    int count = layer->layout->experts->count;
+    const uint8_t* data = item->tensor->data;
+    for (int64_t i = 0; i < g->m->plan.config.experts * item->parts; i++) {
+        int number = item->stack + (int)(i / item->parts) * count + (int)(i % item->parts);
+        const qlora__projection* p = &layer->projections[number];
+        qlora__st_tensor slice = *item->tensor;
+        qlora__merge_item one = *item;
+        one.layer = -1;
+        one.projection = p;
+        one.coded = qlora__computes(g->m) && qlora__is_coded(p) && g->trained;
+        one.rows = p->out;
+        one.cols = p->in;
+        one.tensor = &slice;
+        slice.bytes = (uint64_t)(p->out * p->in) * (qlora__st_dtypes[slice.dtype].bits / 8);
+        slice.data = data;
+        data += slice.bytes;
+        QLORA__TRY(qlora__merge_item_write(g, &one, w));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_item* item,
                                             qlora__st_writer* w) {
     qlora_ctx* ctx = g->ctx;
     qlora__merge_module module;
     memset(&module, 0, sizeof module);
+    if (item->layer >= 0) {
+        return qlora__merge_stack_write(g, item, w);
+    }
     if (item->raw) {
         return qlora__st_write(&ctx->env, w, item->tensor->data, (size_t)item->tensor->bytes);
     }
@@ -334,11 +368,45 @@ static bool qlora__is_code_part(const char* name) {
     return false;
 }
 
+// Finds the projection of a layer that a tensor is, or those of all experts. Of the experts, only
+// the one that the name has can be it.
+static void qlora__merge_find_projection(const qlora_model* m, int64_t l, const char* plain,
+                                         qlora__merge_item* item) {
+    const qlora__layer* layer = &m->layers[l];
+    const qlora__expert_rows* experts = layer->layout->experts;
+    int few = experts != NULL ? qlora__first_expert(layer->layout) : layer->count;
+    const char* at = strstr(plain, ".experts.");
+    int expert = at != NULL && experts != NULL ? (int)strtol(at + 9, NULL, 10) : 0;
+    int first = few + (experts != NULL ? expert * experts->count : 0);
+    char name[224];
+    for (int k = 0; k < few + (experts != NULL ? experts->count : 0); k++) {
+        int i = k < few ? k : first + k - few;
+        if (i < 0 || i >= layer->count) {
+            continue;
+        }
+        qlora__base_weight(m, l, i, ".weight", name, sizeof name);
+        if (strcmp(qlora__plain_name(name), plain) == 0) {
+            item->projection = &layer->projections[i];
+        }
+    }
+    for (int k = 0; experts != NULL && k < experts->count; k++) {
+        for (int n = 0; n < 2 && experts->stacked[k].names[n] != NULL; n++) {
+            snprintf(name, sizeof name, "layers.%lld.%s", (long long)l,
+                     experts->stacked[k].names[n]);
+            if (strcmp(name, plain) == 0) {
+                item->stack = item->layer < 0 ? few + k : item->stack;
+                item->layer = l;
+                item->parts++;
+            }
+        }
+    }
+}
+
 // Finds the role of a tensor of the folder: a projection, a trained norm, or neither.
 static void qlora__merge_recognise(const qlora_model* m, const char* plain,
                                    qlora__merge_item* item) {
-    char name[224];
     qlora__trained norm;
+    item->layer = -1;
     item->norm_at = -1;
     item->saved_at = -1;
     item->rows_at = -1;
@@ -370,13 +438,8 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     for (const char* at = plain + 7; *at >= '0' && *at <= '9' && layer < QLORA_MAX_LAYERS; at++) {
         layer = layer * 10 + (*at - '0');
     }
-    const qlora__layout* layout = layer < m->plan.config.layers ? m->layers[layer].layout : NULL;
-    for (int i = 0; layout != NULL && i < layout->count; i++) {
-        snprintf(name, sizeof name, "layers.%lld.%s.weight", (long long)layer,
-                 layout->rows[i].module);
-        if (strcmp(name, plain) == 0) {
-            item->projection = &m->layers[layer].projections[i];
-        }
+    if (layer < m->plan.config.layers) {
+        qlora__merge_find_projection(m, layer, plain, item);
     }
     memset(&norm, 0, sizeof norm);
     for (int i = 0; layer < m->plan.config.layers && i < QLORA__NORMS; i++) {
@@ -438,6 +501,12 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
          (item->raw || t->rank != 2 || t->shape[0] != g->m->plan.base_vocab ||
           t->shape[1] != g->m->plan.config.hidden)) ||
         (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
+    if (item->layer >= 0) {
+        p = &g->m->layers[item->layer].projections[item->stack];
+        changed = !is_float || t->rank != 3 || t->shape[0] != g->m->plan.config.experts ||
+                  t->shape[1] != item->parts * p->out || t->shape[2] != p->in;
+        p = NULL;
+    }
     if (changed) {
         return qlora__fail(g->ctx, QLORA_ERR_FORMAT,
                            "%s: tensor %s has changed since the model was opened", g->m->dir,

@@ -501,7 +501,8 @@ static qlora_result qlora__config_biases(const qlora__config_reader* r, const ql
 // Older Gemma files say "gelu" and mean the tanh form.
 static qlora_result qlora__config_activation(const qlora__config_reader* r,
                                              const qlora__arch* arch) {
-    int kind = qlora__arch_first(arch)->ffn == QLORA__FFN_PLAIN ? 2 : (arch->has & QLORA__HAS_GELU) != 0;
+    bool plain = qlora__arch_first(arch)->ffn == QLORA__FFN_PLAIN;
+    int kind = plain ? 2 : (arch->has & QLORA__HAS_GELU) != 0;
     bool newer = (arch->reads & QLORA__READS_ACTIVATION) != 0;
     uint32_t act = newer ? 0 : qlora__config_find(r, "hidden_act");
     act = act != 0 ? act : qlora__config_find(r, "hidden_activation");

@@ -659,8 +659,8 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
     return QLORA_OK;
 }
 
-// Finds the parameter whose matrices a module has: its weight, or a matrix of experts, of which PEFT
-// wraps the second one around the first. Rank 0 if there is none.
+// Finds the parameter whose matrices a module has: its weight, or a matrix of experts, of which
+// PEFT wraps the second one around the first. Rank 0 if there is none.
 static qlora_result qlora__peft_of_parameter(qlora__env* env, const qlora__peft* p,
                                              const char* module, bool* experts,
                                              qlora__peft_module* out) {

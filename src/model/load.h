@@ -270,8 +270,7 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
         s->done += source.weight->bytes;
     }
     if (p->has_bias) {
-        qlora__base_module(s->m, l, i, name, sizeof name - sizeof ".bias");
-        strcat(name, ".bias");
+        qlora__base_weight(s->m, l, i, ".bias", name, sizeof name);
         QLORA__TRY(qlora__load_named(ctx, s, folder, name, &p->bias));
     }
     return QLORA_OK;

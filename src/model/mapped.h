@@ -54,7 +54,7 @@ static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const c
     return QLORA_OK;
 }
 
-// ---- where weights are in the files --------------------------------------------------------------
+// ---- where weights are in the files -------------------------------------------------------------
 
 // The rows of one expert in a tensor of all of them.
 static qlora_result qlora__stacked_source(qlora_ctx* ctx, const qlora__folder* folder,
@@ -115,8 +115,7 @@ static qlora_result qlora__projection_source(qlora_ctx* ctx, const qlora__folder
     const qlora__projection* p = &m->layers[l].projections[i];
     char name[192];
     memset(out, 0, sizeof *out);
-    qlora__base_module(m, l, i, name, sizeof name - sizeof ".weight");
-    strcat(name, ".weight");
+    qlora__base_weight(m, l, i, ".weight", name, sizeof name);
     if (qlora__expert_of(&m->layers[l], i) >= 0 && qlora__folder_find(folder, name) == NULL) {
         QLORA__TRY(qlora__stacked_source(ctx, folder, m, l, i, out));
         if (out->linear.weight != NULL) {
@@ -186,8 +185,7 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
         for (int i = 0; i < m->layers[l].count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             char name[160];
-            qlora__base_module(m, l, i, name, sizeof name - 7);
-            strcat(name, ".weight");
+            qlora__base_weight(m, l, i, ".weight", name, sizeof name);
             // DoRA adds adapters to a copy of the weight; experts may be part of a tensor.
             if (!qlora__is_coded(p) && !m->dora && qlora__expert_of(&m->layers[l], i) < 0) {
                 qlora__map_weight(folder, name, p->out, p->in, m, &p->mapped);

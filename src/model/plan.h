@@ -641,7 +641,8 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
     } widths[] = {
         {"hidden", c->hidden, 8},
         // gate and up are next to each other
-        {"intermediate", c->intermediate, qlora__arch_first(m->arch)->ffn == QLORA__FFN_GATED ? 4 : 8},
+        {"intermediate", c->intermediate,
+         qlora__arch_first(m->arch)->ffn == QLORA__FFN_GATED ? 4 : 8},
         {"heads * head_dim", qlora__q_width(c), 8},
         {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
@@ -826,7 +827,8 @@ static qlora_result qlora__skeleton_projections(qlora_ctx* ctx, qlora_model* m) 
             layer->experts->linears = (qlora_linear_desc*)(void*)(layer->experts + 1);
         }
     }
-    qlora__projection* all = (qlora__projection*)qlora__alloc_zero(ctx, qlora__projections_bytes(m));
+    qlora__projection* all =
+        (qlora__projection*)qlora__alloc_zero(ctx, qlora__projections_bytes(m));
     for (int64_t l = 0; l < c->layers && all != NULL; l++) {
         m->layers[l].projections = all;
         all += m->layers[l].count;

@@ -562,6 +562,14 @@ static void qlora__base_module(const qlora_model* m, int64_t layer, int i, char*
     }
 }
 
+// The name of a tensor of it, such as ".weight".
+static void qlora__base_weight(const qlora_model* m, int64_t layer, int i, const char* end,
+                               char* out, size_t size) {
+    char module[160];
+    qlora__base_module(m, layer, i, module, sizeof module);
+    snprintf(out, size, "%s%s", module, end);
+}
+
 // Whether PEFT addresses a unit as a parameter, not as a module: what experts have, and other MLPs
 // of families whose names it gives to experts.
 static bool qlora__is_parameter(const qlora_model* m, int64_t layer, int i) {

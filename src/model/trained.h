@@ -18,6 +18,9 @@ static qlora_result qlora__adapter_not_module(qlora_ctx* ctx, const qlora_model*
                                               const qlora__peft* peft, int64_t layer, int i) {
     char module[160];
     qlora__peft_module found;
+    if (!m->arch->experts->experts->converts) {
+        return QLORA_OK;
+    }
     qlora__base_module(m, layer, i, module, sizeof module);
     QLORA__TRY(qlora__peft_lookup(&ctx->env, peft, module, &found));
     return found.rank == 0

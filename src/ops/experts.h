@@ -7,9 +7,9 @@
 //   sigmoid           p = sigmoid(z);     the k largest p + correction, from the groups whose two
 //                                         best have the largest sums;  w = p
 //
-// If asked for, w is divided by its sum; then it is multiplied by a factor. Among equals, the expert
-// with the lower number is taken. The rows of the tokens are sorted by expert: those of expert e are
-// rows [starts[e], starts[e + 1]), in the order of their tokens. On the CPU only.
+// If asked for, w is divided by its sum; then it is multiplied by a factor. Among equals, the
+// expert with the lower number is taken. The rows of the tokens are sorted by expert: those of
+// expert e are rows [starts[e], starts[e + 1]), in the order of their tokens. On the CPU only.
 
 #define QLORA__ROUTE_FLOOR 1e-20 // is added to a sum of sigmoids
 

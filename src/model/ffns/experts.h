@@ -1,8 +1,8 @@
 // ---- experts ------------------------------------------------------------------------------------
 //
-// A router scores the experts for every token, the best ones run, and the sum of their outputs, each
-// times its weight, is that of the branch; an MLP that all tokens use may stand beside them. The
-// weight of an expert multiplies the activation before down, which is the same and gives the
+// A router scores the experts for every token, the best ones run, and the sum of their outputs,
+// each times its weight, is that of the branch; an MLP that all tokens use may stand beside them.
+// The weight of an expert multiplies the activation before down, which is the same and gives the
 // gradient of the weight from products that the backward pass has anyway. On the CPU, expert after
 // expert gathers its rows; the order of sums is that of the experts.
 
@@ -119,7 +119,8 @@ static qlora_result qlora__experts_in(const qlora__pass* pass, qlora__layer* lay
         qlora_linear_desc own = qlora__experts_linear(pass, &experts->linears[2 * e]);
         int64_t out = qlora_linear_out(&own);
         qlora_tensor from = qlora__local(pass, &m->work.x, 0, own.in);
-        qlora_tensor x = qlora__window(&m->work.experts.x, rows, 0, own.in + qlora_linear_pad(&own));
+        int64_t wide = own.in + qlora_linear_pad(&own);
+        qlora_tensor x = qlora__window(&m->work.experts.x, rows, 0, wide);
         qlora_tensor inner = qlora__window(&x, rows, 0, own.in);
         qlora_tensor y = qlora__experts_some(&layer->kept.routed, first, rows, out);
         qlora__rows_gather(pass->ctx, &from, route.tokens + first, &inner);
@@ -191,7 +192,8 @@ static qlora_result qlora__experts_out(const qlora__pass* pass, qlora__layer* la
             continue;
         }
         qlora_linear_desc own = qlora__experts_linear(pass, &layer->experts->linears[2 * e + 1]);
-        qlora_tensor s = qlora__window(&m->work.experts.s, rows, 0, own.in + qlora_linear_pad(&own));
+        int64_t wide = own.in + qlora_linear_pad(&own);
+        qlora_tensor s = qlora__window(&m->work.experts.s, rows, 0, wide);
         qlora_tensor y = qlora__window(&m->work.experts.y, rows, 0, m->plan.config.hidden);
         QLORA__TRY(qlora__expert_hidden(pass, layer, &route, e, &s));
         QLORA__TRY(qlora__experts_forward(pass, pass->math, &own, &s, &y));
