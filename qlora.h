@@ -256,14 +256,16 @@
 
    MODELS
        Folders of Llama, Mistral, Qwen 2, 2.5 and 3, Gemma 1, 2 and 3, Phi 3, 3.5 and 4, SmolLM3,
-       OLMo 2 and 3, Granite 3 and the dense ones of Granite 4, GLM 4 (glm and glm4), Ministral 3,
-       EXAONE 4, Seed-OSS, and the text part of Gemma 3, Mistral 3, Qwen 2.5 VL and Qwen 3 VL
-       folders with a vision part. Others are refused with the reason. src/arch.h has one row for
-       each. Gemma always uses the tanh form of GELU; the dropout of a base model is never applied.
+       OLMo 2 and 3, Granite 3 and those of Granite 4 without recurrent layers, GLM 4 (glm and
+       glm4), Ministral 3, EXAONE 4, Seed-OSS, Arcee, Cohere 2, and the text part of Gemma 3,
+       Mistral 3, Qwen 2.5 VL and Qwen 3 VL folders with a vision part. On the CPU also Mixtral,
+       Qwen 2 and 3 with experts, OLMoE, Granite 3 with experts and GLM 4.5. Others are refused
+       with the reason. src/arch.h has one row for each. Gemma always uses the tanh form of GELU;
+       the dropout of a base model is never applied.
 
    QLORA DOES NOT
-       pre-train, divide one model between several GPUs, run mixtures of experts or vision towers,
-       or open network connections itself (NCCL and MPI do).
+       pre-train, divide one model between several GPUs, run mixtures of experts on a GPU or vision
+       towers, or open network connections itself (NCCL and MPI do).
 */
 
 #if !defined(__cplusplus) && (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L) &&         \
@@ -40204,6 +40206,47 @@ static qlora_result qlora__config_check_family(qlora_ctx* ctx, const qlora_model
     return QLORA_OK;
 }
 
+// Checks what a config says of experts.
+static qlora_result qlora__config_check_experts(qlora_ctx* ctx, qlora_model_config* c) {
+    const qlora__arch* arch = qlora__arch_of(c->family);
+    bool may = arch->experts != NULL;
+    QLORA__TRY(qlora__need_whole(ctx, "config.experts", c->experts,
+                                 arch->layout == NULL ? 1 : 0, may ? QLORA__MAX_EXPERTS : 0));
+    if (c->experts == 0) {
+        return QLORA_OK;
+    }
+    c->expert_groups = qlora__max(c->expert_groups, 1);
+    c->expert_groups_used = qlora__max(c->expert_groups_used, 1);
+    bool shared = arch->experts->groups[QLORA__DOWN].count > 0;
+    bool sigmoid = arch->experts->experts->score == QLORA__ROUTER_SIGMOID;
+    const struct {
+        const char* name;
+        int64_t value;
+        int64_t least;
+        int64_t most;
+    } sizes[] = {
+        {"config.experts_per_token", c->experts_per_token, 1, c->experts},
+        {"config.expert_intermediate", c->expert_intermediate, 1, 1 << 24},
+        {"config.shared_intermediate", c->shared_intermediate, shared ? 1 : 0,
+         shared ? 1 << 24 : 0},
+        {"config.expert_groups", c->expert_groups, 1, sigmoid ? c->experts : 1},
+        {"config.expert_groups_used", c->expert_groups_used, 1, c->expert_groups}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        QLORA__TRY(qlora__need_whole(ctx, sizes[i].name, sizes[i].value, sizes[i].least,
+                                     sizes[i].most));
+    }
+    int64_t each = c->experts / c->expert_groups;
+    if (each * c->expert_groups != c->experts || (c->expert_groups > 1 && each < 2) ||
+        c->experts_per_token > each * c->expert_groups_used) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "config.expert_groups is %lld and config.expert_groups_used %lld; with "
+                           "%lld experts, %lld of which are chosen, that is not possible",
+                           (long long)c->expert_groups, (long long)c->expert_groups_used,
+                           (long long)c->experts, (long long)c->experts_per_token);
+    }
+    return qlora__need_real(ctx, "config.routed_scale", c->routed_scale, 0.0, 1e30);
+}
+
 // Fills in the defaults of a config that comes from the caller, and checks it.
 static qlora_result qlora__config_check(qlora_ctx* ctx, qlora_model_config* c) {
     if (c->kv_heads == 0) {
@@ -40245,6 +40288,7 @@ static qlora_result qlora__config_check(qlora_ctx* ctx, qlora_model_config* c) {
     QLORA__TRY(qlora__need_whole(ctx, "config.window", c->window, 0, INT64_MAX));
     QLORA__TRY(qlora__need_whole(ctx, "config.max_positions", c->max_positions, 0, INT64_MAX));
     QLORA__TRY(qlora__config_check_family(ctx, c));
+    QLORA__TRY(qlora__config_check_experts(ctx, c));
     return qlora__need_whole(ctx, "config.stop_count", c->stop_count, 0, QLORA_MAX_STOP_IDS);
 }
 
@@ -41666,6 +41710,18 @@ static uint64_t qlora__identity_config(const qlora_model_config* c) {
     qlora__identity_rope(&h, &c->rope_sliding);
     qlora__hash_add(&h, c->sliding, (size_t)c->layers);
     qlora__hash_add(&h, c->no_rope, (size_t)c->layers);
+    if (c->experts > 0) {
+        const int64_t experts[] = {c->experts,
+                                   c->experts_per_token,
+                                   c->expert_intermediate,
+                                   c->shared_intermediate,
+                                   c->expert_groups,
+                                   c->expert_groups_used,
+                                   c->renormalise};
+        qlora__hash_add(&h, experts, sizeof experts);
+        qlora__hash_add(&h, &c->routed_scale, sizeof c->routed_scale);
+        qlora__hash_add(&h, c->dense, (size_t)c->layers);
+    }
     return qlora__hash_end(&h);
 }
 
@@ -59250,4 +59306,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 902829ccdb029d1b
+//@@ end fb273575a01c0241

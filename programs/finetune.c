@@ -60,6 +60,7 @@ __declspec(dllimport) void __stdcall Sleep(unsigned long);
 #include "finetune/options/settings.h"
 #include "finetune/run/state.h"
 #include "finetune/options/parts.h"
+#include "finetune/run/model.h"
 #include "finetune/reports/history.h"
 #include "finetune/reports/screen.h"
 #include "finetune/ranks/ranks.h"

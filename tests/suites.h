@@ -56,6 +56,7 @@
     X(tree_suite, SHORT KERNELS)                                                                   \
     X(owners_suite, SHORT KERNELS)                                                                 \
     X(gated_suite, SHORT KERNELS)                                                                  \
+    X(experts_suite, SHORT ARCH THREADS)                                                           \
     X(blocks_suite, SLOW KERNELS ARCH)                                                             \
     X(tails_suite, SHORT KERNELS)                                                                  \
     X(fp8_tails_suite, SHORT KERNELS)                                                              \

@@ -73,7 +73,7 @@ FILENAME ~ /\.csv$/ {
 
 # A row begins {QLORA_FAMILY_X, "type", "Class", "gguf", and a wrapper {"type", "Class", {"text",
 FILENAME ~ /arch\.h$/ {
-    if (/^ *\{QLORA_FAMILY_/) {
+    if (/^ *\{QLORA_FAMILY_[A-Z0-9_]*, "/) {
         split($0, f, ",")
         list["families", ++listed["families"]] = "| `" quoted(f[2]) "` | `" quoted(f[3]) "` | `" \
             quoted(f[4]) "` |"

@@ -256,14 +256,16 @@
 
    MODELS
        Folders of Llama, Mistral, Qwen 2, 2.5 and 3, Gemma 1, 2 and 3, Phi 3, 3.5 and 4, SmolLM3,
-       OLMo 2 and 3, Granite 3 and the dense ones of Granite 4, GLM 4 (glm and glm4), Ministral 3,
-       EXAONE 4, Seed-OSS, and the text part of Gemma 3, Mistral 3, Qwen 2.5 VL and Qwen 3 VL
-       folders with a vision part. Others are refused with the reason. src/arch.h has one row for
-       each. Gemma always uses the tanh form of GELU; the dropout of a base model is never applied.
+       OLMo 2 and 3, Granite 3 and those of Granite 4 without recurrent layers, GLM 4 (glm and
+       glm4), Ministral 3, EXAONE 4, Seed-OSS, Arcee, Cohere 2, and the text part of Gemma 3,
+       Mistral 3, Qwen 2.5 VL and Qwen 3 VL folders with a vision part. On the CPU also Mixtral,
+       Qwen 2 and 3 with experts, OLMoE, Granite 3 with experts and GLM 4.5. Others are refused
+       with the reason. src/arch.h has one row for each. Gemma always uses the tanh form of GELU;
+       the dropout of a base model is never applied.
 
    QLORA DOES NOT
-       pre-train, divide one model between several GPUs, run mixtures of experts or vision towers,
-       or open network connections itself (NCCL and MPI do).
+       pre-train, divide one model between several GPUs, run mixtures of experts on a GPU or vision
+       towers, or open network connections itself (NCCL and MPI do).
 */
 
 #if !defined(__cplusplus) && (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L) &&         \

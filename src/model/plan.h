@@ -253,6 +253,47 @@ static qlora_result qlora__config_check_family(qlora_ctx* ctx, const qlora_model
     return QLORA_OK;
 }
 
+// Checks what a config says of experts.
+static qlora_result qlora__config_check_experts(qlora_ctx* ctx, qlora_model_config* c) {
+    const qlora__arch* arch = qlora__arch_of(c->family);
+    bool may = arch->experts != NULL;
+    QLORA__TRY(qlora__need_whole(ctx, "config.experts", c->experts,
+                                 arch->layout == NULL ? 1 : 0, may ? QLORA__MAX_EXPERTS : 0));
+    if (c->experts == 0) {
+        return QLORA_OK;
+    }
+    c->expert_groups = qlora__max(c->expert_groups, 1);
+    c->expert_groups_used = qlora__max(c->expert_groups_used, 1);
+    bool shared = arch->experts->groups[QLORA__DOWN].count > 0;
+    bool sigmoid = arch->experts->experts->score == QLORA__ROUTER_SIGMOID;
+    const struct {
+        const char* name;
+        int64_t value;
+        int64_t least;
+        int64_t most;
+    } sizes[] = {
+        {"config.experts_per_token", c->experts_per_token, 1, c->experts},
+        {"config.expert_intermediate", c->expert_intermediate, 1, 1 << 24},
+        {"config.shared_intermediate", c->shared_intermediate, shared ? 1 : 0,
+         shared ? 1 << 24 : 0},
+        {"config.expert_groups", c->expert_groups, 1, sigmoid ? c->experts : 1},
+        {"config.expert_groups_used", c->expert_groups_used, 1, c->expert_groups}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        QLORA__TRY(qlora__need_whole(ctx, sizes[i].name, sizes[i].value, sizes[i].least,
+                                     sizes[i].most));
+    }
+    int64_t each = c->experts / c->expert_groups;
+    if (each * c->expert_groups != c->experts || (c->expert_groups > 1 && each < 2) ||
+        c->experts_per_token > each * c->expert_groups_used) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "config.expert_groups is %lld and config.expert_groups_used %lld; with "
+                           "%lld experts, %lld of which are chosen, that is not possible",
+                           (long long)c->expert_groups, (long long)c->expert_groups_used,
+                           (long long)c->experts, (long long)c->experts_per_token);
+    }
+    return qlora__need_real(ctx, "config.routed_scale", c->routed_scale, 0.0, 1e30);
+}
+
 // Fills in the defaults of a config that comes from the caller, and checks it.
 static qlora_result qlora__config_check(qlora_ctx* ctx, qlora_model_config* c) {
     if (c->kv_heads == 0) {
@@ -294,6 +335,7 @@ static qlora_result qlora__config_check(qlora_ctx* ctx, qlora_model_config* c) {
     QLORA__TRY(qlora__need_whole(ctx, "config.window", c->window, 0, INT64_MAX));
     QLORA__TRY(qlora__need_whole(ctx, "config.max_positions", c->max_positions, 0, INT64_MAX));
     QLORA__TRY(qlora__config_check_family(ctx, c));
+    QLORA__TRY(qlora__config_check_experts(ctx, c));
     return qlora__need_whole(ctx, "config.stop_count", c->stop_count, 0, QLORA_MAX_STOP_IDS);
 }
 

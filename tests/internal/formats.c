@@ -2291,10 +2291,11 @@ TEST gguf_names(void) {
         const qlora__arch* arch = &qlora__archs[i];
         const char* seen[2 * QLORA__PROJECTIONS];
         int count = 0;
-        for (int k = 0; k < arch->layout->count; k++) {
-            seen[count++] = arch->layout->rows[k].gguf;
-            if (arch->layout->rows[k].gguf_second != NULL) {
-                seen[count++] = arch->layout->rows[k].gguf_second;
+        const qlora__layout* layout = qlora__arch_first(arch);
+        for (int k = 0; k < layout->count; k++) {
+            seen[count++] = layout->rows[k].gguf;
+            if (layout->rows[k].gguf_second != NULL) {
+                seen[count++] = layout->rows[k].gguf_second;
             }
         }
         for (int a = 0; a < count; a++) {

@@ -5,6 +5,12 @@
 #include <math.h>
 #include <stdlib.h>
 
+// What a mixture of experts can adapt.
+#define EVERYTHING \
+    (QLORA_TARGET_ATTENTION | QLORA_TARGET_GATE | QLORA_TARGET_UP | QLORA_TARGET_DOWN | \
+     QLORA_TARGET_EXPERTS_IN | QLORA_TARGET_EXPERTS_OUT | QLORA_TARGET_ROUTER | \
+     QLORA_TARGET_SHARED_GATE)
+
 enum { VOCAB = 29, TOKENS = 17, SEQUENCES = 3, SAMPLES = 5 };
 
 typedef struct variant {
@@ -82,6 +88,27 @@ static const variant variants[] = {
      QLORA_CHOICE_OFF, false, QLORA_SAVE_EMBED, 0},
     {"cohere2_dora", QLORA_FAMILY_COHERE2, true, false, false, false, 0, QLORA_BASE_NF4, true, true,
      0.0f, 0, QLORA_CHOICE_ON, QLORA_CHOICE_OFF, true, 0, 0},
+    {"mixtral", QLORA_FAMILY_MIXTRAL, false, false, false, false, 0, QLORA_BASE_NF4, true, false,
+     0.0f, 0, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF, false, 0, 0},
+    {"mixtral_router", QLORA_FAMILY_MIXTRAL, true, false, false, false, 4, QLORA_BASE_32BIT, false,
+     true, 0.0f, QLORA_TARGET_ROUTER | QLORA_TARGET_EXPERTS_OUT, QLORA_CHOICE_ON, QLORA_CHOICE_ON,
+     false, 0, 0},
+    {"qwen3_moe", QLORA_FAMILY_QWEN3_MOE, false, false, false, true, 0, QLORA_BASE_NF4, true, true,
+     0.0f, 0, QLORA_CHOICE_ON, QLORA_CHOICE_OFF, false, 0, 0},
+    {"qwen2_moe", QLORA_FAMILY_QWEN2_MOE, false, true, false, false, 0, QLORA_BASE_NF4, false,
+     false, 0.0f, EVERYTHING, QLORA_CHOICE_OFF, QLORA_CHOICE_ON, false, 0, 0},
+    {"qwen2_moe_dropout", QLORA_FAMILY_QWEN2_MOE, false, true, false, false, 0, QLORA_BASE_16BIT,
+     true, false, 0.3f, QLORA_TARGET_ATTENTION | QLORA_TARGET_GATE | QLORA_TARGET_DOWN,
+     QLORA_CHOICE_ON, QLORA_CHOICE_OFF, false, 0, 0},
+    {"olmoe", QLORA_FAMILY_OLMOE, false, false, false, true, 0, QLORA_BASE_NF4, true, false, 0.0f,
+     QLORA_TARGET_ROUTER | QLORA_TARGET_EXPERTS_IN | QLORA_TARGET_K, QLORA_CHOICE_ON,
+     QLORA_CHOICE_OFF, false, 0, 0},
+    {"granite_moe", QLORA_FAMILY_GRANITE_MOE, true, false, false, false, 0, QLORA_BASE_NF4, false,
+     false, 0.0f, 0, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF, false, QLORA_SAVE_EMBED, 0},
+    {"granite4_moe", QLORA_FAMILY_GRANITE4, false, false, false, false, 0, QLORA_BASE_NF4, true,
+     true, 0.0f, 0, QLORA_CHOICE_ON, QLORA_CHOICE_OFF, false, 0, 0},
+    {"glm4_moe", QLORA_FAMILY_GLM4_MOE, false, true, false, true, 0, QLORA_BASE_NF4, true, false,
+     0.0f, QLORA_TARGET_ALL | QLORA_TARGET_ROUTER, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF, false, 0, 0},
     {"norms_alone", QLORA_FAMILY_QWEN3, true, false, false, true, 0, QLORA_BASE_NF4, true, false,
      0.0f, 0, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF, false, 0, 0},
     {"dora", QLORA_FAMILY_LLAMA, false, true, false, false, 0, QLORA_BASE_NF4, true, false, 0.0f, 0,
@@ -126,8 +153,11 @@ static void rig_stir(rig* r, test_random* random) {
     qlora_model* m = r->model;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < layer->count; i++) {
             fill(random, &layer->projections[i].bias, 0.0, 0.3);
+        }
+        if (layer->experts != NULL) {
+            fill(random, &layer->experts->correction, 0.0, 0.3);
         }
         fill(random, &layer->qkv_bias, 0.0, 0.3);
         for (int i = 0; i < QLORA__NORMS; i++) {
@@ -145,6 +175,23 @@ static void rig_stir(rig* r, test_random* random) {
     }
 }
 
+// Six experts, of which two run; of the last family, chosen from two of three groups.
+static void rig_experts(qlora_model_config* c, const variant* v) {
+    c->experts = 6;
+    c->experts_per_token = 2;
+    c->expert_intermediate = 10;
+    c->renormalise = v->family == QLORA_FAMILY_QWEN3_MOE || v->family == QLORA_FAMILY_GLM4_MOE;
+    bool shared = v->family == QLORA_FAMILY_QWEN2_MOE || v->family == QLORA_FAMILY_GRANITE4 ||
+                  v->family == QLORA_FAMILY_GLM4_MOE;
+    c->shared_intermediate = shared ? 12 : 0;
+    c->dense[0] = v->family == QLORA_FAMILY_QWEN3_MOE || v->family == QLORA_FAMILY_GLM4_MOE;
+    if (v->family == QLORA_FAMILY_GLM4_MOE) {
+        c->expert_groups = 3;
+        c->expert_groups_used = 2;
+        c->routed_scale = 1.7;
+    }
+}
+
 // Numbers for what families have beyond the fields of a variant, with caps near the values they
 // limit.
 static void rig_family(qlora_model_config* c, qlora_family family) {
@@ -154,7 +201,8 @@ static void rig_family(qlora_model_config* c, qlora_family family) {
         c->logits_cap = 2.0;
     } else if (family == QLORA_FAMILY_EXAONE4) {
         c->no_rope[0] = 1;
-    } else if (family == QLORA_FAMILY_GRANITE || family == QLORA_FAMILY_GRANITE4) {
+    } else if (family == QLORA_FAMILY_GRANITE || family == QLORA_FAMILY_GRANITE4 ||
+               family == QLORA_FAMILY_GRANITE_MOE) {
         c->embedding_scale = 3.0;
         c->residual_scale = 0.4;
         c->attention_scale = 0.2;
@@ -205,6 +253,9 @@ static bool rig_open(rig* r, const variant* v, int64_t tile) {
     c.window = v->window;
     c.sliding[1] = v->window > 0 ? 1 : 0;
     rig_family(&c, v->family);
+    if (strstr(v->name, "moe") != NULL || strstr(v->name, "mixtral") != NULL) {
+        rig_experts(&c, v);
+    }
     model.config = &c;
     model.weight_std = 0.3f;
     model.base = v->base;
@@ -262,9 +313,9 @@ static qlora_result parameters_moved(rig* r) {
         for (int g = 0; g < QLORA__GROUPS; g++) {
             double* gain = (double*)m->layers[l].gains[g].data;
             const double* inverse = (const double*)m->layers[l].inverses[g].data;
-            for (int i = 0; i < m->arch->layout->groups[g].count; i++) {
+            for (int i = 0; i < m->layers[l].layout->groups[g].count; i++) {
                 const qlora__projection* p =
-                    &m->layers[l].projections[m->arch->layout->groups[g].first + i];
+                    &m->layers[l].projections[m->layers[l].layout->groups[g].first + i];
                 for (int64_t k = 0; k < p->out; k++, gain++, inverse++) {
                     *gain = p->rank > 0 ? ((double*)p->magnitude.data)[k] * *inverse : 1.0;
                 }
@@ -337,17 +388,22 @@ TEST gradients_are_differences(const variant* v) {
         holds = holds && tensor_holds(&r, &t, &random);
     }
     ASSERT(holds);
-    int per_layer = 0;
+    int matrices = 0;
     int norms = 0;
-    for (int i = 0; i < r.model->arch->layout->count; i++) {
-        uint32_t bit = 1u << r.model->arch->layout->rows[i].bit;
-        per_layer += ((v->targets != 0 ? v->targets : 511u) & bit) != 0 ? (v->dora ? 3 : 2) : 0;
+    uint32_t targets = v->targets != 0 ? v->targets : (uint32_t)QLORA_TARGET_ALL;
+    targets |= (targets & (uint32_t)QLORA_TARGET_ATTENTION) != 0 ? 15u : 0u;
+    for (int64_t l = 0; l < r.model->plan.config.layers; l++) {
+        const qlora__layer* layer = &r.model->layers[l];
+        for (int u = 0; u < qlora__unit_count(layer); u++) {
+            uint32_t bit = 1u << qlora__row_of(layer, qlora__unit_at(layer, u))->bit;
+            matrices += (targets & bit) != 0 ? (v->dora ? 3 : 2) : 0;
+        }
     }
-    per_layer = strcmp(v->name, "norms_alone") == 0 ? 0 : per_layer;
+    matrices = strcmp(v->name, "norms_alone") == 0 ? 0 : matrices;
     for (int i = 0; i < QLORA__NORMS && v->train_norms; i++) {
         norms += qlora__has_norm(r.model, i) ? 1 : 0;
     }
-    int64_t expected = 2 * (per_layer + norms) + (v->train_norms ? 1 : 0) +
+    int64_t expected = matrices + 2 * norms + (v->train_norms ? 1 : 0) +
                        (v->token_rows > 0 ? 1 : 0) +
                        (v->save_modules == 3   ? 2
                         : v->save_modules != 0 ? 1

@@ -52,6 +52,7 @@ static long layers_split_from = 12;
 #include "internal/owners.c"
 #include "internal/gated.c"
 #include "internal/blocks.c"
+#include "internal/experts.c"
 #include "internal/tails.c"
 #include "internal/fp8_tails.c"
 #include "internal/skinny.c"

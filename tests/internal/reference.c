@@ -65,7 +65,7 @@ static void reference_stir(reference_rig* r, const char* name) {
     test_random random = test_random_start(name);
     for (int64_t l = 0; l < REFERENCE_LAYERS; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < m->arch->layout->count; i++) {
+        for (int i = 0; i < layer->layout->count; i++) {
             qlora_tensor b;
             const qlora__projection* p = &layer->projections[i];
             reference_fill(&random, &p->bias, 0.0, 0.3);

@@ -164,14 +164,6 @@ static void page_row(blob* out, const char* name, const char* text) {
     put(out, "</td></tr>\n");
 }
 
-// All parameters of the model, trained or not.
-static double model_parameters(const qlora_model_config* c) {
-    double hidden = (double)c->hidden;
-    double rows = 2.0 * (double)(c->heads * c->head_dim + c->kv_heads * c->head_dim);
-    double layer = hidden * (rows + 3.0 * (double)c->intermediate);
-    return (double)c->layers * layer + (double)c->vocab * hidden * (c->tied ? 1.0 : 2.0);
-}
-
 static void page_machine(const app* a, blob* out) {
     char all[4096];
     char tier[64];

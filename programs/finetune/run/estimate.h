@@ -49,12 +49,11 @@ typedef struct work {
 
 static work pack_work(const app* a, const samples* s, const packs* p, size_t pack) {
     const qlora_model_config* c = &a->config;
-    int64_t width = 2 * (c->hidden + c->heads * c->head_dim + c->kv_heads * c->head_dim) +
-                    3 * c->intermediate;
+    double width = (double)(2 * (c->hidden + c->heads * c->head_dim + c->kv_heads * c->head_dim));
+    width = (double)c->layers * width + mlp_rows(c, true);
     work w = {pack_flop(a, s, p, pack), 0.0};
     for (size_t i = p->starts[pack]; i < p->starts[pack + 1]; i++) {
-        w.rest += ESTIMATE_ELEMENT * (double)s->data[p->order[i]].length *
-                  (double)(c->layers * width);
+        w.rest += ESTIMATE_ELEMENT * (double)s->data[p->order[i]].length * width;
     }
     return w;
 }

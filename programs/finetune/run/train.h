@@ -37,13 +37,13 @@ static double pack_flop(const app* a, const samples* s, const packs* p, size_t p
     double q = (double)(c->heads * c->head_dim);
     double kv = (double)(c->kv_heads * c->head_dim);
     double hidden = (double)c->hidden;
-    double linear =
-        (double)c->layers * hidden * (2.0 * q + 2.0 * kv + 3.0 * (double)c->intermediate);
+    double linear = hidden * ((double)c->layers * (2.0 * q + 2.0 * kv) + mlp_rows(c, true));
+    double trained_weights = active_parameters(a);
     double flop = 0.0;
     for (size_t i = p->starts[pack]; i < p->starts[pack + 1]; i++) {
         double length = s->data[p->order[i]].length;
         double trained = s->data[p->order[i]].trained;
-        flop += length * (4.0 * linear + 6.0 * (double)a->plan.parameters);
+        flop += length * (4.0 * linear + 6.0 * trained_weights);
         flop += trained * 4.0 * hidden * (double)c->vocab;
         flop += 7.0 * length * length * q * (double)c->layers;
     }
