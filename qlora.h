@@ -804,14 +804,14 @@ typedef struct qlora_model_config {
     double query_period;    // floor(p / query_period)); 0 = not at all
     double norm_offset;     // added to norm weights when they are loaded from files
     // Mixtures of experts; without experts, all of this is 0.
-    int64_t experts;             // in every layer that is not dense
+    int64_t experts; // in every layer that is not dense
     int64_t experts_per_token;
     int64_t expert_intermediate; // width of one expert
     int64_t shared_intermediate; // width of an MLP beside them for all tokens; 0 = there is none
     int64_t expert_groups;       // of the choice of experts; 0 = 1
     int64_t expert_groups_used;
-    double routed_scale; // factor of the weights of chosen experts; 0 = 1
-    bool renormalise;    // the weights of a token are divided by their sum
+    double routed_scale;    // factor of the weights of chosen experts; 0 = 1
+    bool renormalise;       // the weights of a token are divided by their sum
     int32_t dtype;          // a qlora_dtype; -1 = not given in the file
     int32_t bos_id;         // -1 = none
     int32_t pad_id;         // -1 = none
@@ -839,8 +839,8 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_GATE = 16,
     QLORA_TARGET_UP = 32,
     QLORA_TARGET_DOWN = 64,
-    QLORA_TARGET_QKV = 128,     // models with one matrix for q, k and v
-    QLORA_TARGET_GATE_UP = 256, // models with one matrix for gate and up
+    QLORA_TARGET_QKV = 128,           // models with one matrix for q, k and v
+    QLORA_TARGET_GATE_UP = 256,       // models with one matrix for gate and up
     QLORA_TARGET_EXPERTS_IN = 2048,   // gate and up of every expert, as one matrix each
     QLORA_TARGET_EXPERTS_OUT = 4096,  // down of every expert
     QLORA_TARGET_ROUTER = 8192,       // what chooses the experts
@@ -12171,9 +12171,9 @@ typedef enum qlora__ffn {
 
 // What a router makes of its scores.
 typedef enum qlora__router {
-    QLORA__ROUTER_SOFTMAX,       // weights: the softmax over all experts
+    QLORA__ROUTER_SOFTMAX,        // weights: the softmax over all experts
     QLORA__ROUTER_SOFTMAX_CHOSEN, // over those that are chosen
-    QLORA__ROUTER_SIGMOID        // sigmoids; a correction and groups decide the choice
+    QLORA__ROUTER_SIGMOID         // sigmoids; a correction and groups decide the choice
 } qlora__router;
 
 // The projections of the experts of a layer. They follow those of its layout: the router, the gate
@@ -12673,9 +12673,9 @@ typedef struct qlora__expert_defaults {
 } qlora__expert_defaults;
 
 static const qlora__expert_defaults qlora__all_expert_defaults[] = {
-    {QLORA_FAMILY_MIXTRAL, 8, 2, 14336, 0},       {QLORA_FAMILY_QWEN2_MOE, 60, 4, 1408, 5632},
-    {QLORA_FAMILY_QWEN3_MOE, 128, 8, 768, 0},     {QLORA_FAMILY_OLMOE, 64, 8, 2048, 0},
-    {QLORA_FAMILY_GRANITE_MOE, 8, 2, 11008, 0},   {QLORA_FAMILY_GRANITE4, 8, 2, 11008, 0},
+    {QLORA_FAMILY_MIXTRAL, 8, 2, 14336, 0},     {QLORA_FAMILY_QWEN2_MOE, 60, 4, 1408, 5632},
+    {QLORA_FAMILY_QWEN3_MOE, 128, 8, 768, 0},   {QLORA_FAMILY_OLMOE, 64, 8, 2048, 0},
+    {QLORA_FAMILY_GRANITE_MOE, 8, 2, 11008, 0}, {QLORA_FAMILY_GRANITE4, 8, 2, 11008, 0},
     {QLORA_FAMILY_GLM4_MOE, 128, 8, 1408, 1}};
 
 static const qlora__expert_defaults* qlora__arch_expert_defaults(const qlora__arch* arch) {
@@ -16896,8 +16896,7 @@ static qlora_result qlora__config_expert_count(const qlora__config_reader* r, in
 }
 
 // Layers without experts, of families whose layers can be either.
-static qlora_result qlora__config_dense_list(const qlora__config_reader* r,
-                                             qlora_model_config* c) {
+static qlora_result qlora__config_dense_list(const qlora__config_reader* r, qlora_model_config* c) {
     int64_t step = 1;
     QLORA__TRY(qlora__config_int(r, "decoder_sparse_step", 1, 1, INT32_MAX, &step));
     for (int64_t l = 0; l < c->layers; l++) {
@@ -16963,8 +16962,7 @@ static qlora_result qlora__config_router(const qlora__config_reader* r, const ql
     }
     QLORA__TRY(qlora__config_positive(r, "routed_scaling_factor", 1.0, &c->routed_scale));
     QLORA__TRY(qlora__config_int(r, "n_group", 1, 1, c->experts, &c->expert_groups));
-    QLORA__TRY(
-        qlora__config_int(r, "topk_group", 1, 1, c->expert_groups, &c->expert_groups_used));
+    QLORA__TRY(qlora__config_int(r, "topk_group", 1, 1, c->expert_groups, &c->expert_groups_used));
     int64_t each = c->experts / c->expert_groups;
     if (c->experts % c->expert_groups != 0 || (c->expert_groups > 1 && each < 2)) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
@@ -17287,10 +17285,10 @@ static qlora_result qlora__config_layer_type(const qlora__config_reader* r, cons
                                            : "supported types: full_attention, "
                                              "sliding_attention");
     }
-    bool fixed = slides ? arch->window == QLORA__WINDOW_NONE
-                        : (arch->window == QLORA__WINDOW_EVERY ||
-                           arch->window == QLORA__WINDOW_USED) &&
-                              window > 0;
+    bool fixed =
+        slides ? arch->window == QLORA__WINDOW_NONE
+               : (arch->window == QLORA__WINDOW_EVERY || arch->window == QLORA__WINDOW_USED) &&
+                     window > 0;
     if (fixed) { // transformers does not look at the list
         char advice[96];
         snprintf(advice, sizeof advice, "%s layers always have %s", arch->model_type,
@@ -20450,11 +20448,11 @@ static qlora_result qlora__peft_of_parameter(qlora__env* env, const qlora__peft*
         QLORA__TRY(qlora__peft_parameter(env, p, path, &found[i]));
     }
     bool both = found[1].rank > 0 && found[2].rank > 0;
-    int which = found[0].rank > 0 && !first     ? 0
-                : first                         ? (both ? 1 : -1)
-                : found[2].rank > 0             ? 2
-                : found[1].rank > 0             ? 1
-                                                : -1;
+    int which = found[0].rank > 0 && !first ? 0
+                : first                     ? (both ? 1 : -1)
+                : found[2].rank > 0         ? 2
+                : found[1].rank > 0         ? 1
+                                            : -1;
     memset(out, 0, sizeof *out);
     if (which >= 0) {
         *out = found[which];
@@ -33477,8 +33475,8 @@ static const QLORA__REAL* qlora__route_scores(const qlora__route* r, int64_t row
 static int64_t qlora__route_next(const double* values, int64_t first, int64_t end, int64_t above) {
     int64_t best = -1;
     for (int64_t e = first; e < end; e++) {
-        bool later = above < 0 || values[e] < values[above] ||
-                     (!(values[e] > values[above]) && e > above);
+        bool later =
+            above < 0 || values[e] < values[above] || (!(values[e] > values[above]) && e > above);
         if (later && (best < 0 || values[e] > values[best])) {
             best = e;
         }
@@ -33535,8 +33533,8 @@ static void qlora__route_values(const qlora__route* r, int64_t row, double* out)
     }
     for (int64_t j = 0; j < rule->chosen; j++) {
         double at = (double)z[choice[j]];
-        out[j] = rule->score == QLORA__ROUTER_SIGMOID ? qlora__route_sigmoid(at)
-                                                      : exp(at - most) / sum;
+        out[j] =
+            rule->score == QLORA__ROUTER_SIGMOID ? qlora__route_sigmoid(at) : exp(at - most) / sum;
     }
 }
 
@@ -33647,8 +33645,8 @@ static void qlora__route_back_rows(void* user, int64_t begin, int64_t end) {
             }
         }
         for (int64_t j = 0; j < rule->chosen; j++) {
-            double slope = rule->score == QLORA__ROUTER_SIGMOID ? values[j] * (1.0 - values[j])
-                                                                : values[j];
+            double slope =
+                rule->score == QLORA__ROUTER_SIGMOID ? values[j] * (1.0 - values[j]) : values[j];
             dz[choice[j]] += (QLORA__REAL)(dp[j] * slope);
         }
     }
@@ -36756,9 +36754,9 @@ typedef struct qlora__kept {
     qlora_tensor lse; // [heads, T]
     qlora_tensor h2;  // [T, H] residual stream after attention
     qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
-    qlora_tensor routed; // [T k, 2 I + pad] the same of the rows that experts get
-    qlora_tensor scores; // [T, experts] of the router
-    qlora_tensor shared; // [T, 1 + pad] the gate of the MLP beside the experts
+    qlora_tensor routed;               // [T k, 2 I + pad] the same of the rows that experts get
+    qlora_tensor scores;               // [T, experts] of the router
+    qlora_tensor shared;               // [T, 1 + pad] the gate of the MLP beside the experts
     qlora_tensor out[QLORA__BRANCHES]; // [T, H] their outputs; only if a norm follows them
     qlora_tensor z[QLORA__GROUPS]; // [T, pad] of stacks whose x is overwritten; without columns if
                                    // it is computed again
@@ -37249,8 +37247,7 @@ static int64_t qlora__unit_out(const qlora__layer* layer, int i) {
 }
 
 // The module of projection number `i` of layer number `layer` in the files of the base.
-static void qlora__base_module(const qlora_model* m, int64_t layer, int i, char* out,
-                               size_t size) {
+static void qlora__base_module(const qlora_model* m, int64_t layer, int i, char* out, size_t size) {
     const char* module = qlora__row_of(&m->layers[layer], i)->module;
     const char* star = strchr(module, '*');
     if (star == NULL) {
@@ -37294,8 +37291,8 @@ static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* o
     } else if (qlora__is_parameter(m, layer, i)) {
         parameter = ".weight";
     }
-    snprintf(out, size, "model.%slayers.%lld.%s%s",
-             m->plan.config.wrapped ? "language_model." : "", (long long)layer, module, parameter);
+    snprintf(out, size, "model.%slayers.%lld.%s%s", m->plan.config.wrapped ? "language_model." : "",
+             (long long)layer, module, parameter);
 }
 
 // The module that has the matrices of unit number `i` of a layer in PEFT files. Of the two
@@ -39100,8 +39097,8 @@ static qlora_result qlora__stacked_source(qlora_ctx* ctx, const qlora__folder* f
     }
     int64_t parts = 1; // matrices of an expert that follow each other in it
     for (int k = 0; k < experts->count && experts->count > 2; k++) {
-        parts = k != number && strcmp(experts->stacked[k].names[0],
-                                      experts->stacked[number].names[0]) == 0
+        parts = k != number &&
+                        strcmp(experts->stacked[k].names[0], experts->stacked[number].names[0]) == 0
                     ? 2
                     : parts;
     }
@@ -40210,8 +40207,8 @@ static qlora_result qlora__config_check_family(qlora_ctx* ctx, const qlora_model
 static qlora_result qlora__config_check_experts(qlora_ctx* ctx, qlora_model_config* c) {
     const qlora__arch* arch = qlora__arch_of(c->family);
     bool may = arch->experts != NULL;
-    QLORA__TRY(qlora__need_whole(ctx, "config.experts", c->experts,
-                                 arch->layout == NULL ? 1 : 0, may ? QLORA__MAX_EXPERTS : 0));
+    QLORA__TRY(qlora__need_whole(ctx, "config.experts", c->experts, arch->layout == NULL ? 1 : 0,
+                                 may ? QLORA__MAX_EXPERTS : 0));
     if (c->experts == 0) {
         return QLORA_OK;
     }
@@ -40224,16 +40221,15 @@ static qlora_result qlora__config_check_experts(qlora_ctx* ctx, qlora_model_conf
         int64_t value;
         int64_t least;
         int64_t most;
-    } sizes[] = {
-        {"config.experts_per_token", c->experts_per_token, 1, c->experts},
-        {"config.expert_intermediate", c->expert_intermediate, 1, 1 << 24},
-        {"config.shared_intermediate", c->shared_intermediate, shared ? 1 : 0,
-         shared ? 1 << 24 : 0},
-        {"config.expert_groups", c->expert_groups, 1, sigmoid ? c->experts : 1},
-        {"config.expert_groups_used", c->expert_groups_used, 1, c->expert_groups}};
+    } sizes[] = {{"config.experts_per_token", c->experts_per_token, 1, c->experts},
+                 {"config.expert_intermediate", c->expert_intermediate, 1, 1 << 24},
+                 {"config.shared_intermediate", c->shared_intermediate, shared ? 1 : 0,
+                  shared ? 1 << 24 : 0},
+                 {"config.expert_groups", c->expert_groups, 1, sigmoid ? c->experts : 1},
+                 {"config.expert_groups_used", c->expert_groups_used, 1, c->expert_groups}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        QLORA__TRY(qlora__need_whole(ctx, sizes[i].name, sizes[i].value, sizes[i].least,
-                                     sizes[i].most));
+        QLORA__TRY(
+            qlora__need_whole(ctx, sizes[i].name, sizes[i].value, sizes[i].least, sizes[i].most));
     }
     int64_t each = c->experts / c->expert_groups;
     if (each * c->expert_groups != c->experts || (c->expert_groups > 1 && each < 2) ||
@@ -40587,10 +40583,10 @@ static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
         if ((m->desc.targets & ~has & 1u << bit) != 0) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                                "desc.targets contains %s, which this model does not have",
-                               bit == 13                 ? "the router"
-                               : bit == 14               ? "the gate of the shared expert"
+                               bit == 13                ? "the router"
+                               : bit == 14              ? "the gate of the shared expert"
                                : bit == 11 || bit == 12 ? "experts"
-                                                         : "an unknown bit");
+                                                        : "an unknown bit");
         }
     }
     for (int bit = 0; bit < 9; bit++) {
@@ -40602,8 +40598,9 @@ static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
                 "%s",
                 names[bit],
                 early ? ((has & QLORA_TARGET_QKV) != 0 ? "qkv" : "q, k and v")
-                : (has & (QLORA_TARGET_GATE | QLORA_TARGET_GATE_UP)) == 0 ? "experts"
-                          : ((has & QLORA_TARGET_GATE_UP) != 0 ? "gate_up" : "gate and up"));
+                : (has & (QLORA_TARGET_GATE | QLORA_TARGET_GATE_UP)) == 0
+                    ? "experts"
+                    : ((has & QLORA_TARGET_GATE_UP) != 0 ? "gate_up" : "gate and up"));
         }
     }
     return QLORA_OK;
@@ -40633,13 +40630,12 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
         const char* name;
         int64_t value;
         int64_t of;
-    } widths[] = {
-        {"hidden", c->hidden, 8},
-        // gate and up are next to each other
-        {"intermediate", c->intermediate,
-         qlora__arch_first(m->arch)->ffn == QLORA__FFN_GATED ? 4 : 8},
-        {"heads * head_dim", qlora__q_width(c), 8},
-        {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
+    } widths[] = {{"hidden", c->hidden, 8},
+                  // gate and up are next to each other
+                  {"intermediate", c->intermediate,
+                   qlora__arch_first(m->arch)->ffn == QLORA__FFN_GATED ? 4 : 8},
+                  {"heads * head_dim", qlora__q_width(c), 8},
+                  {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
         if (widths[i].value % widths[i].of != 0) {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
@@ -40839,11 +40835,11 @@ static qlora_result qlora__experts_check(qlora_ctx* ctx, const qlora_model* m) {
         return QLORA_OK;
     }
     const char* what =
-        m->on_gpu                          ? "a GPU; open a context for the CPU"
-        : qlora__has_several(m)            ? "several adapters"
-        : m->dora                          ? "DoRA"
-        : m->plan.mode == QLORA_MODE_FP8   ? "desc.mode FP8"
-        : m->desc.base == QLORA_BASE_FP8   ? "desc.base FP8"
+        m->on_gpu                        ? "a GPU; open a context for the CPU"
+        : qlora__has_several(m)          ? "several adapters"
+        : m->dora                        ? "DoRA"
+        : m->plan.mode == QLORA_MODE_FP8 ? "desc.mode FP8"
+        : m->desc.base == QLORA_BASE_FP8 ? "desc.base FP8"
         : m->desc.dropout > 0.0f && (m->desc.targets & experts) != 0
             ? "dropout on experts, which PEFT refuses as well; set desc.dropout to 0, or "
               "desc.targets without experts"
@@ -40901,8 +40897,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
         m->layers[l].no_rope = c->no_rope[l] != 0;
     }
     QLORA__TRY(qlora__slots_create(ctx, m));
-    QLORA__TRY(qlora__slots_shape(ctx, m, desc));
-    return qlora__experts_check(ctx, m);
+    return qlora__slots_shape(ctx, m, desc);
 }
 
 // A head in the files counts, whatever the config says; without one, the flag decides. A folder
@@ -40996,6 +40991,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
     r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
     r = r == QLORA_OK ? qlora__skeleton_head_format(ctx, desc, m) : r;
+    r = r == QLORA_OK ? qlora__experts_check(ctx, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }
@@ -41711,13 +41707,9 @@ static uint64_t qlora__identity_config(const qlora_model_config* c) {
     qlora__hash_add(&h, c->sliding, (size_t)c->layers);
     qlora__hash_add(&h, c->no_rope, (size_t)c->layers);
     if (c->experts > 0) {
-        const int64_t experts[] = {c->experts,
-                                   c->experts_per_token,
-                                   c->expert_intermediate,
-                                   c->shared_intermediate,
-                                   c->expert_groups,
-                                   c->expert_groups_used,
-                                   c->renormalise};
+        const int64_t experts[] = {
+            c->experts,       c->experts_per_token,  c->expert_intermediate, c->shared_intermediate,
+            c->expert_groups, c->expert_groups_used, c->renormalise};
         qlora__hash_add(&h, experts, sizeof experts);
         qlora__hash_add(&h, &c->routed_scale, sizeof c->routed_scale);
         qlora__hash_add(&h, c->dense, (size_t)c->layers);
@@ -45263,8 +45255,8 @@ static qlora_result qlora__experts_backward(const qlora__pass* pass, qlora_math 
         r = qlora__linear_z(ctx, math, linear, x, &inner);
     }
     if (r == QLORA_OK && qlora_linear_pad(linear) > 0) {
-        qlora__linear_factors all = qlora__linear_factors_of(
-            x, NULL, dy, 1.0f, QLORA__GRADIENT_A | QLORA__GRADIENT_B);
+        qlora__linear_factors all =
+            qlora__linear_factors_of(x, NULL, dy, 1.0f, QLORA__GRADIENT_A | QLORA__GRADIENT_B);
         r = qlora__linear_gradients(ctx, math, linear, &all, NULL, NULL);
     }
     return qlora__leave(ctx, r);
@@ -45554,8 +45546,8 @@ static qlora_result qlora__experts_in_backward(const qlora__pass* pass, qlora__l
         qlora_tensor x = qlora__window(&w->x, rows, 0, width + pad);
         qlora_tensor inner = qlora__window(&x, rows, 0, width);
         qlora_tensor y = qlora__window(&w->y, rows, 0, width);
-        qlora_tensor dy = qlora__experts_some(&layer->kept.routed, first, rows,
-                                              qlora_linear_out(&own) + pad);
+        qlora_tensor dy =
+            qlora__experts_some(&layer->kept.routed, first, rows, qlora_linear_out(&own) + pad);
         qlora__rows_gather(pass->ctx, &inputs, route.tokens + first, &inner);
         QLORA__TRY(qlora__experts_backward(pass, pass->math, &own, &x, &dy, &y));
         qlora__rows_spread_add(pass->ctx, &y, route.tokens + first, &dx);
@@ -49354,9 +49346,9 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     t->names = (qlora__module_name*)qlora__alloc_zero(ctx, t->modules * sizeof *t->names);
     t->targets =
         t->names == NULL ? NULL : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
-    t->parameters = t->targets == NULL ? NULL
-                                       : (const char**)qlora__alloc(
-                                             ctx, t->modules * sizeof *t->parameters);
+    t->parameters = t->targets == NULL
+                        ? NULL
+                        : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->parameters);
     t->overrides =
         t->parameters == NULL
             ? NULL
@@ -49377,8 +49369,7 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int u = 0; u < qlora__unit_count(&m->layers[l]); u++) {
             qlora__module_name* name = &t->names[l * QLORA__UNITS + u];
-            qlora__module_of(m, l, qlora__unit_at(&m->layers[l], u), name->text,
-                             sizeof name->text);
+            qlora__module_of(m, l, qlora__unit_at(&m->layers[l], u), name->text, sizeof name->text);
         }
     }
     t->desc.base_name = base_name;
@@ -50025,9 +50016,9 @@ static qlora_result qlora__merge_write_template(qlora__env* env, const char* tok
 typedef struct qlora__merge_item {
     const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit or FP8
     const qlora__projection* projection; // NULL if it is not a projection
-    int64_t layer; // of a tensor of all experts, -1 = it is none
-    int stack;     // the projection that its first rows are, of the first expert
-    int parts;     // projections of an expert that follow each other in it
+    int64_t layer;                       // of a tensor of all experts, -1 = it is none
+    int stack; // the projection that its first rows are, of the first expert
+    int parts; // projections of an expert that follow each other in it
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t saved_at;                    // the same for a whole trained matrix
     int64_t rows_at;                     // the same for trained rows; -1 if it has none
@@ -53822,9 +53813,9 @@ static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) 
         qlora__state_add_later(s, rows[i].name, rows[i].kind, rows[i].value - rows[i].usual);
     }
     static const char* const factors[QLORA_LR_FACTORS] = {
-        "lr_factor_0", "lr_factor_1", "lr_factor_2", "lr_factor_3", "lr_factor_4", "lr_factor_5",
-        "lr_factor_6", "lr_factor_7", "lr_factor_8", "lr_factor_9", "lr_factor_10", "lr_factor_11",
-        "lr_factor_12", "lr_factor_13", "lr_factor_14"};
+        "lr_factor_0",  "lr_factor_1",  "lr_factor_2",  "lr_factor_3",  "lr_factor_4",
+        "lr_factor_5",  "lr_factor_6",  "lr_factor_7",  "lr_factor_8",  "lr_factor_9",
+        "lr_factor_10", "lr_factor_11", "lr_factor_12", "lr_factor_13", "lr_factor_14"};
     for (int i = 0; i < QLORA_LR_FACTORS; i++) {
         qlora__state_add_later(s, factors[i], QLORA__NOTED, d->lr_factors[i] - 1.0);
     }
@@ -59306,4 +59297,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end fb273575a01c0241
+//@@ end 7d004af20303d314

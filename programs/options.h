@@ -66,10 +66,18 @@ typedef struct option_set {
 static const struct {
     const char* name;
     int64_t bits;
-} option_targets[] = {{"q", 1},          {"k", 2},         {"v", 4},
-                      {"o", 8},          {"gate", 16},     {"up", 32},
-                      {"down", 64},      {"qkv", 128},     {"gate_up", 256},
-                      {"experts", 6144}, {"router", 8192}, {"shared_gate", 16384},
+} option_targets[] = {{"q", 1},
+                      {"k", 2},
+                      {"v", 4},
+                      {"o", 8},
+                      {"gate", 16},
+                      {"up", 32},
+                      {"down", 64},
+                      {"qkv", 128},
+                      {"gate_up", 256},
+                      {"experts", 6144},
+                      {"router", 8192},
+                      {"shared_gate", 16384},
                       {"attention", 32768}};
 #define OPTION_TARGETS ((int)(sizeof option_targets / sizeof option_targets[0]))
 

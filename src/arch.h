@@ -100,9 +100,9 @@ typedef enum qlora__ffn {
 
 // What a router makes of its scores.
 typedef enum qlora__router {
-    QLORA__ROUTER_SOFTMAX,       // weights: the softmax over all experts
+    QLORA__ROUTER_SOFTMAX,        // weights: the softmax over all experts
     QLORA__ROUTER_SOFTMAX_CHOSEN, // over those that are chosen
-    QLORA__ROUTER_SIGMOID        // sigmoids; a correction and groups decide the choice
+    QLORA__ROUTER_SIGMOID         // sigmoids; a correction and groups decide the choice
 } qlora__router;
 
 // The projections of the experts of a layer. They follow those of its layout: the router, the gate
@@ -602,9 +602,9 @@ typedef struct qlora__expert_defaults {
 } qlora__expert_defaults;
 
 static const qlora__expert_defaults qlora__all_expert_defaults[] = {
-    {QLORA_FAMILY_MIXTRAL, 8, 2, 14336, 0},       {QLORA_FAMILY_QWEN2_MOE, 60, 4, 1408, 5632},
-    {QLORA_FAMILY_QWEN3_MOE, 128, 8, 768, 0},     {QLORA_FAMILY_OLMOE, 64, 8, 2048, 0},
-    {QLORA_FAMILY_GRANITE_MOE, 8, 2, 11008, 0},   {QLORA_FAMILY_GRANITE4, 8, 2, 11008, 0},
+    {QLORA_FAMILY_MIXTRAL, 8, 2, 14336, 0},     {QLORA_FAMILY_QWEN2_MOE, 60, 4, 1408, 5632},
+    {QLORA_FAMILY_QWEN3_MOE, 128, 8, 768, 0},   {QLORA_FAMILY_OLMOE, 64, 8, 2048, 0},
+    {QLORA_FAMILY_GRANITE_MOE, 8, 2, 11008, 0}, {QLORA_FAMILY_GRANITE4, 8, 2, 11008, 0},
     {QLORA_FAMILY_GLM4_MOE, 128, 8, 1408, 1}};
 
 static const qlora__expert_defaults* qlora__arch_expert_defaults(const qlora__arch* arch) {

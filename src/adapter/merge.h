@@ -4,9 +4,9 @@
 typedef struct qlora__merge_item {
     const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit or FP8
     const qlora__projection* projection; // NULL if it is not a projection
-    int64_t layer; // of a tensor of all experts, -1 = it is none
-    int stack;     // the projection that its first rows are, of the first expert
-    int parts;     // projections of an expert that follow each other in it
+    int64_t layer;                       // of a tensor of all experts, -1 = it is none
+    int stack; // the projection that its first rows are, of the first expert
+    int parts; // projections of an expert that follow each other in it
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t saved_at;                    // the same for a whole trained matrix
     int64_t rows_at;                     // the same for trained rows; -1 if it has none

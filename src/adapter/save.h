@@ -381,9 +381,9 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     t->names = (qlora__module_name*)qlora__alloc_zero(ctx, t->modules * sizeof *t->names);
     t->targets =
         t->names == NULL ? NULL : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
-    t->parameters = t->targets == NULL ? NULL
-                                       : (const char**)qlora__alloc(
-                                             ctx, t->modules * sizeof *t->parameters);
+    t->parameters = t->targets == NULL
+                        ? NULL
+                        : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->parameters);
     t->overrides =
         t->parameters == NULL
             ? NULL
@@ -404,8 +404,7 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int u = 0; u < qlora__unit_count(&m->layers[l]); u++) {
             qlora__module_name* name = &t->names[l * QLORA__UNITS + u];
-            qlora__module_of(m, l, qlora__unit_at(&m->layers[l], u), name->text,
-                             sizeof name->text);
+            qlora__module_of(m, l, qlora__unit_at(&m->layers[l], u), name->text, sizeof name->text);
         }
     }
     t->desc.base_name = base_name;

@@ -118,14 +118,14 @@ typedef struct qlora_model_config {
     double query_period;    // floor(p / query_period)); 0 = not at all
     double norm_offset;     // added to norm weights when they are loaded from files
     // Mixtures of experts; without experts, all of this is 0.
-    int64_t experts;             // in every layer that is not dense
+    int64_t experts; // in every layer that is not dense
     int64_t experts_per_token;
     int64_t expert_intermediate; // width of one expert
     int64_t shared_intermediate; // width of an MLP beside them for all tokens; 0 = there is none
     int64_t expert_groups;       // of the choice of experts; 0 = 1
     int64_t expert_groups_used;
-    double routed_scale; // factor of the weights of chosen experts; 0 = 1
-    bool renormalise;    // the weights of a token are divided by their sum
+    double routed_scale;    // factor of the weights of chosen experts; 0 = 1
+    bool renormalise;       // the weights of a token are divided by their sum
     int32_t dtype;          // a qlora_dtype; -1 = not given in the file
     int32_t bos_id;         // -1 = none
     int32_t pad_id;         // -1 = none
@@ -153,8 +153,8 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_GATE = 16,
     QLORA_TARGET_UP = 32,
     QLORA_TARGET_DOWN = 64,
-    QLORA_TARGET_QKV = 128,     // models with one matrix for q, k and v
-    QLORA_TARGET_GATE_UP = 256, // models with one matrix for gate and up
+    QLORA_TARGET_QKV = 128,           // models with one matrix for q, k and v
+    QLORA_TARGET_GATE_UP = 256,       // models with one matrix for gate and up
     QLORA_TARGET_EXPERTS_IN = 2048,   // gate and up of every expert, as one matrix each
     QLORA_TARGET_EXPERTS_OUT = 4096,  // down of every expert
     QLORA_TARGET_ROUTER = 8192,       // what chooses the experts

@@ -237,10 +237,10 @@ static qlora_result qlora__config_layer_type(const qlora__config_reader* r, cons
                                            : "supported types: full_attention, "
                                              "sliding_attention");
     }
-    bool fixed = slides ? arch->window == QLORA__WINDOW_NONE
-                        : (arch->window == QLORA__WINDOW_EVERY ||
-                           arch->window == QLORA__WINDOW_USED) &&
-                              window > 0;
+    bool fixed =
+        slides ? arch->window == QLORA__WINDOW_NONE
+               : (arch->window == QLORA__WINDOW_EVERY || arch->window == QLORA__WINDOW_USED) &&
+                     window > 0;
     if (fixed) { // transformers does not look at the list
         char advice[96];
         snprintf(advice, sizeof advice, "%s layers always have %s", arch->model_type,

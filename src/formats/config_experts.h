@@ -24,8 +24,7 @@ static qlora_result qlora__config_expert_count(const qlora__config_reader* r, in
 }
 
 // Layers without experts, of families whose layers can be either.
-static qlora_result qlora__config_dense_list(const qlora__config_reader* r,
-                                             qlora_model_config* c) {
+static qlora_result qlora__config_dense_list(const qlora__config_reader* r, qlora_model_config* c) {
     int64_t step = 1;
     QLORA__TRY(qlora__config_int(r, "decoder_sparse_step", 1, 1, INT32_MAX, &step));
     for (int64_t l = 0; l < c->layers; l++) {
@@ -91,8 +90,7 @@ static qlora_result qlora__config_router(const qlora__config_reader* r, const ql
     }
     QLORA__TRY(qlora__config_positive(r, "routed_scaling_factor", 1.0, &c->routed_scale));
     QLORA__TRY(qlora__config_int(r, "n_group", 1, 1, c->experts, &c->expert_groups));
-    QLORA__TRY(
-        qlora__config_int(r, "topk_group", 1, 1, c->expert_groups, &c->expert_groups_used));
+    QLORA__TRY(qlora__config_int(r, "topk_group", 1, 1, c->expert_groups, &c->expert_groups_used));
     int64_t each = c->experts / c->expert_groups;
     if (c->experts % c->expert_groups != 0 || (c->expert_groups > 1 && each < 2)) {
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT,

@@ -676,11 +676,11 @@ static qlora_result qlora__peft_of_parameter(qlora__env* env, const qlora__peft*
         QLORA__TRY(qlora__peft_parameter(env, p, path, &found[i]));
     }
     bool both = found[1].rank > 0 && found[2].rank > 0;
-    int which = found[0].rank > 0 && !first     ? 0
-                : first                         ? (both ? 1 : -1)
-                : found[2].rank > 0             ? 2
-                : found[1].rank > 0             ? 1
-                                                : -1;
+    int which = found[0].rank > 0 && !first ? 0
+                : first                     ? (both ? 1 : -1)
+                : found[2].rank > 0         ? 2
+                : found[1].rank > 0         ? 1
+                                            : -1;
     memset(out, 0, sizeof *out);
     if (which >= 0) {
         *out = found[which];

@@ -37,13 +37,9 @@ static uint64_t qlora__identity_config(const qlora_model_config* c) {
     qlora__hash_add(&h, c->sliding, (size_t)c->layers);
     qlora__hash_add(&h, c->no_rope, (size_t)c->layers);
     if (c->experts > 0) {
-        const int64_t experts[] = {c->experts,
-                                   c->experts_per_token,
-                                   c->expert_intermediate,
-                                   c->shared_intermediate,
-                                   c->expert_groups,
-                                   c->expert_groups_used,
-                                   c->renormalise};
+        const int64_t experts[] = {
+            c->experts,       c->experts_per_token,  c->expert_intermediate, c->shared_intermediate,
+            c->expert_groups, c->expert_groups_used, c->renormalise};
         qlora__hash_add(&h, experts, sizeof experts);
         qlora__hash_add(&h, &c->routed_scale, sizeof c->routed_scale);
         qlora__hash_add(&h, c->dense, (size_t)c->layers);

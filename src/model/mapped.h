@@ -76,8 +76,8 @@ static qlora_result qlora__stacked_source(qlora_ctx* ctx, const qlora__folder* f
     }
     int64_t parts = 1; // matrices of an expert that follow each other in it
     for (int k = 0; k < experts->count && experts->count > 2; k++) {
-        parts = k != number && strcmp(experts->stacked[k].names[0],
-                                      experts->stacked[number].names[0]) == 0
+        parts = k != number &&
+                        strcmp(experts->stacked[k].names[0], experts->stacked[number].names[0]) == 0
                     ? 2
                     : parts;
     }

@@ -257,8 +257,8 @@ static qlora_result qlora__config_check_family(qlora_ctx* ctx, const qlora_model
 static qlora_result qlora__config_check_experts(qlora_ctx* ctx, qlora_model_config* c) {
     const qlora__arch* arch = qlora__arch_of(c->family);
     bool may = arch->experts != NULL;
-    QLORA__TRY(qlora__need_whole(ctx, "config.experts", c->experts,
-                                 arch->layout == NULL ? 1 : 0, may ? QLORA__MAX_EXPERTS : 0));
+    QLORA__TRY(qlora__need_whole(ctx, "config.experts", c->experts, arch->layout == NULL ? 1 : 0,
+                                 may ? QLORA__MAX_EXPERTS : 0));
     if (c->experts == 0) {
         return QLORA_OK;
     }
@@ -271,16 +271,15 @@ static qlora_result qlora__config_check_experts(qlora_ctx* ctx, qlora_model_conf
         int64_t value;
         int64_t least;
         int64_t most;
-    } sizes[] = {
-        {"config.experts_per_token", c->experts_per_token, 1, c->experts},
-        {"config.expert_intermediate", c->expert_intermediate, 1, 1 << 24},
-        {"config.shared_intermediate", c->shared_intermediate, shared ? 1 : 0,
-         shared ? 1 << 24 : 0},
-        {"config.expert_groups", c->expert_groups, 1, sigmoid ? c->experts : 1},
-        {"config.expert_groups_used", c->expert_groups_used, 1, c->expert_groups}};
+    } sizes[] = {{"config.experts_per_token", c->experts_per_token, 1, c->experts},
+                 {"config.expert_intermediate", c->expert_intermediate, 1, 1 << 24},
+                 {"config.shared_intermediate", c->shared_intermediate, shared ? 1 : 0,
+                  shared ? 1 << 24 : 0},
+                 {"config.expert_groups", c->expert_groups, 1, sigmoid ? c->experts : 1},
+                 {"config.expert_groups_used", c->expert_groups_used, 1, c->expert_groups}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        QLORA__TRY(qlora__need_whole(ctx, sizes[i].name, sizes[i].value, sizes[i].least,
-                                     sizes[i].most));
+        QLORA__TRY(
+            qlora__need_whole(ctx, sizes[i].name, sizes[i].value, sizes[i].least, sizes[i].most));
     }
     int64_t each = c->experts / c->expert_groups;
     if (each * c->expert_groups != c->experts || (c->expert_groups > 1 && each < 2) ||
@@ -634,10 +633,10 @@ static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
         if ((m->desc.targets & ~has & 1u << bit) != 0) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                                "desc.targets contains %s, which this model does not have",
-                               bit == 13                 ? "the router"
-                               : bit == 14               ? "the gate of the shared expert"
+                               bit == 13                ? "the router"
+                               : bit == 14              ? "the gate of the shared expert"
                                : bit == 11 || bit == 12 ? "experts"
-                                                         : "an unknown bit");
+                                                        : "an unknown bit");
         }
     }
     for (int bit = 0; bit < 9; bit++) {
@@ -649,8 +648,9 @@ static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
                 "%s",
                 names[bit],
                 early ? ((has & QLORA_TARGET_QKV) != 0 ? "qkv" : "q, k and v")
-                : (has & (QLORA_TARGET_GATE | QLORA_TARGET_GATE_UP)) == 0 ? "experts"
-                          : ((has & QLORA_TARGET_GATE_UP) != 0 ? "gate_up" : "gate and up"));
+                : (has & (QLORA_TARGET_GATE | QLORA_TARGET_GATE_UP)) == 0
+                    ? "experts"
+                    : ((has & QLORA_TARGET_GATE_UP) != 0 ? "gate_up" : "gate and up"));
         }
     }
     return QLORA_OK;
@@ -680,13 +680,12 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
         const char* name;
         int64_t value;
         int64_t of;
-    } widths[] = {
-        {"hidden", c->hidden, 8},
-        // gate and up are next to each other
-        {"intermediate", c->intermediate,
-         qlora__arch_first(m->arch)->ffn == QLORA__FFN_GATED ? 4 : 8},
-        {"heads * head_dim", qlora__q_width(c), 8},
-        {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
+    } widths[] = {{"hidden", c->hidden, 8},
+                  // gate and up are next to each other
+                  {"intermediate", c->intermediate,
+                   qlora__arch_first(m->arch)->ffn == QLORA__FFN_GATED ? 4 : 8},
+                  {"heads * head_dim", qlora__q_width(c), 8},
+                  {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
         if (widths[i].value % widths[i].of != 0) {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
@@ -886,11 +885,11 @@ static qlora_result qlora__experts_check(qlora_ctx* ctx, const qlora_model* m) {
         return QLORA_OK;
     }
     const char* what =
-        m->on_gpu                          ? "a GPU; open a context for the CPU"
-        : qlora__has_several(m)            ? "several adapters"
-        : m->dora                          ? "DoRA"
-        : m->plan.mode == QLORA_MODE_FP8   ? "desc.mode FP8"
-        : m->desc.base == QLORA_BASE_FP8   ? "desc.base FP8"
+        m->on_gpu                        ? "a GPU; open a context for the CPU"
+        : qlora__has_several(m)          ? "several adapters"
+        : m->dora                        ? "DoRA"
+        : m->plan.mode == QLORA_MODE_FP8 ? "desc.mode FP8"
+        : m->desc.base == QLORA_BASE_FP8 ? "desc.base FP8"
         : m->desc.dropout > 0.0f && (m->desc.targets & experts) != 0
             ? "dropout on experts, which PEFT refuses as well; set desc.dropout to 0, or "
               "desc.targets without experts"
@@ -948,8 +947,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
         m->layers[l].no_rope = c->no_rope[l] != 0;
     }
     QLORA__TRY(qlora__slots_create(ctx, m));
-    QLORA__TRY(qlora__slots_shape(ctx, m, desc));
-    return qlora__experts_check(ctx, m);
+    return qlora__slots_shape(ctx, m, desc);
 }
 
 // A head in the files counts, whatever the config says; without one, the flag decides. A folder
@@ -1043,6 +1041,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
     r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
     r = r == QLORA_OK ? qlora__skeleton_head_format(ctx, desc, m) : r;
+    r = r == QLORA_OK ? qlora__experts_check(ctx, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }

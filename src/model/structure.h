@@ -57,9 +57,9 @@ typedef struct qlora__kept {
     qlora_tensor lse; // [heads, T]
     qlora_tensor h2;  // [T, H] residual stream after attention
     qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
-    qlora_tensor routed; // [T k, 2 I + pad] the same of the rows that experts get
-    qlora_tensor scores; // [T, experts] of the router
-    qlora_tensor shared; // [T, 1 + pad] the gate of the MLP beside the experts
+    qlora_tensor routed;               // [T k, 2 I + pad] the same of the rows that experts get
+    qlora_tensor scores;               // [T, experts] of the router
+    qlora_tensor shared;               // [T, 1 + pad] the gate of the MLP beside the experts
     qlora_tensor out[QLORA__BRANCHES]; // [T, H] their outputs; only if a norm follows them
     qlora_tensor z[QLORA__GROUPS]; // [T, pad] of stacks whose x is overwritten; without columns if
                                    // it is computed again
@@ -550,8 +550,7 @@ static int64_t qlora__unit_out(const qlora__layer* layer, int i) {
 }
 
 // The module of projection number `i` of layer number `layer` in the files of the base.
-static void qlora__base_module(const qlora_model* m, int64_t layer, int i, char* out,
-                               size_t size) {
+static void qlora__base_module(const qlora_model* m, int64_t layer, int i, char* out, size_t size) {
     const char* module = qlora__row_of(&m->layers[layer], i)->module;
     const char* star = strchr(module, '*');
     if (star == NULL) {
@@ -595,8 +594,8 @@ static void qlora__module_of(const qlora_model* m, int64_t layer, int i, char* o
     } else if (qlora__is_parameter(m, layer, i)) {
         parameter = ".weight";
     }
-    snprintf(out, size, "model.%slayers.%lld.%s%s",
-             m->plan.config.wrapped ? "language_model." : "", (long long)layer, module, parameter);
+    snprintf(out, size, "model.%slayers.%lld.%s%s", m->plan.config.wrapped ? "language_model." : "",
+             (long long)layer, module, parameter);
 }
 
 // The module that has the matrices of unit number `i` of a layer in PEFT files. Of the two

@@ -46,8 +46,8 @@ static const QLORA__REAL* qlora__route_scores(const qlora__route* r, int64_t row
 static int64_t qlora__route_next(const double* values, int64_t first, int64_t end, int64_t above) {
     int64_t best = -1;
     for (int64_t e = first; e < end; e++) {
-        bool later = above < 0 || values[e] < values[above] ||
-                     (!(values[e] > values[above]) && e > above);
+        bool later =
+            above < 0 || values[e] < values[above] || (!(values[e] > values[above]) && e > above);
         if (later && (best < 0 || values[e] > values[best])) {
             best = e;
         }
@@ -104,8 +104,8 @@ static void qlora__route_values(const qlora__route* r, int64_t row, double* out)
     }
     for (int64_t j = 0; j < rule->chosen; j++) {
         double at = (double)z[choice[j]];
-        out[j] = rule->score == QLORA__ROUTER_SIGMOID ? qlora__route_sigmoid(at)
-                                                      : exp(at - most) / sum;
+        out[j] =
+            rule->score == QLORA__ROUTER_SIGMOID ? qlora__route_sigmoid(at) : exp(at - most) / sum;
     }
 }
 
@@ -216,8 +216,8 @@ static void qlora__route_back_rows(void* user, int64_t begin, int64_t end) {
             }
         }
         for (int64_t j = 0; j < rule->chosen; j++) {
-            double slope = rule->score == QLORA__ROUTER_SIGMOID ? values[j] * (1.0 - values[j])
-                                                                : values[j];
+            double slope =
+                rule->score == QLORA__ROUTER_SIGMOID ? values[j] * (1.0 - values[j]) : values[j];
             dz[choice[j]] += (QLORA__REAL)(dp[j] * slope);
         }
     }

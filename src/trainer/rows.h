@@ -117,9 +117,9 @@ static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) 
         qlora__state_add_later(s, rows[i].name, rows[i].kind, rows[i].value - rows[i].usual);
     }
     static const char* const factors[QLORA_LR_FACTORS] = {
-        "lr_factor_0", "lr_factor_1", "lr_factor_2", "lr_factor_3", "lr_factor_4", "lr_factor_5",
-        "lr_factor_6", "lr_factor_7", "lr_factor_8", "lr_factor_9", "lr_factor_10", "lr_factor_11",
-        "lr_factor_12", "lr_factor_13", "lr_factor_14"};
+        "lr_factor_0",  "lr_factor_1",  "lr_factor_2",  "lr_factor_3",  "lr_factor_4",
+        "lr_factor_5",  "lr_factor_6",  "lr_factor_7",  "lr_factor_8",  "lr_factor_9",
+        "lr_factor_10", "lr_factor_11", "lr_factor_12", "lr_factor_13", "lr_factor_14"};
     for (int i = 0; i < QLORA_LR_FACTORS; i++) {
         qlora__state_add_later(s, factors[i], QLORA__NOTED, d->lr_factors[i] - 1.0);
     }

@@ -280,7 +280,7 @@ TEST experts_refuse(const test_machine* machine) {
         setup s = experts_setup(machine, experts_mixtral);
         qlora_adapter_slot slots[2];
         qlora_plan_desc where;
-        qlora_plan plan;
+        qlora_plan made;
         memset(slots, 0, sizeof slots);
         memset(&where, 0, sizeof where);
         where.capability = cases[i].capability;
@@ -293,7 +293,7 @@ TEST experts_refuse(const test_machine* machine) {
         s.model.slot_count = cases[i].slots;
         s.model.train_norms = false;
         ASSERT_EQm(cases[i].words, QLORA_ERR_UNSUPPORTED,
-                   qlora_plan_make(ctx, &s.model, &where, &plan));
+                   qlora_plan_make(ctx, &s.model, &where, &made));
         ASSERTm(qlora_last_error(ctx), strstr(qlora_last_error(ctx), cases[i].words) != NULL);
     }
     ASSERT(test_close_ctx(machine, ctx));

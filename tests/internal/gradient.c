@@ -6,9 +6,9 @@
 #include <stdlib.h>
 
 // What a mixture of experts can adapt.
-#define EVERYTHING \
-    (QLORA_TARGET_ATTENTION | QLORA_TARGET_GATE | QLORA_TARGET_UP | QLORA_TARGET_DOWN | \
-     QLORA_TARGET_EXPERTS_IN | QLORA_TARGET_EXPERTS_OUT | QLORA_TARGET_ROUTER | \
+#define EVERYTHING                                                                                 \
+    (QLORA_TARGET_ATTENTION | QLORA_TARGET_GATE | QLORA_TARGET_UP | QLORA_TARGET_DOWN |            \
+     QLORA_TARGET_EXPERTS_IN | QLORA_TARGET_EXPERTS_OUT | QLORA_TARGET_ROUTER |                    \
      QLORA_TARGET_SHARED_GATE)
 
 enum { VOCAB = 29, TOKENS = 17, SEQUENCES = 3, SAMPLES = 5 };
@@ -108,7 +108,7 @@ static const variant variants[] = {
     {"granite4_moe", QLORA_FAMILY_GRANITE4, false, false, false, false, 0, QLORA_BASE_NF4, true,
      true, 0.0f, 0, QLORA_CHOICE_ON, QLORA_CHOICE_OFF, false, 0, 0},
     {"glm4_moe", QLORA_FAMILY_GLM4_MOE, false, true, false, true, 0, QLORA_BASE_NF4, true, false,
-     0.0f, QLORA_TARGET_ALL | QLORA_TARGET_ROUTER, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF, false, 0, 0},
+     0.0f, EVERYTHING & ~QLORA_TARGET_SHARED_GATE, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF, false, 0, 0},
     {"norms_alone", QLORA_FAMILY_QWEN3, true, false, false, true, 0, QLORA_BASE_NF4, true, false,
      0.0f, 0, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF, false, 0, 0},
     {"dora", QLORA_FAMILY_LLAMA, false, true, false, false, 0, QLORA_BASE_NF4, true, false, 0.0f, 0,

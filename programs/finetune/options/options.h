@@ -329,9 +329,8 @@ static bool train_tokens_check(const options* o, char error[1024]) {
 // Reads --lr-factors, NAME=X,...; false if it is not such a list.
 static bool lr_factors_read(const char* text, double factors[QLORA_LR_FACTORS]) {
     static const char* const names[QLORA_LR_FACTORS] = {
-        "q",         "k",     "v",          "o",           "gate",   "up",         "down", "qkv",
-        "gate_up",   "norms", "embed",      "experts_in",  "experts_out", "router",
-        "shared_gate"};
+        "q",       "k",     "v",     "o",          "gate",        "up",     "down",       "qkv",
+        "gate_up", "norms", "embed", "experts_in", "experts_out", "router", "shared_gate"};
     while (text != NULL) {
         size_t size = strcspn(text, "=,");
         int which = 0;

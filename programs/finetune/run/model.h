@@ -36,8 +36,7 @@ static double active_parameters(const app* a) {
         double each = (in ? hidden + 2.0 * width : 0.0) + (out ? width + hidden : 0.0);
         all += c->dense[l] == 0 ? each * (double)(c->experts * a->o.adapter.rank) : 0.0;
     }
-    double unused =
-        c->experts > 0 ? 1.0 - (double)c->experts_per_token / (double)c->experts : 0.0;
+    double unused = c->experts > 0 ? 1.0 - (double)c->experts_per_token / (double)c->experts : 0.0;
     return fmax((double)a->plan.parameters - all * unused, 0.0);
 }
 

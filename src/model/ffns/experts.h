@@ -41,8 +41,8 @@ static qlora_result qlora__experts_backward(const qlora__pass* pass, qlora_math 
         r = qlora__linear_z(ctx, math, linear, x, &inner);
     }
     if (r == QLORA_OK && qlora_linear_pad(linear) > 0) {
-        qlora__linear_factors all = qlora__linear_factors_of(
-            x, NULL, dy, 1.0f, QLORA__GRADIENT_A | QLORA__GRADIENT_B);
+        qlora__linear_factors all =
+            qlora__linear_factors_of(x, NULL, dy, 1.0f, QLORA__GRADIENT_A | QLORA__GRADIENT_B);
         r = qlora__linear_gradients(ctx, math, linear, &all, NULL, NULL);
     }
     return qlora__leave(ctx, r);
@@ -332,8 +332,8 @@ static qlora_result qlora__experts_in_backward(const qlora__pass* pass, qlora__l
         qlora_tensor x = qlora__window(&w->x, rows, 0, width + pad);
         qlora_tensor inner = qlora__window(&x, rows, 0, width);
         qlora_tensor y = qlora__window(&w->y, rows, 0, width);
-        qlora_tensor dy = qlora__experts_some(&layer->kept.routed, first, rows,
-                                              qlora_linear_out(&own) + pad);
+        qlora_tensor dy =
+            qlora__experts_some(&layer->kept.routed, first, rows, qlora_linear_out(&own) + pad);
         qlora__rows_gather(pass->ctx, &inputs, route.tokens + first, &inner);
         QLORA__TRY(qlora__experts_backward(pass, pass->math, &own, &x, &dy, &y));
         qlora__rows_spread_add(pass->ctx, &y, route.tokens + first, &dx);
