@@ -294,8 +294,32 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
     return QLORA_OK;
 }
 
-static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_item* item,
-                                            qlora__st_writer* w);
+static qlora_result qlora__merge_matrix_write(qlora__merge* g, const qlora__merge_item* item,
+                                              qlora__st_writer* w) {
+    qlora_ctx* ctx = g->ctx;
+    qlora__merge_module module;
+    memset(&module, 0, sizeof module);
+    if (item->raw) {
+        return qlora__st_write(&ctx->env, w, item->tensor->data, (size_t)item->tensor->bytes);
+    }
+    qlora_result r =
+        item->projection != NULL ? qlora__merge_module_open(ctx, g->m, item, &module) : QLORA_OK;
+    int64_t most = item->cols > 0 ? (int64_t)g->elements / item->cols : 1;
+    for (int64_t row = 0; row < item->rows && item->cols > 0 && r == QLORA_OK; row += most) {
+        int64_t rows = qlora__min(most, item->rows - row);
+        int64_t n = rows * item->cols;
+        r = qlora__merge_rows_make(g, item, &module, row, rows);
+        if (r == QLORA_OK && g->dtype != QLORA_F32) {
+            r = qlora__merge_pack(g, item, n);
+        }
+        if (r == QLORA_OK) {
+            r = g->dtype == QLORA_F32 ? qlora__st_write(&ctx->env, w, g->values, (size_t)n * 4)
+                                      : qlora__st_write(&ctx->env, w, g->packed, (size_t)n * 2);
+        }
+    }
+    qlora__merge_module_close(ctx, &module);
+    return r;
+}
 
 // A tensor of all experts, matrix after matrix.
 static qlora_result qlora__merge_stack_write(qlora__merge* g, const qlora__merge_item* item,
@@ -317,39 +341,15 @@ static qlora_result qlora__merge_stack_write(qlora__merge* g, const qlora__merge
         slice.bytes = (uint64_t)(p->out * p->in) * (qlora__st_dtypes[slice.dtype].bits / 8);
         slice.data = data;
         data += slice.bytes;
-        QLORA__TRY(qlora__merge_item_write(g, &one, w));
+        QLORA__TRY(qlora__merge_matrix_write(g, &one, w));
     }
     return QLORA_OK;
 }
 
 static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_item* item,
                                             qlora__st_writer* w) {
-    qlora_ctx* ctx = g->ctx;
-    qlora__merge_module module;
-    memset(&module, 0, sizeof module);
-    if (item->layer >= 0) {
-        return qlora__merge_stack_write(g, item, w);
-    }
-    if (item->raw) {
-        return qlora__st_write(&ctx->env, w, item->tensor->data, (size_t)item->tensor->bytes);
-    }
-    qlora_result r =
-        item->projection != NULL ? qlora__merge_module_open(ctx, g->m, item, &module) : QLORA_OK;
-    int64_t most = item->cols > 0 ? (int64_t)g->elements / item->cols : 1;
-    for (int64_t row = 0; row < item->rows && item->cols > 0 && r == QLORA_OK; row += most) {
-        int64_t rows = qlora__min(most, item->rows - row);
-        int64_t n = rows * item->cols;
-        r = qlora__merge_rows_make(g, item, &module, row, rows);
-        if (r == QLORA_OK && g->dtype != QLORA_F32) {
-            r = qlora__merge_pack(g, item, n);
-        }
-        if (r == QLORA_OK) {
-            r = g->dtype == QLORA_F32 ? qlora__st_write(&ctx->env, w, g->values, (size_t)n * 4)
-                                      : qlora__st_write(&ctx->env, w, g->packed, (size_t)n * 2);
-        }
-    }
-    qlora__merge_module_close(ctx, &module);
-    return r;
+    return item->layer >= 0 ? qlora__merge_stack_write(g, item, w)
+                            : qlora__merge_matrix_write(g, item, w);
 }
 
 // Whether a tensor is an auxiliary part of a bitsandbytes or FP8 weight, which the merged weight
