@@ -12128,14 +12128,22 @@ typedef struct qlora__projection_row {
 
 #define QLORA__PROJECTIONS 7 // at most, per layer
 
+// The kinds of mixers, the parts in which tokens look at each other.
+typedef enum qlora__mixer {
+    QLORA__MIXER_SOFTMAX, // o(softmax attention of q, k and v)
+    QLORA__MIXERS
+} qlora__mixer;
+
 // The kinds of feed-forward parts.
 typedef enum qlora__ffn {
     QLORA__FFN_GATED, // down(act(gate) up)
-    QLORA__FFN_PLAIN  // down(relu(up)^2); up is the stack QLORA__GATE_UP
+    QLORA__FFN_PLAIN, // down(relu(up)^2); up is the stack QLORA__GATE_UP
+    QLORA__FFNS
 } qlora__ffn;
 
 // The projections of a layer, stack by stack.
 typedef struct qlora__layout {
+    qlora__mixer mixer;
     qlora__ffn ffn;
     int count;
     qlora__projection_row rows[QLORA__PROJECTIONS];
@@ -12166,7 +12174,7 @@ typedef struct qlora__layout {
 #define QLORA__ROW_NONE \
     {0, 0, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_HIDDEN, QLORA__BIAS_MLP, false, NULL, NULL, NULL}
 
-static const qlora__layout qlora__layout_seven = {QLORA__FFN_GATED, 7,
+static const qlora__layout qlora__layout_seven = {QLORA__MIXER_SOFTMAX, QLORA__FFN_GATED, 7,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_MLP(4, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
                     "mlp.gate_proj", "ffn_gate", NULL),
@@ -12175,25 +12183,25 @@ static const qlora__layout qlora__layout_seven = {QLORA__FFN_GATED, 7,
      QLORA__ROW_DOWN("mlp.down_proj")},
     {{0, 3}, {3, 1}, {4, 2}, {6, 1}}};
 // Phi 3: q, k and v in one matrix, gate and up in another.
-static const qlora__layout qlora__layout_fused = {QLORA__FFN_GATED, 4,
+static const qlora__layout qlora__layout_fused = {QLORA__MIXER_SOFTMAX, QLORA__FFN_GATED, 4,
     {{7, QLORA__QKV, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_QKV, QLORA__BIAS_QKV, false,
       "self_attn.qkv_proj", "attn_qkv", NULL},
      QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
      QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE, QLORA__ROW_NONE, QLORA__ROW_NONE},
     {{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
 // GLM: only gate and up in one matrix.
-static const qlora__layout qlora__layout_gate_up = {QLORA__FFN_GATED, 6,
+static const qlora__layout qlora__layout_gate_up = {QLORA__MIXER_SOFTMAX, QLORA__FFN_GATED, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
      QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // Granite 4: the same under the names of its shared MLP; GGUF files split the matrix.
-static const qlora__layout qlora__layout_shared_mlp = {QLORA__FFN_GATED, 6,
+static const qlora__layout qlora__layout_shared_mlp = {QLORA__MIXER_SOFTMAX, QLORA__FFN_GATED, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_GATE_UP("shared_mlp.input_linear", "ffn_gate", "ffn_up"),
      QLORA__ROW_DOWN("shared_mlp.output_linear"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // Arcee: no gate.
-static const qlora__layout qlora__layout_plain = {QLORA__FFN_PLAIN, 6,
+static const qlora__layout qlora__layout_plain = {QLORA__MIXER_SOFTMAX, QLORA__FFN_PLAIN, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_MLP(5, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
                     "mlp.up_proj", "ffn_up", NULL),
@@ -43162,103 +43170,11 @@ static qlora_result qlora__branch_input_backward(const qlora__pass* pass, qlora_
     return QLORA_OK;
 }
 
-//@@ src/model/mixers/softmax.h
+//@@ src/model/offload.h
 
-// ---- softmax attention --------------------------------------------------------------------------
+// ---- copies of what attention keeps to the host -------------------------------------------------
 //
-// q, k and v, their norms and rotation, attention, o; and the copies of what it keeps to the host.
-
-// The inputs of attention.
-typedef struct qlora__heads {
-    qlora_attention_desc desc;
-    qlora_tensor q;
-    qlora_tensor k;
-    qlora_tensor v;
-} qlora__heads;
-
-static qlora__heads qlora__heads_of(const qlora__pass* pass, const qlora__layer* layer) {
-    const qlora_model_config* c = &pass->m->plan.config;
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    const qlora_tensor* rotated = c->qk_norm ? &layer->kept.qk : &layer->kept.qkv;
-    qlora__heads h;
-    memset(&h, 0, sizeof h);
-    h.desc.heads = c->heads;
-    h.desc.kv_heads = c->kv_heads;
-    h.desc.head_dim = c->head_dim;
-    h.desc.window = layer->sliding ? c->window : 0;
-    h.desc.scale = (float)c->attention_scale;
-    h.desc.cap = (float)c->attention_cap;
-    h.desc.longest = pass->m->plan.max_length;
-    h.q = qlora__window(rotated, pass->rows, 0, q);
-    h.k = qlora__window(rotated, pass->rows, q, kv);
-    h.v = qlora__window(&layer->kept.qkv, pass->rows, q + kv, kv);
-    return h;
-}
-
-// Rotates q and k, which are the first columns of x, or, backward, their gradients; before that, a
-// bias is added to all columns of x. If q is scaled by its position, its table contains the factor.
-static qlora_result qlora__softmax_rotate(const qlora__pass* pass, const qlora__layer* layer,
-                                        const qlora_tensor* x, const qlora_tensor* bias,
-                                        bool backward) {
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t q = qlora__q_width(c);
-    qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
-    const qlora_tensor* table = layer->sliding ? &m->base.rope_sliding : &m->base.rope;
-    qlora_rotation_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.head_dim = c->head_dim;
-    desc.neighbours = (m->arch->has & QLORA__HAS_PAIRED_ROPE) != 0;
-    desc.backward = backward;
-    desc.heads = layer->no_rope ? 0 : c->heads + c->kv_heads;
-    if (desc.heads == 0 && bias == NULL) {
-        return QLORA_OK;
-    }
-    if (desc.heads == 0 || !qlora__scales_queries(m)) {
-        return qlora_rope_apply(pass->ctx, &desc, x, &angles, table, bias, &m->flag);
-    }
-    qlora_tensor x_q = qlora__window(x, pass->rows, 0, q);
-    qlora_tensor x_rest = qlora__window(x, pass->rows, q, x->cols - q);
-    qlora_tensor bias_q;
-    qlora_tensor bias_rest;
-    if (bias != NULL) {
-        bias_q = qlora__window(bias, 1, 0, q);
-        bias_rest = qlora__window(bias, 1, q, x->cols - q);
-    }
-    desc.heads = c->heads;
-    QLORA__TRY(qlora_rope_apply(pass->ctx, &desc, &x_q, &angles, &m->base.rope_query,
-                                bias != NULL ? &bias_q : NULL, &m->flag));
-    desc.heads = c->kv_heads;
-    return qlora_rope_apply(pass->ctx, &desc, &x_rest, &angles, table,
-                            bias != NULL ? &bias_rest : NULL, &m->flag);
-}
-
-// Normalised input in m->work.x -> rotated q, k and v.
-static qlora_result qlora__softmax_qkv(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    qlora_tensor rotated = qlora__slice(pass, &layer->kept.qkv, 0, q + 2 * kv);
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->work.x, &rotated));
-    const qlora_tensor* bias = c->qkv_bias && !c->qk_norm ? &layer->qkv_bias : NULL;
-    if (c->qk_norm) {
-        const struct {
-            int64_t at;
-            int64_t width;
-            const qlora_tensor* weight;
-        } parts[] = {{0, q, &layer->norms[QLORA__NORM_Q]}, {q, kv, &layer->norms[QLORA__NORM_K]}};
-        for (int i = 0; i < 2; i++) {
-            qlora_tensor from = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
-            qlora_tensor to = qlora__slice(pass, &layer->kept.qk, parts[i].at, parts[i].width);
-            QLORA__TRY(qlora_rmsnorm_forward(ctx, &from, parts[i].weight, (float)c->rms_eps, &to));
-        }
-        rotated = qlora__slice(pass, &layer->kept.qk, 0, q + kv);
-    }
-    return qlora__softmax_rotate(pass, layer, &rotated, bias, false);
-}
+// Of any kind of mixer: what it keeps is one piece of memory, its output first.
 
 // A copy of bytes [from, end) of what a layer keeps of attention, to the host or back.
 static qlora_result qlora__offload_copy(const qlora__pass* pass, const qlora__layer* layer,
@@ -43314,182 +43230,11 @@ static qlora_result qlora__offload_begin(const qlora__pass* pass, const qlora__l
     return qlora__offload_copy(pass, layer, 0, end, false);
 }
 
-// Input of a layer -> rotated q, k and v, tile by tile.
-static qlora_result qlora__softmax_heads(const qlora__pass* pass, qlora__layer* layer, bool again) {
-    qlora_model* m = pass->m;
-    qlora__tiles_begin(pass);
-    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
-        qlora__pass tile = qlora__tile_at(pass, at);
-        if (again || m->plan.tile > 0) {
-            qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
-            QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
-            QLORA__TRY(
-                qlora__layer_input(&tile, &h, qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
-        }
-        QLORA__TRY(qlora__softmax_qkv(&tile, layer));
-        // Those that are recomputed later share the memory of z.
-        if (again || !layer->recompute || layer->keeps_heads) {
-            QLORA__TRY(qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->work.x));
-        }
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__softmax_forward(const qlora__pass* pass, qlora__layer* layer) {
-    const qlora_model_config* c = &pass->m->plan.config;
-    qlora__heads heads = qlora__heads_of(pass, layer);
-    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, qlora__q_width(c));
-    qlora_tensor lse = layer->kept.lse;
-    lse.cols = pass->rows;
-    lse.ld = pass->rows;
-    qlora_tensor seqs = qlora__pass_seqs(pass);
-    return qlora_attention_forward(pass->ctx, &heads.desc, &heads.q, &heads.k, &heads.v, &seqs, &o,
-                                   &lse);
-}
-
-// The output of attention -> that of the branch.
-static qlora_result qlora__softmax_out(const qlora__pass* pass, qlora__layer* layer,
-                                       const qlora_tensor* o) {
-    qlora_tensor* out = qlora__branch_out(pass->m, layer, QLORA__ATTENTION);
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, o, out));
-    return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_O);
-}
-
-// Backward pass of the norms of q and k, in m->work.dqkv. With a weight gradient, the result must
-// not overwrite dy, so it is computed in d_o and copied.
-static qlora_result qlora__softmax_norms_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    float eps = (float)c->rms_eps;
-    const struct {
-        int norm;
-        int64_t at;
-        int64_t width;
-    } parts[] = {{QLORA__NORM_Q, 0, q}, {QLORA__NORM_K, q, kv}};
-    for (int i = 0; i < 2; i++) {
-        const qlora_tensor* w = &layer->norms[parts[i].norm];
-        qlora_tensor raw = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
-        qlora_tensor d = qlora__slice(pass, &m->work.dqkv, parts[i].at, parts[i].width);
-        if (!m->desc.train_norms) {
-            QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &d, NULL));
-            continue;
-        }
-        qlora_tensor through = qlora__slice(pass, &m->work.d_o, 0, parts[i].width);
-        QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &through,
-                                          &layer->d_norms[parts[i].norm]));
-        QLORA__TRY(qlora_scale(ctx, 1.0f, &through, &d));
-    }
-    return QLORA_OK;
-}
-
-// Backward pass of o_proj: d_out -> the gradient of the output of attention in m->work.d_o.
-static qlora_result qlora__softmax_out_run(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    int64_t q = qlora__q_width(&m->plan.config);
-    qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
-    qlora_tensor x = qlora__slice(pass, &layer->kept.o, 0, q + stack.pad);
-    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
-    qlora_tensor d_o = qlora__slice(pass, &m->work.d_o, 0, q);
-    if (pass->gathered) {
-        qlora_tensor o = qlora__labelled_o(m, pass->labelled);
-        x = qlora__slice(pass, &o, 0, q + stack.pad);
-    }
-    if (qlora__stack_is_dora(m, layer, QLORA__O)) {
-        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
-    }
-    if (stack.linear.owners != NULL) { // this z is that of the forward pass
-        qlora_tensor inner = qlora__window(&x, pass->rows, 0, q);
-        qlora_tensor z = qlora__window(&x, pass->rows, q, stack.pad);
-        QLORA__TRY(qlora__linear_keep_own(pass->ctx, &stack.linear, &inner, &z));
-    }
-    return qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o);
-}
-
-static qlora_result qlora__softmax_out_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora__pass run;
-    QLORA__TRY(qlora__branch_out_backward(pass, layer, QLORA__ATTENTION));
-    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        if (run.rows > 0) {
-            QLORA__TRY(qlora__softmax_out_run(&run, layer));
-        }
-    }
-    return QLORA_OK;
-}
-
-// d_o -> gradients of q, k and v, normalised and rotated, in m->work.dqkv.
-static qlora_result qlora__softmax_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
-    qlora__heads heads = qlora__heads_of(pass, layer);
-    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, q);
-    qlora_tensor d_o = qlora__window(&m->work.d_o, pass->rows, 0, q);
-    qlora_tensor lse = layer->kept.lse;
-    lse.cols = pass->rows;
-    lse.ld = pass->rows;
-    qlora_tensor dq = qlora__window(&m->work.dqkv, pass->rows, 0, q);
-    qlora_tensor dk = qlora__window(&m->work.dqkv, pass->rows, q, kv);
-    qlora_tensor dv = qlora__window(&m->work.dqkv, pass->rows, q + kv, kv);
-    qlora_tensor seqs = qlora__pass_seqs(pass);
-    qlora__attention a;
-    memset(&a, 0, sizeof a);
-    a.q = &heads.q;
-    a.k = &heads.k;
-    a.v = &heads.v;
-    a.seqs = &seqs;
-    a.o = &o;
-    a.lse = &lse;
-    a.d_o = &d_o;
-    a.dq = &dq;
-    a.dk = &dk;
-    a.dv = &dv;
-    a.stats = m->work.stats.data;
-    QLORA__ENTER(ctx, "qlora_attention_backward"); // frees the scratch on return
-    return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
-}
-
-// Whether the rotation writes the codes of dy of q, k and v for the product after it: it is the
-// last thing before that and takes all columns of a head, in pairs half of it apart.
-static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__layer* layer) {
-    const qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t rotated = qlora__q_width(c) + qlora__kv_width(c);
-    return m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
-           m->desc.dropout == 0.0f && !qlora__pass_has_runs(pass) && !c->qk_norm &&
-           !layer->no_rope && !qlora__scales_queries(m) &&
-           (m->arch->has & QLORA__HAS_PAIRED_ROPE) == 0 && m->base.rope.cols == c->head_dim &&
-           c->head_dim % 16 == 0 && rotated / 2 <= QLORA__ROPE_CODED;
-}
-
-// Gradients of q, k and v -> those before norm and rotation.
-static qlora_result qlora__softmax_heads_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    if (qlora__rotation_writes_codes(pass, layer)) {
-        int64_t cols = qlora__q_width(c) + 2 * qlora__kv_width(c);
-        qlora_tensor all = qlora__slice(pass, &m->work.dqkv, 0, cols);
-        qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
-        return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &angles,
-                                 layer->sliding ? &m->base.rope_sliding : &m->base.rope, &m->flag,
-                                 qlora__codes_note(pass, layer, QLORA__QKV, true));
-    }
-    qlora_tensor rotated =
-        qlora__slice(pass, &pass->m->work.dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
-    QLORA__TRY(qlora__softmax_rotate(pass, layer, &rotated, NULL, true));
-    return c->qk_norm ? qlora__softmax_norms_backward(pass, layer) : QLORA_OK;
-}
-
-// The same for what a layer keeps of attention and is not recomputed: the layer below it is the one
-// with the number before. The second stream no longer reads that memory: it has finished the
-// gradients of o of the layer above, and is waited for here with those of q, k and v.
-static qlora_result qlora__attention_back(const qlora__pass* pass, const qlora__layer* layer) {
+// Waits for what a layer keeps of attention and starts the copy of that of the layer below, if they
+// are not recomputed: it is the one with the number before. The second stream no longer reads that
+// memory: it has finished the gradients of o of the layer above, and is waited for here with those
+// of q, k and v.
+static qlora_result qlora__offload_next(const qlora__pass* pass, const qlora__layer* layer) {
     const qlora__layer* below = layer;
     QLORA__TRY(qlora__offload_wait(pass, layer));
     if (layer->offload_number < 1 || layer->recompute) {
@@ -43503,299 +43248,6 @@ static qlora_result qlora__attention_back(const qlora__pass* pass, const qlora__
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV));
     return qlora__offload_back(pass, below);
-}
-
-//@@ src/model/ffns/gated.h
-
-// ---- the gated MLP ------------------------------------------------------------------------------
-//
-// gate and up, their product through the activation, down.
-
-// Input of the MLP in m->work.x -> gate and up.
-static qlora_result qlora__gated_in(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->work.x, &layer->kept.gu));
-    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->work.x);
-}
-
-// s = act(gate) up.
-static qlora_result qlora__gated_activation(const qlora__pass* pass, const qlora_tensor* gate,
-                                            const qlora_tensor* up, const qlora_tensor* s) {
-    return (pass->m->arch->has & QLORA__HAS_GELU) != 0
-               ? qlora_geglu_forward(pass->ctx, gate, up, s)
-               : qlora_swiglu_forward(pass->ctx, gate, up, s);
-}
-
-// Whether the activation's kernel writes its codes for the product of down instead of the
-// activation, which the backward pass computes again.
-static bool qlora__activation_is_coded(const qlora__pass* pass, const qlora__layer* layer) {
-    const qlora_model* m = pass->m;
-    return qlora__is_fp8(m) && qlora__z_comes(pass, layer) &&
-           !qlora__pass_reads_codes(pass, layer) &&
-           m->plan.config.intermediate <= QLORA__FP8_GATED_WIDTH;
-}
-
-// The gated activation in m->work.s, or its codes, and z of down if the activation comes with it.
-static qlora_result qlora__gated_hidden(const qlora__pass* pass, const qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    int64_t width = m->plan.config.intermediate;
-    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
-    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
-    qlora_tensor s = qlora__window(&m->work.s, pass->rows, 0, width);
-    if (qlora__activation_is_coded(pass, layer)) {
-        qlora_tensor z = qlora__window(&m->work.s, pass->rows, width, layer->pads[QLORA__DOWN]);
-        return qlora__fp8_gated(pass->ctx, qlora__codes_note(pass, layer, QLORA__DOWN, false),
-                                (m->arch->has & QLORA__HAS_GELU) != 0, &gate, &up,
-                                layer->linears[QLORA__DOWN].parts[0].a, &z);
-    }
-    return qlora__z_comes(pass, layer) ? qlora__layer_tail(pass, layer, &gate, &up, &s)
-                                       : qlora__gated_activation(pass, &gate, &up, &s);
-}
-
-// The gated activation and down_proj.
-static qlora_result qlora__gated_out(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
-    QLORA__TRY(qlora__gated_hidden(pass, layer));
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__DOWN, &m->work.s,
-                                    qlora__branch_out(m, layer, QLORA__MLP)));
-    return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->work.s);
-}
-
-static qlora_result qlora__gated_activation_backward(const qlora__pass* pass,
-                                                     const qlora_tensor* ds,
-                                                     const qlora_tensor* gate,
-                                                     const qlora_tensor* up,
-                                                     const qlora_tensor* s) {
-    return (pass->m->arch->has & QLORA__HAS_GELU) != 0
-               ? qlora_geglu_backward(pass->ctx, ds, gate, up, gate, up, s)
-               : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
-}
-
-// Whether ds lacks what the adapter of down adds to it, which the activation's backward pass then
-// adds: in FP8, where it is a product of its own that writes a matrix as large as the activation.
-static bool qlora__ds_lacks_share(const qlora__pass* pass, const qlora__layer* layer,
-                                  const qlora__stack* down) {
-    int64_t ranks[3];
-    return QLORA__GATED_SHARE && down->linear.fp8 != NULL &&
-           qlora__gated_ranks(pass->m, layer, ranks) && ranks[2] > 0;
-}
-
-// The gradients of gate and up from ds, and with them dB of gate and up and dA of down, which are
-// added up on the second stream: dy has u of down.
-static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__layer* layer,
-                                                const qlora__stack* down, const qlora_tensor* ds,
-                                                const qlora_tensor* dy) {
-    qlora_model* m = pass->m;
-    int64_t width = m->plan.config.intermediate;
-    qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
-    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
-    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
-    bool kept = layer->kept.z[QLORA__GATE_UP].cols > 0; // otherwise it is in x
-    qlora__gated g;
-    qlora_tensor halves[2]; // of dB, if gate and up are one projection
-    int64_t ranks[3];
-    int64_t at = 0;
-    memset(&g, 0, sizeof g);
-    qlora__gated_ranks(m, layer, ranks);
-    g.dh = ds;
-    g.gate = &gate;
-    g.up = &up;
-    g.gelu = (m->arch->has & QLORA__HAS_GELU) != 0;
-    g.parts = &m->work.gated_parts;
-    for (int i = 0; i < 2; i++) {
-        const qlora_linear_part* part = &l.parts[l.count == 1 ? 0 : i];
-        qlora__gated_factor* f = &g.factors[i];
-        if (ranks[i] == 0) {
-            continue;
-        }
-        halves[i] = *part->db;
-        halves[i].rows = width;
-        halves[i].data = (float*)part->db->data + (l.count == 1 ? i * width * part->db->ld : 0);
-        f->z = kept ? qlora__slice(pass, &layer->kept.z[QLORA__GATE_UP], at, ranks[i])
-                    : qlora__local(pass, &m->work.x, l.in + at, ranks[i]);
-        f->d = &halves[i];
-        f->scale = part->scale;
-        at += l.count == 1 ? 0 : ranks[i];
-    }
-    if (ranks[2] > 0) {
-        g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
-        g.factors[2].d = down->linear.parts[0].da;
-    }
-    qlora_tensor a;
-    qlora_tensor sb;
-    if (qlora__ds_lacks_share(pass, layer, down)) {
-        bool joined = qlora__linear_joined(&down->linear, down->pad, &a, &sb);
-        QLORA_ASSERT(joined); // or ds would lose the share
-        g.a = joined ? &a : NULL;
-    }
-    qlora_tensor most;
-    if (qlora__u_is_coded(m, layer)) {
-        most = qlora__window(&m->work.fp8_most, 1, 0, pass->rows);
-        QLORA__TRY(qlora__tensor_zero(pass->ctx, &most));
-        g.most = &most;
-    }
-    QLORA__TRY(qlora__gated_tiles(pass->ctx, &g));
-    QLORA__TRY(qlora__beside_begin(pass->ctx));
-    return qlora__beside_end(pass->ctx, QLORA__DOWN, qlora__gated_sum(pass->ctx, &g));
-}
-
-// Backward pass of down_proj and the activation: d_out -> the gradient of gate and up in kept.gu.
-static qlora_result qlora__gated_out_run(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    int64_t width = m->plan.config.intermediate;
-    qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
-    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
-    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
-    qlora_tensor x = qlora__local(pass, &m->work.s, 0, width + stack.pad);
-    qlora_tensor s = qlora__local(pass, &m->work.s, 0, width);
-    qlora_tensor ds = qlora__local(pass, &m->work.ds, 0, width);
-    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
-    qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
-    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
-        QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &s));
-        QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
-        QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
-        return qlora__gated_activation_backward(pass, &ds, &gate, &up, NULL);
-    }
-    if (qlora__stack_is_dora(m, layer, QLORA__DOWN)) { // its output is computed again from s
-        QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &s));
-        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__DOWN, &stack, &x, &dy));
-        QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
-        return qlora__gated_activation_backward(pass, &ds, &gate, &up, NULL);
-    }
-    // The activation is computed again, over its gradient, in the same pass over gate and up.
-    if (qlora__ds_lacks_share(pass, layer, &stack)) {
-        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
-        QLORA__TRY(
-            qlora__fp8_product(ctx, stack.linear.fp8, true, stack.coded, &dy_inner, &ds, false));
-    } else {
-        QLORA__TRY(
-            qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded, &ds));
-    }
-    if (qlora__gated_ranks(m, layer, NULL)) {
-        QLORA__TRY(qlora__gated_fused_backward(pass, layer, &stack, &ds, &dy));
-    } else if (qlora__u_comes(pass, layer)) {
-        qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
-        qlora_tensor u =
-            qlora__local(pass, &layer->kept.gu, 2 * width, layer->pads[QLORA__GATE_UP]);
-        QLORA__TRY(qlora__tails_backward(ctx, (m->arch->has & QLORA__HAS_GELU) != 0, &l, &ds, &gate,
-                                         &up, &s, &u));
-    } else {
-        QLORA__TRY(qlora__gated_activation_backward(pass, &ds, &gate, &up, &s));
-    }
-    return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
-}
-
-static qlora_result qlora__gated_out_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora__pass run;
-    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        if (run.rows > 0) {
-            QLORA__TRY(qlora__gated_out_run(&run, layer));
-        }
-    }
-    return QLORA_OK;
-}
-
-//@@ src/model/ffns/plain.h
-
-// ---- the MLP without a gate ---------------------------------------------------------------------
-//
-// up, squared ReLU, down. up is the stack that gate and up are elsewhere, and its output has their
-// memory.
-
-// Input of the MLP in m->work.x -> up.
-static qlora_result qlora__plain_in(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->work.x, &layer->kept.gu));
-    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->work.x);
-}
-
-// The activation and down_proj.
-static qlora_result qlora__plain_out(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    int64_t width = m->plan.config.intermediate;
-    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, 0, width);
-    qlora_tensor s = qlora__window(&m->work.s, pass->rows, 0, width);
-    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
-    QLORA__TRY(qlora__relu2_forward(pass->ctx, &up, &s));
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__DOWN, &m->work.s,
-                                    qlora__branch_out(m, layer, QLORA__MLP)));
-    return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->work.s);
-}
-
-// Backward pass of down_proj and the activation: d_out -> the gradient of up in kept.gu.
-static qlora_result qlora__plain_out_run(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    int64_t width = m->plan.config.intermediate;
-    qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
-    qlora_tensor up = qlora__local(pass, &layer->kept.gu, 0, width);
-    qlora_tensor x = qlora__local(pass, &m->work.s, 0, width + stack.pad);
-    qlora_tensor s = qlora__local(pass, &m->work.s, 0, width);
-    qlora_tensor ds = qlora__local(pass, &m->work.ds, 0, width);
-    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
-    qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
-    qlora__relu2 job;
-    memset(&job, 0, sizeof job);
-    job.ds = &ds;
-    job.u = &up;
-    job.du = &up;
-    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
-        QLORA__TRY(qlora__relu2_forward(pass->ctx, &up, &s));
-        QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
-        QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
-        return qlora__relu2_backward(pass->ctx, &job);
-    }
-    if (qlora__stack_is_dora(m, layer, QLORA__DOWN)) { // its output is computed again from s
-        QLORA__TRY(qlora__relu2_forward(pass->ctx, &up, &s));
-        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__DOWN, &stack, &x, &dy));
-        QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
-        return qlora__relu2_backward(pass->ctx, &job);
-    }
-    // The activation is computed again, over its gradient, in the same pass over up.
-    QLORA__TRY(
-        qlora__linear_u_dx(pass->ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded, &ds));
-    job.s = &s;
-    QLORA__TRY(qlora__relu2_backward(pass->ctx, &job));
-    return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
-}
-
-static qlora_result qlora__plain_out_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora__pass run;
-    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        if (run.rows > 0) {
-            QLORA__TRY(qlora__plain_out_run(&run, layer));
-        }
-    }
-    return QLORA_OK;
-}
-
-//@@ src/model/ffns/kinds.h
-
-// ---- the kinds of feed-forward parts ------------------------------------------------------------
-//
-// What the passes through a model call; a new kind is a row here and a room beside this one.
-
-typedef struct qlora__ffn_kind {
-    const char* name;
-    // m->work.x -> what the backward pass needs, in kept.gu.
-    qlora_result (*in)(const qlora__pass* pass, qlora__layer* layer);
-    // kept.gu -> the output of the branch.
-    qlora_result (*out)(const qlora__pass* pass, qlora__layer* layer);
-    // The gradient of that output -> the one of kept.gu, in its place, and those of the adapters.
-    qlora_result (*out_backward)(const qlora__pass* pass, qlora__layer* layer);
-} qlora__ffn_kind;
-
-// Indexed by qlora__ffn.
-static const qlora__ffn_kind qlora__ffn_kinds[] = {
-    {"gated", qlora__gated_in, qlora__gated_out, qlora__gated_out_backward},
-    {"plain", qlora__plain_in, qlora__plain_out, qlora__plain_out_backward}};
-
-static const qlora__ffn_kind* qlora__ffn_of(const qlora__layer* layer) {
-    return &qlora__ffn_kinds[layer->layout->ffn];
 }
 
 //@@ src/model/decode.h
@@ -43812,714 +43264,6 @@ static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64
     t.bytes -= offset;
     t.rows = rows;
     return t;
-}
-
-static qlora_result qlora__cache_store(const qlora__pass* pass, int64_t index) {
-    qlora__heads heads = qlora__heads_of(pass, &pass->m->layers[index]);
-    qlora_tensor rows = qlora__cache_rows(pass->m, index, pass->cache + pass->first, pass->rows);
-    int64_t kv = heads.k.cols;
-    qlora_tensor keys = qlora__window(&rows, pass->rows, 0, kv);
-    qlora_tensor values = qlora__window(&rows, pass->rows, kv, kv);
-    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &heads.k, &keys));
-    return qlora_scale(pass->ctx, 1.0f, &heads.v, &values);
-}
-
-// A batch of `heads` matrices [rows, cols], `stride` elements apart.
-static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_t stride,
-                                    int64_t rows, int64_t cols, int64_t ld) {
-    qlora_tensor v = *t;
-    v.batch = heads;
-    v.batch_stride = stride;
-    v.rows = rows;
-    v.cols = cols;
-    v.ld = ld;
-    return v;
-}
-
-// Attention of all rows of the pass over the cache.
-static qlora_result qlora__cache_attention_rows(const qlora__pass* pass, int64_t index) {
-    qlora_model* m = pass->m;
-    qlora__layer* layer = &m->layers[index];
-    int64_t keys = pass->first + pass->rows;
-    qlora__heads heads = qlora__heads_of(pass, layer);
-    qlora_tensor rows = qlora__cache_rows(m, index, pass->cache, keys);
-    qlora_tensor k = qlora__window(&rows, keys, 0, heads.k.cols);
-    qlora_tensor v = qlora__window(&rows, keys, heads.k.cols, heads.k.cols);
-    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, heads.q.cols);
-    qlora_tensor lse = layer->kept.lse;
-    lse.cols = pass->rows;
-    lse.ld = pass->rows;
-    qlora_tensor seqs = qlora__pass_seqs(pass);
-    qlora__attention a;
-    memset(&a, 0, sizeof a);
-    a.before = pass->first;
-    a.q = &heads.q;
-    a.k = &k;
-    a.v = &v;
-    a.seqs = &seqs;
-    a.o = &o;
-    a.lse = &lse;
-    return qlora__attention_forward(pass->ctx, &heads.desc, &a);
-}
-
-// Attention of the only query of the pass over the cache. Query heads that share a key head are the
-// rows of one matrix, so that one product per key head is enough:
-//
-//   s = scale q K^T, with the cap of the family; p = softmax(s), o = p V
-//
-// over the positions within the window of the layer.
-static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index) {
-    qlora_ctx* ctx = pass->ctx;
-    int64_t position = pass->first;
-    qlora_model* m = pass->m;
-    qlora__layer* layer = &m->layers[index];
-    const qlora_model_config* c = &m->plan.config;
-    int64_t d = c->head_dim;
-    int64_t group = c->heads / c->kv_heads;
-    qlora__heads heads = qlora__heads_of(pass, layer);
-    int64_t window = heads.desc.window > 0 ? heads.desc.window : position + 1;
-    int64_t seen = qlora__min(position + 1, window);
-    qlora_tensor rows = qlora__cache_rows(m, index, pass->cache + position + 1 - seen, seen);
-    qlora_tensor values = qlora__window(&rows, seen, heads.k.cols, heads.k.cols);
-    qlora_tensor k = qlora__as_heads(&rows, c->kv_heads, d, seen, d, rows.ld);
-    qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
-    qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
-    qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
-    qlora_tensor s = qlora__as_heads(&m->texts.scores, c->kv_heads, group * m->texts.scores.ld,
-                                     group, seen, m->texts.scores.ld);
-    qlora_tensor p = qlora__as_heads(&m->texts.chances, c->kv_heads, group * m->texts.chances.ld,
-                                     group, seen, m->texts.chances.ld);
-    qlora_gemm_desc gemm;
-    memset(&gemm, 0, sizeof gemm);
-    gemm.trans_b = true;
-    gemm.alpha = heads.desc.scale > 0.0f ? heads.desc.scale : 1.0f / sqrtf((float)d);
-    // Exact fp32, as in attention over many rows.
-    QLORA__TRY(qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &q, &k, &s));
-    qlora_tensor flat_s = qlora__window(&m->texts.scores, c->heads, 0, seen);
-    qlora_tensor flat_p = qlora__window(&m->texts.chances, c->heads, 0, seen);
-    if (heads.desc.cap > 0.0f) {
-        QLORA__TRY(qlora_cap(ctx, heads.desc.cap, &flat_s, &flat_s));
-    }
-    QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
-    if (m->compute != QLORA_F32) { // otherwise both are the same memory
-        QLORA__TRY(qlora_cast(ctx, &flat_s, &flat_p));
-    }
-    gemm.trans_b = false;
-    gemm.alpha = 1.0f;
-    return qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &p, &v, &o);
-}
-
-//@@ src/model/forward.h
-
-// ---- forward ------------------------------------------------------------------------------------
-//
-// The forward pass in pieces: begin; then, for each layer, its attention and its MLP. Whole passes,
-// steps in slices and decoding all run these pieces in this order.
-
-// NEFTune adds its noise to what the embedding returns: in transformers, some embeddings scale
-// their rows themselves, and others are scaled afterwards.
-static qlora_result qlora__forward_noise(const qlora__pass* pass, const qlora_tensor* h) {
-    const qlora_model* m = pass->m;
-    bool scaled = (m->arch->has & QLORA__HAS_ROOT_SCALE) != 0;
-    double factor = scaled ? 1.0 : m->plan.config.embedding_scale;
-    const qlora__batch_rows rows = {&m->batch.positions, &m->batch.sequences, &m->batch.seqs,
-                                    &m->batch.dropout};
-    return qlora__noise(pass->ctx, h, &rows, m->neftune * (float)factor);
-}
-
-// Token ids -> the input of layer 0 in m->work.x. With tiles, the input of a stack is computed by
-// the loop over tiles that uses it, everywhere.
-static qlora_result qlora__forward_begin(const qlora__pass* pass) {
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
-    qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
-    m->flow.placed_layer = 0; // adapters may have changed
-    m->flow.coded = NULL;
-    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u)); // copies of a step that was given up
-    QLORA__TRY(qlora__tokens_place(pass->ctx, m));
-    QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
-    if (c->embedding_scale != 1.0) {
-        QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
-    }
-    if (QLORA__TRAINS && pass->training && m->neftune > 0.0f) {
-        QLORA__TRY(qlora__forward_noise(pass, &h));
-    }
-    return m->plan.tile > 0 ? QLORA_OK : qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
-}
-
-// Whether the input of a layer is copied to the host in this pass. If not all of them fit there,
-// the first layer of a group keeps its input from the forward pass on, and the others have theirs
-// only while the backward pass is in their group. The last group is the first one there.
-static bool qlora__input_leaves(const qlora__pass* pass, int64_t index) {
-    const qlora_model* m = pass->m;
-    int64_t every = qlora__max(m->plan.offload_every, 1);
-    bool head = index % every == 0;
-    bool last = index / every == (m->plan.config.layers - 1) / every;
-    return m->layers[index].away != NULL && (pass->group ? !head : head || last);
-}
-
-// If the input of a layer is offloaded, its copy to the host starts here; nothing waits for it
-// before the memory is needed for the input of the layer after the next.
-static qlora_result qlora__input_away(const qlora__pass* pass, int64_t index) {
-    qlora__layer* layer = &pass->m->layers[index];
-    return pass->training && qlora__input_leaves(pass, index)
-               ? qlora__away_copy(pass->ctx, (int)(index % 2), false, &layer->kept.h, layer->away)
-               : QLORA_OK;
-}
-
-// Gathers the output of attention and the residual stream of the labelled rows.
-static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__layer* layer,
-                                        qlora_tensor* o, qlora_tensor* h) {
-    const qlora_model* m = pass->m;
-    *o = qlora__labelled_o(m, pass->labelled);
-    qlora__arena_window(&layer->kept.gu, 0, pass->rows, m->plan.config.hidden, h);
-    qlora_tensor heads = qlora__window(o, pass->rows, 0, qlora__q_width(&m->plan.config));
-    QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));
-    return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
-}
-
-// Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->work.x,
-// gate and up.
-static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    qlora_tensor o = qlora__slice(pass, &layer->kept.o, 0, layer->kept.o.cols);
-    qlora_tensor h = qlora__slice(pass, &layer->kept.h, 0, m->plan.config.hidden);
-    qlora_tensor h2 = qlora__layer_h2(pass, layer);
-    if (pass->gathered) {
-        QLORA__TRY(qlora__layer_gather(pass, layer, &o, &h));
-    }
-    QLORA__TRY(qlora__softmax_out(pass, layer, &o));
-    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
-    QLORA__TRY(qlora__branch_add(pass, layer, QLORA__ATTENTION, &h, &h2,
-                                 qlora__branch_norm(m, layer, QLORA__MLP), true));
-    return qlora__ffn_of(layer)->in(pass, layer);
-}
-
-// When decoding, several rows at the beginning of a text see only each other. Rows that continue a
-// text see the cache, which already has the keys and values of all of them.
-static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
-    qlora__layer* layer = &pass->m->layers[index];
-    QLORA__TRY(qlora__input_away(pass, index));
-    if (pass->group && layer->keeps_attention) { // its output is there
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__offload_wait(pass, layer));
-    QLORA__TRY(qlora__softmax_heads(pass, layer, false));
-    QLORA__TRY(qlora__offload_begin(pass, layer, QLORA__OFFLOAD_HEADS));
-    if (pass->decoding) {
-        QLORA__TRY(qlora__cache_store(pass, index));
-    }
-    if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
-        QLORA__TRY(qlora__softmax_forward(pass, layer));
-        return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_ATTENTION);
-    }
-    return pass->rows > 1 ? qlora__cache_attention_rows(pass, index)
-                          : qlora__cache_attention(pass, index);
-}
-
-// Leaves the input of the next layer, or of the head, in m->work.x, unless there are tiles.
-static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
-    qlora_model* m = pass->m;
-    qlora__layer* layer = &m->layers[index];
-    int64_t width = m->plan.config.hidden;
-    qlora__pass after = qlora__pass_after(pass, index);
-    qlora__tiles_begin(pass);
-    for (int64_t at = 0; at < after.rows; at += qlora__tile_rows(m)) {
-        qlora__pass tile = qlora__tile_at(&after, at);
-        qlora_tensor h2 = qlora__layer_h2(&tile, layer);
-        qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
-        QLORA__TRY(qlora__layer_middle(&tile, layer));
-        QLORA__TRY(qlora__ffn_of(layer)->out(&tile, layer));
-        // The copy of the input before that of this layer, which was in the same memory.
-        QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
-        QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__GATE_UP)); // z in x
-        QLORA__TRY(qlora__branch_add(&tile, layer, QLORA__MLP, &h2, &next,
-                                     qlora__norm_before(m, index + 1), m->plan.tile == 0));
-    }
-    return QLORA_OK;
-}
-
-// Token ids -> the output of the final norm in m->work.x.
-static qlora_result qlora__forward(const qlora__pass* pass) {
-    qlora_ctx* ctx = pass->ctx;
-    size_t scratch = qlora__scratch_mark(ctx);
-    QLORA__TRY(qlora__forward_begin(pass));
-    for (int64_t l = 0; l < pass->m->plan.config.layers; l++) {
-        if (pass->dry && pass->m->layers[l].like_another) {
-            continue;
-        }
-        QLORA__TRY(qlora__forward_attention(pass, l));
-        QLORA__TRY(qlora__forward_mlp(pass, l));
-        qlora__scratch_release(ctx, scratch);
-    }
-    return QLORA_OK;
-}
-
-//@@ src/model/head.h
-
-// ---- head ---------------------------------------------------------------------------------------
-
-// logits = x head^T / divisor, or, backward, dx = dlogits head / divisor.
-static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
-                                        const qlora_tensor* from, const qlora_tensor* to) {
-    const qlora_model* m = pass->m;
-    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
-    if (m->base.head_is_nf4) {
-        // No weights of a layer are needed until the next layer begins.
-        const qlora__coded_way way = {pass->math, backward, 0, alpha, &m->work.operand};
-        QLORA__TRY(qlora__operand_wait(pass));
-        size_t before = qlora__scratch_mark(pass->ctx);
-        qlora_result r = qlora__nf4_multiply(pass->ctx, &way, from, &m->base.head_nf4, to);
-        qlora__scratch_release(pass->ctx, before);
-        return r;
-    }
-    qlora_gemm_desc gemm;
-    memset(&gemm, 0, sizeof gemm);
-    gemm.trans_b = !backward;
-    gemm.alpha = alpha;
-    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, qlora__head_table(m), to);
-}
-
-// The gradient of a trained head: of the matrix, or of some rows of it. The gradients of the logits
-// and the rows that they belong to are in m->work.logits and m->work.rows_x.
-static qlora_result qlora__head_gradients(const qlora__pass* pass) {
-    const qlora_model* m = pass->m;
-    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
-    if (m->tables.saved_head || m->tables.saved_tied) {
-        return qlora__linear_gemm(pass->ctx, pass->math, QLORA__LINEAR_GRADIENT, alpha, 1.0f,
-                                  &m->work.logits, &m->work.rows_x,
-                                  m->tables.saved_head ? &m->tables.d_head : &m->tables.d_embed);
-    }
-    return qlora__head_gradient(
-        pass->ctx, &m->work.logits, &m->work.rows_x, &m->tables.token_rows, alpha,
-        m->tables.head_rows ? &m->tables.d_head_tokens : &m->tables.d_tokens);
-}
-
-// Losses of a chunk whose first labelled row is number `first`: the rows of each adapter have their
-// own scale and their own sums. The rows after the last label have none.
-static qlora_result qlora__head_runs(const qlora__pass* pass, int64_t first,
-                                     const qlora_cross_entropy_desc* all) {
-    qlora_model* m = pass->m;
-    int64_t count = all->logits->rows;
-    for (int64_t i = 0; i <= m->work.run_count; i++) {
-        bool rest = i == m->work.run_count;
-        const qlora__owned_rows* run = &m->work.runs[rest ? i - 1 : i];
-        int64_t from = qlora__max((rest ? run->label_end : run->label) - first, 0);
-        int64_t to = rest ? count : qlora__min(run->label_end - first, count);
-        if (from >= to) {
-            continue;
-        }
-        qlora_cross_entropy_desc args = *all;
-        qlora_tensor logits =
-            qlora__window(all->logits, to - from, from * all->logits->ld, all->logits->cols);
-        qlora_tensor labels = qlora__window(all->labels, 1, from, to - from);
-        qlora_tensor weights = qlora__window(all->weights, 1, from, to - from);
-        qlora_tensor losses = qlora__window(all->losses, 1, from, to - from);
-        qlora_tensor scale = qlora__window(all->scale, 1, run->adapter, 1);
-        const qlora_tensor* sums =
-            run->adapter == m->adapter ? &m->totals : &m->owns[run->adapter].totals;
-        qlora_tensor totals = qlora__window(sums, 1, 0, 3);
-        args.logits = &logits;
-        args.labels = &labels;
-        args.weights = &weights;
-        args.losses = &losses;
-        args.scale = &scale;
-        args.total = rest ? NULL : &totals;
-        QLORA__TRY(qlora_cross_entropy(pass->ctx, &args));
-    }
-    return QLORA_OK;
-}
-
-// The same for adapters that stand side by side, of all rows at once.
-static qlora_result qlora__head_owned(const qlora__pass* pass, int64_t first,
-                                      const qlora_cross_entropy_desc* all) {
-    qlora_model* m = pass->m;
-    qlora_cross_entropy_desc args = *all;
-    qlora_tensor claims = qlora__window(&m->batch.claims, 1, first, all->logits->rows);
-    const qlora_tensor* sums = m->adapter == 0 ? &m->totals : &m->owns[0].totals;
-    qlora_tensor totals = qlora__window(sums, 1, 0, 3);
-    const qlora__loss_owners owners = {&claims, m->adapters, QLORA__TOTALS_STRIDE};
-    args.total = &totals;
-    QLORA__ENTER(pass->ctx, "qlora_cross_entropy"); // frees the scratch on return
-    return qlora__leave(pass->ctx, qlora__cross_entropy(pass->ctx, &args, &owners));
-}
-
-// Chunk i of the labelled rows, from the output of the final norm, which may have only those. With
-// tiles, only the rows of the chunk are normalised.
-static qlora_result qlora__head_gather(const qlora__pass* pass, int64_t i) {
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t C = m->plan.head_chunk;
-    bool tiled = m->plan.tile > 0;
-    if (pass->labelled > 0) {
-        int64_t rows = qlora__min(C, pass->labelled - i * C);
-        qlora_tensor some = qlora__window(&m->work.x, rows, i * C * m->work.x.ld, c->hidden);
-        qlora_tensor copy = qlora__window(&m->work.rows_x, rows, 0, c->hidden);
-        if (rows < C) { // the others have no label
-            QLORA__TRY(qlora__tensor_zero(pass->ctx, &m->work.rows_x));
-        }
-        return qlora_scale(pass->ctx, 1.0f, &some, &copy);
-    }
-    qlora_tensor x = qlora__window(tiled ? &m->work.last_h : &m->work.x, pass->rows, 0, c->hidden);
-    qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
-    QLORA__TRY(qlora_embed(pass->ctx, &x, &rows, &m->work.rows_x, &m->flag));
-    return tiled ? qlora__stream_norm(pass, &m->work.rows_x, &m->base.final_norm, &m->work.rows_x)
-                 : QLORA_OK;
-}
-
-// Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
-// to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
-static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
-                                      const qlora_tensor* totals, bool gradient) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t C = m->plan.head_chunk;
-    qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
-    qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
-    qlora_tensor losses = qlora__window(&m->work.losses, 1, i * C, C);
-    m->flow.placed_layer = 0;                 // the logits are in the memory of the operand
-    QLORA__TRY(qlora__beside_wait(ctx, ~0u)); // z of the last layer is in that of s
-    QLORA__TRY(qlora__head_gather(pass, i));
-    QLORA__TRY(qlora__head_product(pass, false, &m->work.rows_x, &m->work.logits));
-    qlora_cross_entropy_desc args;
-    memset(&args, 0, sizeof args);
-    args.logits = &m->work.logits;
-    args.labels = &labels;
-    args.weights = &weights;
-    qlora_tensor scale = qlora__window(&m->batch.scale, 1, 0, 1);
-    args.scale = gradient && qlora__pass_is_shared(pass) ? &m->batch.scale : &scale;
-    args.losses = &losses;
-    args.total = totals;
-    args.flag = &m->flag;
-    args.forward_only = !gradient;
-    args.cap = (float)c->logits_cap;
-    bool own = QLORA__TRAINS && gradient;
-    QLORA__TRY(own && qlora__pass_is_wide(pass)    ? qlora__head_owned(pass, i * C, &args)
-               : own && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
-                                                   : qlora_cross_entropy(ctx, &args));
-    if (QLORA__TRAINS && gradient) {
-        qlora_tensor dx = m->work.rows_dx;
-        dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
-        dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
-        dx.rows = C;
-        QLORA__TRY(qlora__head_product(pass, true, &m->work.logits, &dx));
-        if (qlora__trains_head(m)) {
-            QLORA__TRY(qlora__head_gradients(pass));
-        }
-    }
-    return QLORA_OK;
-}
-
-// Copies the gradients of the labelled rows to their tokens in m->work.delta; other tokens get
-// zero.
-static qlora_result qlora__head_spread(const qlora__pass* pass) {
-    qlora_model* m = pass->m;
-    qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, pass->row, pass->rows);
-    qlora_tensor dx = qlora__window(&m->work.delta, pass->rows, 0, m->plan.config.hidden);
-    return qlora_embed(pass->ctx, &m->work.rows_dx, &inverse, &dx, &m->flag);
-}
-
-// Zeroes the row of tokens without a label: the memory has had another use since.
-static qlora_result qlora__head_clear(const qlora__pass* pass) {
-    const qlora_tensor* all = &pass->m->work.rows_dx;
-    qlora_tensor row = qlora__window(all, 1, (all->rows - 1) * all->ld, all->cols);
-    return qlora__tensor_zero(pass->ctx, &row);
-}
-
-static qlora_result qlora__head_end(const qlora__pass* pass) {
-    if (pass->m->plan.tile > 0 || pass->labelled > 0) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__head_clear(pass));
-    return qlora__head_spread(pass);
-}
-
-static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
-                                bool gradient) {
-    for (int64_t i = 0; i < chunks; i++) {
-        QLORA__TRY(qlora__head_chunk(pass, i, totals, gradient));
-    }
-    return QLORA__TRAINS && gradient ? qlora__head_end(pass) : QLORA_OK;
-}
-
-// Computes the logits of some rows of the pass, into the first rows of m->work.logits.
-static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, int64_t rows) {
-    qlora_model* m = pass->m;
-    qlora_tensor x;
-    const qlora_tensor* from = m->plan.tile > 0 ? &m->work.last_h : &m->work.x;
-    QLORA__TRY(qlora__tensor_view(pass->ctx, from, first, rows, 0, m->plan.config.hidden, &x));
-    if (m->plan.tile > 0) {
-        qlora_tensor h = x;
-        x = qlora__window(&m->work.rows_x, rows, 0, m->plan.config.hidden);
-        QLORA__TRY(qlora__stream_norm(pass, &h, &m->base.final_norm, &x));
-    }
-    qlora_tensor logits = qlora__window(&m->work.logits, rows, 0, m->plan.config.vocab);
-    m->flow.placed_layer = 0; // the logits may be where the operands were
-    QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
-    float cap = (float)m->plan.config.logits_cap;
-    return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;
-}
-
-//@@ src/model/backward.h
-
-// ---- backward -----------------------------------------------------------------------------------
-//
-// The gradient of the residual stream passes through the layers on the main stream. The gradients
-// of the adapters (their inputs normalised again, z, dA, dB) do not affect it, so they run in
-// parallel, on the second stream; the work of stack g uses slot g. A buffer that the second stream
-// reads must not be overwritten before it has been read:
-//
-//   buffer                    read for               overwritten by
-//   d_out and last columns    down and o             the next norm; if it is not dh itself, the
-//                                                    gradient of the next output
-//   dqkv                      qkv                    the attention of the next layer
-//   output of attention       o                      recomputation of a layer; that of labelled
-//                                                    rows (qlora__labelled_o), their way back
-//   s                         down                   d_o, and ds of the next layer, after that norm
-//   x                         written there as well  recomputation; with DoRA, the next stack
-//   gradients of gate and up  gate_up                recomputation of a layer
-//   parts of sums             dA of down, dB of      the activation of the next layer, after that
-//                             gate and up            norm
-//   rstd                      dA of qkv, gate_up     the norm of the next layer
-//   the shared operand        z that was not kept    placing other weights: qlora__operand_wait
-//   last columns of x and s   keeping z, forward     the next norm; z of the next layer; the head
-//
-// The main stream uses some memory for one thing after another (qlora__layout_x and _overlaid):
-//
-//   x, while the head begins | gradients of its rows, until dh is there | x
-//   rows and logits of the head | s for the MLP, d_o for attention, operand, delta, dh and others
-
-// Recomputes the activations after attention: everything except down_proj, unless the backward pass
-// of a norm needs its output.
-static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer* layer) {
-    QLORA__TRY(qlora__layer_middle(pass, layer));
-    if (!qlora__has_norm(pass->m, QLORA__NORM_MLP_OUT)) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__ffn_of(layer)->out(pass, layer));
-    return qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN); // z in s
-}
-
-// Recomputes the activations that a layer did not keep; with tiles, only up to attention. The
-// attention of a long sequence takes as long as all products of its layer, and its output is as
-// small as the layer's input, so that is kept first where there is memory. after: the pass after
-// attention.
-static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pass* after,
-                                       qlora__layer* layer) {
-    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-    if (!layer->keeps_heads) {
-        QLORA__TRY(qlora__softmax_heads(pass, layer, true));
-    }
-    if (!layer->keeps_attention) {
-        QLORA__TRY(qlora__softmax_forward(pass, layer));
-    }
-    return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(after, layer);
-}
-
-// Backward pass of o_proj of the last layer if it has only the labelled rows after attention: their
-// gradients go back to their tokens, those of the output of attention, in m->work.d_o, and of the
-// residual stream, in m->work.dh.
-static qlora_result qlora__backward_labelled(const qlora__pass* pass, int64_t index) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    qlora__pass after = qlora__pass_after(pass, index);
-    QLORA__TRY(qlora__softmax_out_backward(&after, &m->layers[index]));
-    // It still reads dh, and the output of attention in dqkv.
-    QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__O));
-    qlora_tensor d_o = qlora__window(&m->work.d_o, pass->rows, 0, qlora__q_width(&m->plan.config));
-    qlora_tensor dh = qlora__window(&m->work.dh, pass->rows, 0, m->plan.config.hidden);
-    QLORA__TRY(qlora__labelled_spread(ctx, m, pass->labelled, &m->work.dqkv, &d_o));
-    return qlora__labelled_spread(ctx, m, pass->labelled, &m->work.delta, &dh);
-}
-
-// The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
-// the first, its MLP and its attention; then end.
-
-// If the last layer has only the labelled rows after attention: gradient of the final norm's output
-// in m->work.rows_dx -> gradient of the residual stream in the first rows of m->work.dh. The head
-// has not written the rows that fill up the number of chunks.
-static qlora_result qlora__backward_begin_labelled(const qlora__pass* pass) {
-    qlora_model* m = pass->m;
-    int64_t width = m->plan.config.hidden;
-    int64_t end = pass->chunks * m->plan.head_chunk;
-    qlora_tensor dx;
-    qlora__arena_window(&m->work.rows_dx, 0, pass->labelled, width, &dx);
-    if (end < pass->labelled) {
-        qlora_tensor rest;
-        qlora__arena_window(&m->work.rows_dx, end * width, pass->labelled - end, width, &rest);
-        QLORA__TRY(qlora__tensor_zero(pass->ctx, &rest));
-    }
-    qlora_tensor h = qlora__window(&m->work.last_h, pass->labelled, 0, width);
-    qlora_tensor dh = qlora__window(&m->work.dh, pass->labelled, 0, width);
-    return qlora__final_norm_backward(pass, &dx, &h, &dh);
-}
-
-// Gradient of the final norm's output in m->work.delta -> gradient of the residual stream in
-// m->work.dh. With tiles, that of the output comes from the labelled rows here, and not from
-// qlora__head_end.
-static qlora_result qlora__backward_begin(const qlora__pass* pass) {
-    qlora_model* m = pass->m;
-    int64_t width = m->plan.config.hidden;
-    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // z of the last layer, in s
-    if (pass->labelled > 0) {
-        return qlora__backward_begin_labelled(pass);
-    }
-    if (m->plan.tile > 0) {
-        QLORA__TRY(qlora__head_clear(pass));
-    }
-    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
-        qlora__pass tile = qlora__tile_at(pass, at);
-        qlora_tensor dx = qlora__window(&m->work.delta, tile.rows, 0, width);
-        qlora_tensor h = qlora__slice(&tile, &m->work.last_h, 0, width);
-        qlora_tensor dh = qlora__slice(&tile, &m->work.dh, 0, width);
-        if (m->plan.tile > 0) {
-            QLORA__TRY(qlora__head_spread(&tile));
-        }
-        QLORA__TRY(qlora__final_norm_backward(pass, &dx, &h, &dh));
-    }
-    return QLORA_OK;
-}
-
-// Waits for the input of a layer if it is offloaded, and starts the copies of that of the one below
-// it, and of what it keeps of attention, in the memory of the one above, which is no longer needed.
-static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
-    qlora_model* m = pass->m;
-    QLORA__TRY(qlora__away_wait(pass->ctx, 1u << index % 2));
-    if (index == 0 || m->layers[index - 1].away == NULL) {
-        return QLORA_OK;
-    }
-    qlora__layer* below = &m->layers[index - 1];
-    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
-    QLORA__TRY(
-        qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away));
-    return qlora__offload_back(pass, below);
-}
-
-// Whether the backward pass enters a group of layers of which only the first has its input on the
-// host: at its last layer, unless it is the last group.
-static bool qlora__group_begins(const qlora_model* m, int64_t index) {
-    int64_t every = m->plan.offload_every;
-    return m->plan.offloaded_layers > 0 && every > 1 && index % every == every - 1 &&
-           index / every != (m->plan.config.layers - 1) / every;
-}
-
-// Computes the inputs of the layers of a group once more, from that of its first layer up to that
-// of its last one, number `top`. The same operations on the same numbers give the same bits. Of the
-// layer above, nothing is needed any more but the gradient of the residual stream.
-static qlora_result qlora__group_again(const qlora__pass* pass, int64_t top) {
-    qlora_model* m = pass->m;
-    int64_t first = top - top % m->plan.offload_every;
-    qlora__layer* layer = &m->layers[first];
-    qlora__pass again = *pass;
-    again.group = true;
-    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u));
-    QLORA__TRY(
-        qlora__away_copy(pass->ctx, (int)(first % 2), true, &layer->kept.h, layer->away));
-    QLORA__TRY(qlora__away_wait(pass->ctx, 1u << first % 2));
-    if (m->plan.tile == 0) {
-        qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, m->plan.config.hidden);
-        QLORA__TRY(qlora__layer_input(&again, &h, qlora__norm_before(m, first)));
-    }
-    size_t scratch = qlora__scratch_mark(pass->ctx);
-    for (int64_t l = first; l < top; l++) {
-        QLORA__TRY(qlora__forward_attention(&again, l));
-        QLORA__TRY(qlora__forward_mlp(&again, l));
-        qlora__scratch_release(pass->ctx, scratch);
-    }
-    return QLORA_OK;
-}
-
-// With tiles, everything between attention and the end of the layer is done for one tile before the
-// next: first what was not kept, then its gradients down to the output of attention.
-static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) {
-    qlora_model* m = pass->m;
-    qlora__layer* layer = &m->layers[index];
-    bool tiled = m->plan.tile > 0;
-    qlora__pass after = qlora__pass_after(pass, index);
-    if (qlora__group_begins(m, index)) {
-        QLORA__TRY(qlora__group_again(pass, index));
-    }
-    QLORA__TRY(qlora__input_back(pass, index));
-    if (layer->recompute) {
-        QLORA__TRY(qlora__offload_wait(pass, layer));
-        QLORA__TRY(qlora__layer_again(pass, &after, layer));
-    }
-    qlora__tiles_begin(pass);
-    for (int64_t at = 0; at < after.rows; at += qlora__tile_rows(m)) {
-        qlora__pass tile = qlora__tile_at(&after, at);
-        if (tiled) {
-            QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it uses the memory of a tile
-            QLORA__TRY(qlora__layer_again_mlp(&tile, layer));
-        }
-        qlora_tensor h = qlora__mlp_stream(&tile, layer);
-        QLORA__TRY(qlora__branch_out_backward(&tile, layer, QLORA__MLP));
-        QLORA__TRY(qlora__ffn_of(layer)->out_backward(&tile, layer));
-        QLORA__TRY(
-            qlora__branch_input_backward(&tile, layer, QLORA__MLP, &layer->kept.gu, &h, true));
-        if (tiled) {
-            QLORA__TRY(qlora__softmax_out_backward(&tile, layer));
-        }
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t index) {
-    qlora_model* m = pass->m;
-    qlora__layer* layer = &m->layers[index];
-    bool tiled = m->plan.tile > 0;
-    bool gathered = qlora__pass_after(pass, index).gathered;
-    QLORA__TRY(qlora__attention_back(pass, layer));
-    if (gathered) {
-        QLORA__TRY(qlora__backward_labelled(pass, index));
-    } else if (!tiled) {
-        QLORA__TRY(qlora__softmax_out_backward(pass, layer));
-    }
-    QLORA__TRY(qlora__softmax_backward(pass, layer));
-    // Below layer 0, at most its norm and the embedding are trained.
-    bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);
-    qlora__tiles_begin(pass);
-    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
-        qlora__pass tile = qlora__tile_at(pass, at);
-        qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
-        qlora_tensor dy = qlora__slice(&tile, &m->work.dqkv, 0, m->work.dqkv.cols);
-        if (tiled) {
-            QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-        }
-        QLORA__TRY(qlora__softmax_heads_backward(&tile, layer));
-        QLORA__TRY(
-            qlora__branch_input_backward(&tile, layer, QLORA__ATTENTION, &dy, &h, below));
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__backward_end(const qlora__pass* pass) {
-    qlora_model* m = pass->m;
-    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u));
-    if (!qlora__trains_embedding(m)) {
-        return QLORA_OK;
-    }
-    qlora_tensor dh = qlora__window(&m->work.dh, pass->rows, 0, m->plan.config.hidden);
-    qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
-    return qlora__embed_gradient(pass->ctx, &dh, &ids,
-                                 m->tables.saved_embed ? NULL : &m->tables.token_rows,
-                                 (float)m->plan.config.embedding_scale,
-                                 m->tables.saved_embed ? &m->tables.d_embed : &m->tables.d_tokens);
-}
-
-static qlora_result qlora__backward(const qlora__pass* pass) {
-    QLORA__TRY(qlora__backward_begin(pass));
-    for (int64_t l = pass->m->plan.config.layers - 1; l >= 0; l--) {
-        if (pass->dry && pass->m->layers[l].like_another) {
-            continue;
-        }
-        QLORA__TRY(qlora__backward_mlp(pass, l));
-        QLORA__TRY(qlora__backward_attention(pass, l));
-    }
-    return qlora__backward_end(pass);
 }
 
 //@@ src/model/step_kernels.h
@@ -45128,6 +43872,14 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     return qlora__decode_multiply(m, nf4, row, &p);
 }
 
+// The shared memory of a block of attention: keys and values of a tile, as in
+// kernels/decode/decode_attention.cuh.
+static int64_t qlora__decode_tiles_shared(const qlora_model* m) {
+    int64_t dim = m->plan.config.head_dim;
+    int64_t tile = dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
+    return 2 * tile * (qlora__ceil_div(dim, 16) * 16 + 8) * 2;
+}
+
 // The norm before a stack (`next`; NULL = the head). `before` is the stack whose output is added to
 // the stream first, with the norm `after`; NULL = the stream starts with the embedding.
 typedef struct qlora__decode_between {
@@ -45216,8 +43968,391 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     return qlora__decode_low(m, b->next, &d->x, z, d->x.ld, true);
 }
 
+#endif // QLORA_NO_CUDA
+
+//@@ src/model/mixers/softmax.h
+
+// ---- softmax attention --------------------------------------------------------------------------
+//
+// q, k and v, their norms and rotation, attention, o.
+
+// The inputs of attention.
+typedef struct qlora__heads {
+    qlora_attention_desc desc;
+    qlora_tensor q;
+    qlora_tensor k;
+    qlora_tensor v;
+} qlora__heads;
+
+static qlora__heads qlora__heads_of(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    const qlora_tensor* rotated = c->qk_norm ? &layer->kept.qk : &layer->kept.qkv;
+    qlora__heads h;
+    memset(&h, 0, sizeof h);
+    h.desc.heads = c->heads;
+    h.desc.kv_heads = c->kv_heads;
+    h.desc.head_dim = c->head_dim;
+    h.desc.window = layer->sliding ? c->window : 0;
+    h.desc.scale = (float)c->attention_scale;
+    h.desc.cap = (float)c->attention_cap;
+    h.desc.longest = pass->m->plan.max_length;
+    h.q = qlora__window(rotated, pass->rows, 0, q);
+    h.k = qlora__window(rotated, pass->rows, q, kv);
+    h.v = qlora__window(&layer->kept.qkv, pass->rows, q + kv, kv);
+    return h;
+}
+
+// Rotates q and k, which are the first columns of x, or, backward, their gradients; before that, a
+// bias is added to all columns of x. If q is scaled by its position, its table contains the factor.
+static qlora_result qlora__softmax_rotate(const qlora__pass* pass, const qlora__layer* layer,
+                                        const qlora_tensor* x, const qlora_tensor* bias,
+                                        bool backward) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
+    const qlora_tensor* table = layer->sliding ? &m->base.rope_sliding : &m->base.rope;
+    qlora_rotation_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.head_dim = c->head_dim;
+    desc.neighbours = (m->arch->has & QLORA__HAS_PAIRED_ROPE) != 0;
+    desc.backward = backward;
+    desc.heads = layer->no_rope ? 0 : c->heads + c->kv_heads;
+    if (desc.heads == 0 && bias == NULL) {
+        return QLORA_OK;
+    }
+    if (desc.heads == 0 || !qlora__scales_queries(m)) {
+        return qlora_rope_apply(pass->ctx, &desc, x, &angles, table, bias, &m->flag);
+    }
+    qlora_tensor x_q = qlora__window(x, pass->rows, 0, q);
+    qlora_tensor x_rest = qlora__window(x, pass->rows, q, x->cols - q);
+    qlora_tensor bias_q;
+    qlora_tensor bias_rest;
+    if (bias != NULL) {
+        bias_q = qlora__window(bias, 1, 0, q);
+        bias_rest = qlora__window(bias, 1, q, x->cols - q);
+    }
+    desc.heads = c->heads;
+    QLORA__TRY(qlora_rope_apply(pass->ctx, &desc, &x_q, &angles, &m->base.rope_query,
+                                bias != NULL ? &bias_q : NULL, &m->flag));
+    desc.heads = c->kv_heads;
+    return qlora_rope_apply(pass->ctx, &desc, &x_rest, &angles, table,
+                            bias != NULL ? &bias_rest : NULL, &m->flag);
+}
+
+// Normalised input in m->work.x -> rotated q, k and v.
+static qlora_result qlora__softmax_qkv(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    qlora_tensor rotated = qlora__slice(pass, &layer->kept.qkv, 0, q + 2 * kv);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->work.x, &rotated));
+    const qlora_tensor* bias = c->qkv_bias && !c->qk_norm ? &layer->qkv_bias : NULL;
+    if (c->qk_norm) {
+        const struct {
+            int64_t at;
+            int64_t width;
+            const qlora_tensor* weight;
+        } parts[] = {{0, q, &layer->norms[QLORA__NORM_Q]}, {q, kv, &layer->norms[QLORA__NORM_K]}};
+        for (int i = 0; i < 2; i++) {
+            qlora_tensor from = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
+            qlora_tensor to = qlora__slice(pass, &layer->kept.qk, parts[i].at, parts[i].width);
+            QLORA__TRY(qlora_rmsnorm_forward(ctx, &from, parts[i].weight, (float)c->rms_eps, &to));
+        }
+        rotated = qlora__slice(pass, &layer->kept.qk, 0, q + kv);
+    }
+    return qlora__softmax_rotate(pass, layer, &rotated, bias, false);
+}
+
+// Input of a layer -> rotated q, k and v, tile by tile.
+static qlora_result qlora__softmax_in(const qlora__pass* pass, qlora__layer* layer, bool again) {
+    qlora_model* m = pass->m;
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        if (again || m->plan.tile > 0) {
+            qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
+            QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
+            QLORA__TRY(
+                qlora__layer_input(&tile, &h, qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
+        }
+        QLORA__TRY(qlora__softmax_qkv(&tile, layer));
+        // Those that are recomputed later share the memory of z.
+        if (again || !layer->recompute || layer->keeps_heads) {
+            QLORA__TRY(qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->work.x));
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__softmax_mix(const qlora__pass* pass, qlora__layer* layer) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, qlora__q_width(c));
+    qlora_tensor lse = layer->kept.lse;
+    lse.cols = pass->rows;
+    lse.ld = pass->rows;
+    qlora_tensor seqs = qlora__pass_seqs(pass);
+    return qlora_attention_forward(pass->ctx, &heads.desc, &heads.q, &heads.k, &heads.v, &seqs, &o,
+                                   &lse);
+}
+
+// The output of attention -> that of the branch.
+static qlora_result qlora__softmax_out(const qlora__pass* pass, qlora__layer* layer,
+                                       const qlora_tensor* o) {
+    qlora_tensor* out = qlora__branch_out(pass->m, layer, QLORA__ATTENTION);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, o, out));
+    return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_O);
+}
+
+// Backward pass of the norms of q and k, in m->work.dqkv. With a weight gradient, the result must
+// not overwrite dy, so it is computed in d_o and copied.
+static qlora_result qlora__softmax_norms_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    float eps = (float)c->rms_eps;
+    const struct {
+        int norm;
+        int64_t at;
+        int64_t width;
+    } parts[] = {{QLORA__NORM_Q, 0, q}, {QLORA__NORM_K, q, kv}};
+    for (int i = 0; i < 2; i++) {
+        const qlora_tensor* w = &layer->norms[parts[i].norm];
+        qlora_tensor raw = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
+        qlora_tensor d = qlora__slice(pass, &m->work.dqkv, parts[i].at, parts[i].width);
+        if (!m->desc.train_norms) {
+            QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &d, NULL));
+            continue;
+        }
+        qlora_tensor through = qlora__slice(pass, &m->work.d_o, 0, parts[i].width);
+        QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &through,
+                                          &layer->d_norms[parts[i].norm]));
+        QLORA__TRY(qlora_scale(ctx, 1.0f, &through, &d));
+    }
+    return QLORA_OK;
+}
+
+// Backward pass of o_proj: d_out -> the gradient of the output of attention in m->work.d_o.
+static qlora_result qlora__softmax_out_run(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    int64_t q = qlora__q_width(&m->plan.config);
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
+    qlora_tensor x = qlora__slice(pass, &layer->kept.o, 0, q + stack.pad);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    qlora_tensor d_o = qlora__slice(pass, &m->work.d_o, 0, q);
+    if (pass->gathered) {
+        qlora_tensor o = qlora__labelled_o(m, pass->labelled);
+        x = qlora__slice(pass, &o, 0, q + stack.pad);
+    }
+    if (qlora__stack_is_dora(m, layer, QLORA__O)) {
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
+    }
+    if (stack.linear.owners != NULL) { // this z is that of the forward pass
+        qlora_tensor inner = qlora__window(&x, pass->rows, 0, q);
+        qlora_tensor z = qlora__window(&x, pass->rows, q, stack.pad);
+        QLORA__TRY(qlora__linear_keep_own(pass->ctx, &stack.linear, &inner, &z));
+    }
+    return qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o);
+}
+
+static qlora_result qlora__softmax_out_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora__pass run;
+    QLORA__TRY(qlora__branch_out_backward(pass, layer, QLORA__ATTENTION));
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        if (run.rows > 0) {
+            QLORA__TRY(qlora__softmax_out_run(&run, layer));
+        }
+    }
+    return QLORA_OK;
+}
+
+// d_o -> gradients of q, k and v, normalised and rotated, in m->work.dqkv.
+static qlora_result qlora__softmax_mix_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, q);
+    qlora_tensor d_o = qlora__window(&m->work.d_o, pass->rows, 0, q);
+    qlora_tensor lse = layer->kept.lse;
+    lse.cols = pass->rows;
+    lse.ld = pass->rows;
+    qlora_tensor dq = qlora__window(&m->work.dqkv, pass->rows, 0, q);
+    qlora_tensor dk = qlora__window(&m->work.dqkv, pass->rows, q, kv);
+    qlora_tensor dv = qlora__window(&m->work.dqkv, pass->rows, q + kv, kv);
+    qlora_tensor seqs = qlora__pass_seqs(pass);
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.q = &heads.q;
+    a.k = &heads.k;
+    a.v = &heads.v;
+    a.seqs = &seqs;
+    a.o = &o;
+    a.lse = &lse;
+    a.d_o = &d_o;
+    a.dq = &dq;
+    a.dk = &dk;
+    a.dv = &dv;
+    a.stats = m->work.stats.data;
+    QLORA__ENTER(ctx, "qlora_attention_backward"); // frees the scratch on return
+    return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
+}
+
+// Whether the rotation writes the codes of dy of q, k and v for the product after it: it is the
+// last thing before that and takes all columns of a head, in pairs half of it apart.
+static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t rotated = qlora__q_width(c) + qlora__kv_width(c);
+    return m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
+           m->desc.dropout == 0.0f && !qlora__pass_has_runs(pass) && !c->qk_norm &&
+           !layer->no_rope && !qlora__scales_queries(m) &&
+           (m->arch->has & QLORA__HAS_PAIRED_ROPE) == 0 && m->base.rope.cols == c->head_dim &&
+           c->head_dim % 16 == 0 && rotated / 2 <= QLORA__ROPE_CODED;
+}
+
+// Gradients of q, k and v -> those before norm and rotation.
+static qlora_result qlora__softmax_in_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    if (qlora__rotation_writes_codes(pass, layer)) {
+        int64_t cols = qlora__q_width(c) + 2 * qlora__kv_width(c);
+        qlora_tensor all = qlora__slice(pass, &m->work.dqkv, 0, cols);
+        qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
+        return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &angles,
+                                 layer->sliding ? &m->base.rope_sliding : &m->base.rope, &m->flag,
+                                 qlora__codes_note(pass, layer, QLORA__QKV, true));
+    }
+    qlora_tensor rotated =
+        qlora__slice(pass, &pass->m->work.dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
+    QLORA__TRY(qlora__softmax_rotate(pass, layer, &rotated, NULL, true));
+    return c->qk_norm ? qlora__softmax_norms_backward(pass, layer) : QLORA_OK;
+}
+
+//@@ src/model/mixers/softmax_text.h
+
+// ---- softmax attention of texts -----------------------------------------------------------------
+//
+// What it needs of a text in flight: the keys and values of its positions, in the cache. Passes of
+// operators attend to them, and steps on the device.
+
+static qlora_result qlora__softmax_store(const qlora__pass* pass, int64_t index) {
+    qlora__heads heads = qlora__heads_of(pass, &pass->m->layers[index]);
+    qlora_tensor rows = qlora__cache_rows(pass->m, index, pass->cache + pass->first, pass->rows);
+    int64_t kv = heads.k.cols;
+    qlora_tensor keys = qlora__window(&rows, pass->rows, 0, kv);
+    qlora_tensor values = qlora__window(&rows, pass->rows, kv, kv);
+    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &heads.k, &keys));
+    return qlora_scale(pass->ctx, 1.0f, &heads.v, &values);
+}
+
+// A batch of `heads` matrices [rows, cols], `stride` elements apart.
+static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_t stride,
+                                    int64_t rows, int64_t cols, int64_t ld) {
+    qlora_tensor v = *t;
+    v.batch = heads;
+    v.batch_stride = stride;
+    v.rows = rows;
+    v.cols = cols;
+    v.ld = ld;
+    return v;
+}
+
+// Attention of all rows of the pass over the cache.
+static qlora_result qlora__softmax_text_rows(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    int64_t keys = pass->first + pass->rows;
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    qlora_tensor rows = qlora__cache_rows(m, index, pass->cache, keys);
+    qlora_tensor k = qlora__window(&rows, keys, 0, heads.k.cols);
+    qlora_tensor v = qlora__window(&rows, keys, heads.k.cols, heads.k.cols);
+    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, heads.q.cols);
+    qlora_tensor lse = layer->kept.lse;
+    lse.cols = pass->rows;
+    lse.ld = pass->rows;
+    qlora_tensor seqs = qlora__pass_seqs(pass);
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.before = pass->first;
+    a.q = &heads.q;
+    a.k = &k;
+    a.v = &v;
+    a.seqs = &seqs;
+    a.o = &o;
+    a.lse = &lse;
+    return qlora__attention_forward(pass->ctx, &heads.desc, &a);
+}
+
+// Attention of the only query of the pass over the cache. Query heads that share a key head are the
+// rows of one matrix, so that one product per key head is enough:
+//
+//   s = scale q K^T, with the cap of the family; p = softmax(s), o = p V
+//
+// over the positions within the window of the layer.
+static qlora_result qlora__softmax_text_row(const qlora__pass* pass, int64_t index) {
+    qlora_ctx* ctx = pass->ctx;
+    int64_t position = pass->first;
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    const qlora_model_config* c = &m->plan.config;
+    int64_t d = c->head_dim;
+    int64_t group = c->heads / c->kv_heads;
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    int64_t window = heads.desc.window > 0 ? heads.desc.window : position + 1;
+    int64_t seen = qlora__min(position + 1, window);
+    qlora_tensor rows = qlora__cache_rows(m, index, pass->cache + position + 1 - seen, seen);
+    qlora_tensor values = qlora__window(&rows, seen, heads.k.cols, heads.k.cols);
+    qlora_tensor k = qlora__as_heads(&rows, c->kv_heads, d, seen, d, rows.ld);
+    qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
+    qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
+    qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
+    qlora_tensor s = qlora__as_heads(&m->texts.scores, c->kv_heads, group * m->texts.scores.ld,
+                                     group, seen, m->texts.scores.ld);
+    qlora_tensor p = qlora__as_heads(&m->texts.chances, c->kv_heads, group * m->texts.chances.ld,
+                                     group, seen, m->texts.chances.ld);
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_b = true;
+    gemm.alpha = heads.desc.scale > 0.0f ? heads.desc.scale : 1.0f / sqrtf((float)d);
+    // Exact fp32, as in attention over many rows.
+    QLORA__TRY(qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &q, &k, &s));
+    qlora_tensor flat_s = qlora__window(&m->texts.scores, c->heads, 0, seen);
+    qlora_tensor flat_p = qlora__window(&m->texts.chances, c->heads, 0, seen);
+    if (heads.desc.cap > 0.0f) {
+        QLORA__TRY(qlora_cap(ctx, heads.desc.cap, &flat_s, &flat_s));
+    }
+    QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
+    if (m->compute != QLORA_F32) { // otherwise both are the same memory
+        QLORA__TRY(qlora_cast(ctx, &flat_s, &flat_p));
+    }
+    gemm.trans_b = false;
+    gemm.alpha = 1.0f;
+    return qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &p, &v, &o);
+}
+
+// Rows that continue a text: they see the cache, which already has the keys and values of all of
+// them.
+static qlora_result qlora__softmax_text(const qlora__pass* pass, int64_t index) {
+    return pass->rows > 1 ? qlora__softmax_text_rows(pass, index)
+                          : qlora__softmax_text_row(pass, index);
+}
+
+#ifndef QLORA_NO_CUDA
+
 // Attention of many texts. A block takes several pages, unless blocks would be too few.
-static qlora_result qlora__decode_attend_all(const qlora_model* m, const qlora__layer* layer,
+static qlora_result qlora__softmax_step_all(const qlora_model* m, const qlora__layer* layer,
                                              const qlora__decode_attention* p) {
     const qlora__decode* d = &m->decode;
     const qlora_linear_part* next = &layer->linears[QLORA__O].parts[0];
@@ -45248,7 +44383,7 @@ static qlora_result qlora__decode_attend_all(const qlora_model* m, const qlora__
                                 128, shared, args);
 }
 
-static qlora__decode_attention qlora__decode_attention_of(const qlora_model* m, int64_t index) {
+static qlora__decode_attention qlora__softmax_layers(const qlora_model* m, int64_t index) {
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
     const qlora__layer* layer = &m->layers[index];
@@ -45286,20 +44421,12 @@ static qlora__decode_attention qlora__decode_attention_of(const qlora_model* m, 
     return p;
 }
 
-// The shared memory of a block of attention: keys and values of a tile, as in
-// kernels/decode/decode_attention.cuh.
-static int64_t qlora__decode_tiles_shared(const qlora_model* m) {
-    int64_t dim = m->plan.config.head_dim;
-    int64_t tile = dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
-    return 2 * tile * (qlora__ceil_div(dim, 16) * 16 + 8) * 2;
-}
-
-static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t index) {
+static qlora_result qlora__softmax_step_mix(const qlora_model* m, int64_t index) {
     const qlora__decode* d = &m->decode;
     const qlora__layer* layer = &m->layers[index];
-    qlora__decode_attention p = qlora__decode_attention_of(m, index);
+    qlora__decode_attention p = qlora__softmax_layers(m, index);
     if (qlora__decode_attends_many(m)) {
-        return qlora__decode_attend_all(m, layer, &p);
+        return qlora__softmax_step_all(m, layer, &p);
     }
     const qlora_linear_part* o = &layer->linears[QLORA__O].parts[0];
     if (m->use_adapters && o->rank > 0 && qlora__decode_row_fits(m, layer)) {
@@ -45312,7 +44439,1000 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
                                 256, (uint32_t)qlora__decode_tiles_shared(m), args);
 }
 
+// A step on the device: x -> y.
+static qlora_result qlora__softmax_step(qlora_model* m, int64_t index) {
+    const qlora__decode* d = &m->decode;
+    const qlora__layer* layer = &m->layers[index];
+    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__QKV, &d->x, &d->qkv));
+    QLORA__TRY(qlora__softmax_step_mix(m, index));
+    return qlora__decode_product_run(m, layer, QLORA__O, &d->o, &d->y);
+}
+
 #endif // QLORA_NO_CUDA
+
+//@@ src/model/mixers/kinds.h
+
+// ---- the kinds of mixers ------------------------------------------------------------------------
+//
+// What the passes through a model call of the part of a layer in which tokens look at each other; a
+// new kind is a row here and a room beside this one.
+
+typedef struct qlora__mixer_kind {
+    // m->work.x, or, tile by tile, the layer's input once more if it is computed `again` -> what
+    // tokens show each other, with z of the stack.
+    qlora_result (*in)(const qlora__pass* pass, qlora__layer* layer, bool again);
+    // That -> what each token has seen, in kept.o.
+    qlora_result (*mix)(const qlora__pass* pass, qlora__layer* layer);
+    // kept.o, or some of its rows -> the output of the branch.
+    qlora_result (*out)(const qlora__pass* pass, qlora__layer* layer, const qlora_tensor* o);
+    // Backward: the gradient of that output -> the one of kept.o, in m->work.d_o -> the one of what
+    // tokens show each other, in m->work.dqkv -> the one of the output of the stack, in its place.
+    qlora_result (*out_backward)(const qlora__pass* pass, qlora__layer* layer);
+    qlora_result (*mix_backward)(const qlora__pass* pass, qlora__layer* layer);
+    qlora_result (*in_backward)(const qlora__pass* pass, qlora__layer* layer);
+    // What a text in flight needs of rows that went through `in`, into its state; and `mix` for
+    // rows that continue a text, which see that state.
+    qlora_result (*store)(const qlora__pass* pass, int64_t index);
+    qlora_result (*text)(const qlora__pass* pass, int64_t index);
+#ifndef QLORA_NO_CUDA
+    // The whole branch in a step on the device, from its input in x to its output in y.
+    qlora_result (*step)(qlora_model* m, int64_t index);
+    // Its parameters in the kernel of all layers; NULL if that cannot have it.
+    qlora__decode_attention (*layers)(const qlora_model* m, int64_t index);
+#endif
+} qlora__mixer_kind;
+
+// Indexed by qlora__mixer.
+static const qlora__mixer_kind qlora__mixer_kinds[] = {
+    {qlora__softmax_in, qlora__softmax_mix, qlora__softmax_out,
+     QLORA__TRAINS ? qlora__softmax_out_backward : NULL,
+     QLORA__TRAINS ? qlora__softmax_mix_backward : NULL,
+     QLORA__TRAINS ? qlora__softmax_in_backward : NULL,
+     QLORA__GENERATES ? qlora__softmax_store : NULL,
+     QLORA__GENERATES ? qlora__softmax_text : NULL,
+#ifndef QLORA_NO_CUDA
+     QLORA__GENERATES ? qlora__softmax_step : NULL, QLORA__GENERATES ? qlora__softmax_layers : NULL
+#endif
+    }};
+
+static const qlora__mixer_kind* qlora__mixer_of(const qlora__layer* layer) {
+    return &qlora__mixer_kinds[layer->layout->mixer];
+}
+
+//@@ src/model/ffns/gated.h
+
+// ---- the gated MLP ------------------------------------------------------------------------------
+//
+// gate and up, their product through the activation, down.
+
+// Input of the MLP in m->work.x -> gate and up.
+static qlora_result qlora__gated_in(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->work.x, &layer->kept.gu));
+    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->work.x);
+}
+
+// s = act(gate) up.
+static qlora_result qlora__gated_activation(const qlora__pass* pass, const qlora_tensor* gate,
+                                            const qlora_tensor* up, const qlora_tensor* s) {
+    return (pass->m->arch->has & QLORA__HAS_GELU) != 0
+               ? qlora_geglu_forward(pass->ctx, gate, up, s)
+               : qlora_swiglu_forward(pass->ctx, gate, up, s);
+}
+
+// Whether the activation's kernel writes its codes for the product of down instead of the
+// activation, which the backward pass computes again.
+static bool qlora__activation_is_coded(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model* m = pass->m;
+    return qlora__is_fp8(m) && qlora__z_comes(pass, layer) &&
+           !qlora__pass_reads_codes(pass, layer) &&
+           m->plan.config.intermediate <= QLORA__FP8_GATED_WIDTH;
+}
+
+// The gated activation in m->work.s, or its codes, and z of down if the activation comes with it.
+static qlora_result qlora__gated_hidden(const qlora__pass* pass, const qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.intermediate;
+    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
+    qlora_tensor s = qlora__window(&m->work.s, pass->rows, 0, width);
+    if (qlora__activation_is_coded(pass, layer)) {
+        qlora_tensor z = qlora__window(&m->work.s, pass->rows, width, layer->pads[QLORA__DOWN]);
+        return qlora__fp8_gated(pass->ctx, qlora__codes_note(pass, layer, QLORA__DOWN, false),
+                                (m->arch->has & QLORA__HAS_GELU) != 0, &gate, &up,
+                                layer->linears[QLORA__DOWN].parts[0].a, &z);
+    }
+    return qlora__z_comes(pass, layer) ? qlora__layer_tail(pass, layer, &gate, &up, &s)
+                                       : qlora__gated_activation(pass, &gate, &up, &s);
+}
+
+// The gated activation and down_proj.
+static qlora_result qlora__gated_out(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
+    QLORA__TRY(qlora__gated_hidden(pass, layer));
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__DOWN, &m->work.s,
+                                    qlora__branch_out(m, layer, QLORA__MLP)));
+    return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->work.s);
+}
+
+static qlora_result qlora__gated_activation_backward(const qlora__pass* pass,
+                                                     const qlora_tensor* ds,
+                                                     const qlora_tensor* gate,
+                                                     const qlora_tensor* up,
+                                                     const qlora_tensor* s) {
+    return (pass->m->arch->has & QLORA__HAS_GELU) != 0
+               ? qlora_geglu_backward(pass->ctx, ds, gate, up, gate, up, s)
+               : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
+}
+
+// Whether ds lacks what the adapter of down adds to it, which the activation's backward pass then
+// adds: in FP8, where it is a product of its own that writes a matrix as large as the activation.
+static bool qlora__ds_lacks_share(const qlora__pass* pass, const qlora__layer* layer,
+                                  const qlora__stack* down) {
+    int64_t ranks[3];
+    return QLORA__GATED_SHARE && down->linear.fp8 != NULL &&
+           qlora__gated_ranks(pass->m, layer, ranks) && ranks[2] > 0;
+}
+
+// The gradients of gate and up from ds, and with them dB of gate and up and dA of down, which are
+// added up on the second stream: dy has u of down.
+static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__layer* layer,
+                                                const qlora__stack* down, const qlora_tensor* ds,
+                                                const qlora_tensor* dy) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.intermediate;
+    qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
+    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
+    bool kept = layer->kept.z[QLORA__GATE_UP].cols > 0; // otherwise it is in x
+    qlora__gated g;
+    qlora_tensor halves[2]; // of dB, if gate and up are one projection
+    int64_t ranks[3];
+    int64_t at = 0;
+    memset(&g, 0, sizeof g);
+    qlora__gated_ranks(m, layer, ranks);
+    g.dh = ds;
+    g.gate = &gate;
+    g.up = &up;
+    g.gelu = (m->arch->has & QLORA__HAS_GELU) != 0;
+    g.parts = &m->work.gated_parts;
+    for (int i = 0; i < 2; i++) {
+        const qlora_linear_part* part = &l.parts[l.count == 1 ? 0 : i];
+        qlora__gated_factor* f = &g.factors[i];
+        if (ranks[i] == 0) {
+            continue;
+        }
+        halves[i] = *part->db;
+        halves[i].rows = width;
+        halves[i].data = (float*)part->db->data + (l.count == 1 ? i * width * part->db->ld : 0);
+        f->z = kept ? qlora__slice(pass, &layer->kept.z[QLORA__GATE_UP], at, ranks[i])
+                    : qlora__local(pass, &m->work.x, l.in + at, ranks[i]);
+        f->d = &halves[i];
+        f->scale = part->scale;
+        at += l.count == 1 ? 0 : ranks[i];
+    }
+    if (ranks[2] > 0) {
+        g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
+        g.factors[2].d = down->linear.parts[0].da;
+    }
+    qlora_tensor a;
+    qlora_tensor sb;
+    if (qlora__ds_lacks_share(pass, layer, down)) {
+        bool joined = qlora__linear_joined(&down->linear, down->pad, &a, &sb);
+        QLORA_ASSERT(joined); // or ds would lose the share
+        g.a = joined ? &a : NULL;
+    }
+    qlora_tensor most;
+    if (qlora__u_is_coded(m, layer)) {
+        most = qlora__window(&m->work.fp8_most, 1, 0, pass->rows);
+        QLORA__TRY(qlora__tensor_zero(pass->ctx, &most));
+        g.most = &most;
+    }
+    QLORA__TRY(qlora__gated_tiles(pass->ctx, &g));
+    QLORA__TRY(qlora__beside_begin(pass->ctx));
+    return qlora__beside_end(pass->ctx, QLORA__DOWN, qlora__gated_sum(pass->ctx, &g));
+}
+
+// Backward pass of down_proj and the activation: d_out -> the gradient of gate and up in kept.gu.
+static qlora_result qlora__gated_out_run(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.intermediate;
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
+    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
+    qlora_tensor x = qlora__local(pass, &m->work.s, 0, width + stack.pad);
+    qlora_tensor s = qlora__local(pass, &m->work.s, 0, width);
+    qlora_tensor ds = qlora__local(pass, &m->work.ds, 0, width);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
+    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
+        QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &s));
+        QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
+        QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
+        return qlora__gated_activation_backward(pass, &ds, &gate, &up, NULL);
+    }
+    if (qlora__stack_is_dora(m, layer, QLORA__DOWN)) { // its output is computed again from s
+        QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &s));
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__DOWN, &stack, &x, &dy));
+        QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
+        return qlora__gated_activation_backward(pass, &ds, &gate, &up, NULL);
+    }
+    // The activation is computed again, over its gradient, in the same pass over gate and up.
+    if (qlora__ds_lacks_share(pass, layer, &stack)) {
+        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
+        QLORA__TRY(
+            qlora__fp8_product(ctx, stack.linear.fp8, true, stack.coded, &dy_inner, &ds, false));
+    } else {
+        QLORA__TRY(
+            qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded, &ds));
+    }
+    if (qlora__gated_ranks(m, layer, NULL)) {
+        QLORA__TRY(qlora__gated_fused_backward(pass, layer, &stack, &ds, &dy));
+    } else if (qlora__u_comes(pass, layer)) {
+        qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
+        qlora_tensor u =
+            qlora__local(pass, &layer->kept.gu, 2 * width, layer->pads[QLORA__GATE_UP]);
+        QLORA__TRY(qlora__tails_backward(ctx, (m->arch->has & QLORA__HAS_GELU) != 0, &l, &ds, &gate,
+                                         &up, &s, &u));
+    } else {
+        QLORA__TRY(qlora__gated_activation_backward(pass, &ds, &gate, &up, &s));
+    }
+    return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
+}
+
+static qlora_result qlora__gated_out_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora__pass run;
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        if (run.rows > 0) {
+            QLORA__TRY(qlora__gated_out_run(&run, layer));
+        }
+    }
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+// The activation comes with the product.
+static qlora_result qlora__gated_step(const qlora_model* m, const qlora__layer* layer) {
+    return qlora__decode_product_run(m, layer, QLORA__GATE_UP, &m->decode.x, &m->decode.s);
+}
+#endif
+
+//@@ src/model/ffns/plain.h
+
+// ---- the MLP without a gate ---------------------------------------------------------------------
+//
+// up, squared ReLU, down. up is the stack that gate and up are elsewhere, and its output has their
+// memory.
+
+// Input of the MLP in m->work.x -> up.
+static qlora_result qlora__plain_in(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->work.x, &layer->kept.gu));
+    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->work.x);
+}
+
+// The activation and down_proj.
+static qlora_result qlora__plain_out(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.intermediate;
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, 0, width);
+    qlora_tensor s = qlora__window(&m->work.s, pass->rows, 0, width);
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
+    QLORA__TRY(qlora__relu2_forward(pass->ctx, &up, &s));
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__DOWN, &m->work.s,
+                                    qlora__branch_out(m, layer, QLORA__MLP)));
+    return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->work.s);
+}
+
+// Backward pass of down_proj and the activation: d_out -> the gradient of up in kept.gu.
+static qlora_result qlora__plain_out_run(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.intermediate;
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor x = qlora__local(pass, &m->work.s, 0, width + stack.pad);
+    qlora_tensor s = qlora__local(pass, &m->work.s, 0, width);
+    qlora_tensor ds = qlora__local(pass, &m->work.ds, 0, width);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
+    qlora__relu2 job;
+    memset(&job, 0, sizeof job);
+    job.ds = &ds;
+    job.u = &up;
+    job.du = &up;
+    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
+        QLORA__TRY(qlora__relu2_forward(pass->ctx, &up, &s));
+        QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
+        QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
+        return qlora__relu2_backward(pass->ctx, &job);
+    }
+    if (qlora__stack_is_dora(m, layer, QLORA__DOWN)) { // its output is computed again from s
+        QLORA__TRY(qlora__relu2_forward(pass->ctx, &up, &s));
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__DOWN, &stack, &x, &dy));
+        QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
+        return qlora__relu2_backward(pass->ctx, &job);
+    }
+    // The activation is computed again, over its gradient, in the same pass over up.
+    QLORA__TRY(
+        qlora__linear_u_dx(pass->ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded, &ds));
+    job.s = &s;
+    QLORA__TRY(qlora__relu2_backward(pass->ctx, &job));
+    return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
+}
+
+static qlora_result qlora__plain_out_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora__pass run;
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        if (run.rows > 0) {
+            QLORA__TRY(qlora__plain_out_run(&run, layer));
+        }
+    }
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+static qlora_result qlora__plain_step(const qlora_model* m, const qlora__layer* layer) {
+    const qlora_tensor* s = &m->decode.s;
+    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &m->decode.x, s));
+    return qlora__relu2_forward(m->ctx, s, s);
+}
+#endif
+
+//@@ src/model/ffns/kinds.h
+
+// ---- the kinds of feed-forward parts ------------------------------------------------------------
+//
+// What the passes through a model call; a new kind is a row here and a room beside this one.
+
+typedef struct qlora__ffn_kind {
+    // m->work.x -> what the backward pass needs, in kept.gu.
+    qlora_result (*in)(const qlora__pass* pass, qlora__layer* layer);
+    // kept.gu -> the output of the branch.
+    qlora_result (*out)(const qlora__pass* pass, qlora__layer* layer);
+    // The gradient of that output -> the one of kept.gu, in its place, and those of the adapters.
+    qlora_result (*out_backward)(const qlora__pass* pass, qlora__layer* layer);
+#ifndef QLORA_NO_CUDA
+    // In a step on the device, from x to the input of down in s.
+    qlora_result (*step)(const qlora_model* m, const qlora__layer* layer);
+#endif
+} qlora__ffn_kind;
+
+// Indexed by qlora__ffn.
+static const qlora__ffn_kind qlora__ffn_kinds[] = {
+    {qlora__gated_in, qlora__gated_out, QLORA__TRAINS ? qlora__gated_out_backward : NULL,
+#ifndef QLORA_NO_CUDA
+     QLORA__GENERATES ? qlora__gated_step : NULL
+#endif
+    },
+    {qlora__plain_in, qlora__plain_out, QLORA__TRAINS ? qlora__plain_out_backward : NULL,
+#ifndef QLORA_NO_CUDA
+     QLORA__GENERATES ? qlora__plain_step : NULL
+#endif
+    }};
+
+static const qlora__ffn_kind* qlora__ffn_of(const qlora__layer* layer) {
+    return &qlora__ffn_kinds[layer->layout->ffn];
+}
+
+//@@ src/model/forward.h
+
+// ---- forward ------------------------------------------------------------------------------------
+//
+// The forward pass in pieces: begin; then, for each layer, its attention and its MLP. Whole passes,
+// steps in slices and decoding all run these pieces in this order.
+
+// NEFTune adds its noise to what the embedding returns: in transformers, some embeddings scale
+// their rows themselves, and others are scaled afterwards.
+static qlora_result qlora__forward_noise(const qlora__pass* pass, const qlora_tensor* h) {
+    const qlora_model* m = pass->m;
+    bool scaled = (m->arch->has & QLORA__HAS_ROOT_SCALE) != 0;
+    double factor = scaled ? 1.0 : m->plan.config.embedding_scale;
+    const qlora__batch_rows rows = {&m->batch.positions, &m->batch.sequences, &m->batch.seqs,
+                                    &m->batch.dropout};
+    return qlora__noise(pass->ctx, h, &rows, m->neftune * (float)factor);
+}
+
+// Token ids -> the input of layer 0 in m->work.x. With tiles, the input of a stack is computed by
+// the loop over tiles that uses it, everywhere.
+static qlora_result qlora__forward_begin(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
+    qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
+    m->flow.placed_layer = 0; // adapters may have changed
+    m->flow.coded = NULL;
+    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u)); // copies of a step that was given up
+    QLORA__TRY(qlora__tokens_place(pass->ctx, m));
+    QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
+    if (c->embedding_scale != 1.0) {
+        QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
+    }
+    if (QLORA__TRAINS && pass->training && m->neftune > 0.0f) {
+        QLORA__TRY(qlora__forward_noise(pass, &h));
+    }
+    return m->plan.tile > 0 ? QLORA_OK : qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
+}
+
+// Whether the input of a layer is copied to the host in this pass. If not all of them fit there,
+// the first layer of a group keeps its input from the forward pass on, and the others have theirs
+// only while the backward pass is in their group. The last group is the first one there.
+static bool qlora__input_leaves(const qlora__pass* pass, int64_t index) {
+    const qlora_model* m = pass->m;
+    int64_t every = qlora__max(m->plan.offload_every, 1);
+    bool head = index % every == 0;
+    bool last = index / every == (m->plan.config.layers - 1) / every;
+    return m->layers[index].away != NULL && (pass->group ? !head : head || last);
+}
+
+// If the input of a layer is offloaded, its copy to the host starts here; nothing waits for it
+// before the memory is needed for the input of the layer after the next.
+static qlora_result qlora__input_away(const qlora__pass* pass, int64_t index) {
+    qlora__layer* layer = &pass->m->layers[index];
+    return pass->training && qlora__input_leaves(pass, index)
+               ? qlora__away_copy(pass->ctx, (int)(index % 2), false, &layer->kept.h, layer->away)
+               : QLORA_OK;
+}
+
+// Gathers the output of attention and the residual stream of the labelled rows.
+static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__layer* layer,
+                                        qlora_tensor* o, qlora_tensor* h) {
+    const qlora_model* m = pass->m;
+    *o = qlora__labelled_o(m, pass->labelled);
+    qlora__arena_window(&layer->kept.gu, 0, pass->rows, m->plan.config.hidden, h);
+    qlora_tensor heads = qlora__window(o, pass->rows, 0, layer->linears[QLORA__O].in);
+    QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));
+    return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
+}
+
+// Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->work.x,
+// gate and up.
+static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    qlora_tensor o = qlora__slice(pass, &layer->kept.o, 0, layer->kept.o.cols);
+    qlora_tensor h = qlora__slice(pass, &layer->kept.h, 0, m->plan.config.hidden);
+    qlora_tensor h2 = qlora__layer_h2(pass, layer);
+    if (pass->gathered) {
+        QLORA__TRY(qlora__layer_gather(pass, layer, &o, &h));
+    }
+    QLORA__TRY(qlora__mixer_of(layer)->out(pass, layer, &o));
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
+    QLORA__TRY(qlora__branch_add(pass, layer, QLORA__ATTENTION, &h, &h2,
+                                 qlora__branch_norm(m, layer, QLORA__MLP), true));
+    return qlora__ffn_of(layer)->in(pass, layer);
+}
+
+// When decoding, several rows at the beginning of a text see only each other. Rows that continue a
+// text see its state, which they are part of already.
+static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
+    qlora__layer* layer = &pass->m->layers[index];
+    const qlora__mixer_kind* kind = qlora__mixer_of(layer);
+    QLORA__TRY(qlora__input_away(pass, index));
+    if (pass->group && layer->keeps_attention) { // its output is there
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__offload_wait(pass, layer));
+    QLORA__TRY(kind->in(pass, layer, false));
+    QLORA__TRY(qlora__offload_begin(pass, layer, QLORA__OFFLOAD_HEADS));
+    bool decoding = QLORA__GENERATES && pass->decoding;
+    if (decoding) {
+        QLORA__TRY(kind->store(pass, index));
+    }
+    if (decoding && (pass->first > 0 || pass->rows == 1)) {
+        return kind->text(pass, index);
+    }
+    QLORA__TRY(kind->mix(pass, layer));
+    return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_ATTENTION);
+}
+
+// Leaves the input of the next layer, or of the head, in m->work.x, unless there are tiles.
+static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    int64_t width = m->plan.config.hidden;
+    qlora__pass after = qlora__pass_after(pass, index);
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < after.rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(&after, at);
+        qlora_tensor h2 = qlora__layer_h2(&tile, layer);
+        qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
+        QLORA__TRY(qlora__layer_middle(&tile, layer));
+        QLORA__TRY(qlora__ffn_of(layer)->out(&tile, layer));
+        // The copy of the input before that of this layer, which was in the same memory.
+        QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
+        QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__GATE_UP)); // z in x
+        QLORA__TRY(qlora__branch_add(&tile, layer, QLORA__MLP, &h2, &next,
+                                     qlora__norm_before(m, index + 1), m->plan.tile == 0));
+    }
+    return QLORA_OK;
+}
+
+// Token ids -> the output of the final norm in m->work.x.
+static qlora_result qlora__forward(const qlora__pass* pass) {
+    qlora_ctx* ctx = pass->ctx;
+    size_t scratch = qlora__scratch_mark(ctx);
+    QLORA__TRY(qlora__forward_begin(pass));
+    for (int64_t l = 0; l < pass->m->plan.config.layers; l++) {
+        if (pass->dry && pass->m->layers[l].like_another) {
+            continue;
+        }
+        QLORA__TRY(qlora__forward_attention(pass, l));
+        QLORA__TRY(qlora__forward_mlp(pass, l));
+        qlora__scratch_release(ctx, scratch);
+    }
+    return QLORA_OK;
+}
+
+//@@ src/model/head.h
+
+// ---- head ---------------------------------------------------------------------------------------
+
+// logits = x head^T / divisor, or, backward, dx = dlogits head / divisor.
+static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
+                                        const qlora_tensor* from, const qlora_tensor* to) {
+    const qlora_model* m = pass->m;
+    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    if (m->base.head_is_nf4) {
+        // No weights of a layer are needed until the next layer begins.
+        const qlora__coded_way way = {pass->math, backward, 0, alpha, &m->work.operand};
+        QLORA__TRY(qlora__operand_wait(pass));
+        size_t before = qlora__scratch_mark(pass->ctx);
+        qlora_result r = qlora__nf4_multiply(pass->ctx, &way, from, &m->base.head_nf4, to);
+        qlora__scratch_release(pass->ctx, before);
+        return r;
+    }
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_b = !backward;
+    gemm.alpha = alpha;
+    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, qlora__head_table(m), to);
+}
+
+// The gradient of a trained head: of the matrix, or of some rows of it. The gradients of the logits
+// and the rows that they belong to are in m->work.logits and m->work.rows_x.
+static qlora_result qlora__head_gradients(const qlora__pass* pass) {
+    const qlora_model* m = pass->m;
+    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    if (m->tables.saved_head || m->tables.saved_tied) {
+        return qlora__linear_gemm(pass->ctx, pass->math, QLORA__LINEAR_GRADIENT, alpha, 1.0f,
+                                  &m->work.logits, &m->work.rows_x,
+                                  m->tables.saved_head ? &m->tables.d_head : &m->tables.d_embed);
+    }
+    return qlora__head_gradient(
+        pass->ctx, &m->work.logits, &m->work.rows_x, &m->tables.token_rows, alpha,
+        m->tables.head_rows ? &m->tables.d_head_tokens : &m->tables.d_tokens);
+}
+
+// Losses of a chunk whose first labelled row is number `first`: the rows of each adapter have their
+// own scale and their own sums. The rows after the last label have none.
+static qlora_result qlora__head_runs(const qlora__pass* pass, int64_t first,
+                                     const qlora_cross_entropy_desc* all) {
+    qlora_model* m = pass->m;
+    int64_t count = all->logits->rows;
+    for (int64_t i = 0; i <= m->work.run_count; i++) {
+        bool rest = i == m->work.run_count;
+        const qlora__owned_rows* run = &m->work.runs[rest ? i - 1 : i];
+        int64_t from = qlora__max((rest ? run->label_end : run->label) - first, 0);
+        int64_t to = rest ? count : qlora__min(run->label_end - first, count);
+        if (from >= to) {
+            continue;
+        }
+        qlora_cross_entropy_desc args = *all;
+        qlora_tensor logits =
+            qlora__window(all->logits, to - from, from * all->logits->ld, all->logits->cols);
+        qlora_tensor labels = qlora__window(all->labels, 1, from, to - from);
+        qlora_tensor weights = qlora__window(all->weights, 1, from, to - from);
+        qlora_tensor losses = qlora__window(all->losses, 1, from, to - from);
+        qlora_tensor scale = qlora__window(all->scale, 1, run->adapter, 1);
+        const qlora_tensor* sums =
+            run->adapter == m->adapter ? &m->totals : &m->owns[run->adapter].totals;
+        qlora_tensor totals = qlora__window(sums, 1, 0, 3);
+        args.logits = &logits;
+        args.labels = &labels;
+        args.weights = &weights;
+        args.losses = &losses;
+        args.scale = &scale;
+        args.total = rest ? NULL : &totals;
+        QLORA__TRY(qlora_cross_entropy(pass->ctx, &args));
+    }
+    return QLORA_OK;
+}
+
+// The same for adapters that stand side by side, of all rows at once.
+static qlora_result qlora__head_owned(const qlora__pass* pass, int64_t first,
+                                      const qlora_cross_entropy_desc* all) {
+    qlora_model* m = pass->m;
+    qlora_cross_entropy_desc args = *all;
+    qlora_tensor claims = qlora__window(&m->batch.claims, 1, first, all->logits->rows);
+    const qlora_tensor* sums = m->adapter == 0 ? &m->totals : &m->owns[0].totals;
+    qlora_tensor totals = qlora__window(sums, 1, 0, 3);
+    const qlora__loss_owners owners = {&claims, m->adapters, QLORA__TOTALS_STRIDE};
+    args.total = &totals;
+    QLORA__ENTER(pass->ctx, "qlora_cross_entropy"); // frees the scratch on return
+    return qlora__leave(pass->ctx, qlora__cross_entropy(pass->ctx, &args, &owners));
+}
+
+// Chunk i of the labelled rows, from the output of the final norm, which may have only those. With
+// tiles, only the rows of the chunk are normalised.
+static qlora_result qlora__head_gather(const qlora__pass* pass, int64_t i) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t C = m->plan.head_chunk;
+    bool tiled = m->plan.tile > 0;
+    if (pass->labelled > 0) {
+        int64_t rows = qlora__min(C, pass->labelled - i * C);
+        qlora_tensor some = qlora__window(&m->work.x, rows, i * C * m->work.x.ld, c->hidden);
+        qlora_tensor copy = qlora__window(&m->work.rows_x, rows, 0, c->hidden);
+        if (rows < C) { // the others have no label
+            QLORA__TRY(qlora__tensor_zero(pass->ctx, &m->work.rows_x));
+        }
+        return qlora_scale(pass->ctx, 1.0f, &some, &copy);
+    }
+    qlora_tensor x = qlora__window(tiled ? &m->work.last_h : &m->work.x, pass->rows, 0, c->hidden);
+    qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
+    QLORA__TRY(qlora_embed(pass->ctx, &x, &rows, &m->work.rows_x, &m->flag));
+    return tiled ? qlora__stream_norm(pass, &m->work.rows_x, &m->base.final_norm, &m->work.rows_x)
+                 : QLORA_OK;
+}
+
+// Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
+// to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
+static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
+                                      const qlora_tensor* totals, bool gradient) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t C = m->plan.head_chunk;
+    qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
+    qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
+    qlora_tensor losses = qlora__window(&m->work.losses, 1, i * C, C);
+    m->flow.placed_layer = 0;                 // the logits are in the memory of the operand
+    QLORA__TRY(qlora__beside_wait(ctx, ~0u)); // z of the last layer is in that of s
+    QLORA__TRY(qlora__head_gather(pass, i));
+    QLORA__TRY(qlora__head_product(pass, false, &m->work.rows_x, &m->work.logits));
+    qlora_cross_entropy_desc args;
+    memset(&args, 0, sizeof args);
+    args.logits = &m->work.logits;
+    args.labels = &labels;
+    args.weights = &weights;
+    qlora_tensor scale = qlora__window(&m->batch.scale, 1, 0, 1);
+    args.scale = gradient && qlora__pass_is_shared(pass) ? &m->batch.scale : &scale;
+    args.losses = &losses;
+    args.total = totals;
+    args.flag = &m->flag;
+    args.forward_only = !gradient;
+    args.cap = (float)c->logits_cap;
+    bool own = QLORA__TRAINS && gradient;
+    QLORA__TRY(own && qlora__pass_is_wide(pass)    ? qlora__head_owned(pass, i * C, &args)
+               : own && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
+                                                   : qlora_cross_entropy(ctx, &args));
+    if (QLORA__TRAINS && gradient) {
+        qlora_tensor dx = m->work.rows_dx;
+        dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
+        dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
+        dx.rows = C;
+        QLORA__TRY(qlora__head_product(pass, true, &m->work.logits, &dx));
+        if (qlora__trains_head(m)) {
+            QLORA__TRY(qlora__head_gradients(pass));
+        }
+    }
+    return QLORA_OK;
+}
+
+// Copies the gradients of the labelled rows to their tokens in m->work.delta; other tokens get
+// zero.
+static qlora_result qlora__head_spread(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, pass->row, pass->rows);
+    qlora_tensor dx = qlora__window(&m->work.delta, pass->rows, 0, m->plan.config.hidden);
+    return qlora_embed(pass->ctx, &m->work.rows_dx, &inverse, &dx, &m->flag);
+}
+
+// Zeroes the row of tokens without a label: the memory has had another use since.
+static qlora_result qlora__head_clear(const qlora__pass* pass) {
+    const qlora_tensor* all = &pass->m->work.rows_dx;
+    qlora_tensor row = qlora__window(all, 1, (all->rows - 1) * all->ld, all->cols);
+    return qlora__tensor_zero(pass->ctx, &row);
+}
+
+static qlora_result qlora__head_end(const qlora__pass* pass) {
+    if (pass->m->plan.tile > 0 || pass->labelled > 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__head_clear(pass));
+    return qlora__head_spread(pass);
+}
+
+static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
+                                bool gradient) {
+    for (int64_t i = 0; i < chunks; i++) {
+        QLORA__TRY(qlora__head_chunk(pass, i, totals, gradient));
+    }
+    return QLORA__TRAINS && gradient ? qlora__head_end(pass) : QLORA_OK;
+}
+
+// Computes the logits of some rows of the pass, into the first rows of m->work.logits.
+static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, int64_t rows) {
+    qlora_model* m = pass->m;
+    qlora_tensor x;
+    const qlora_tensor* from = m->plan.tile > 0 ? &m->work.last_h : &m->work.x;
+    QLORA__TRY(qlora__tensor_view(pass->ctx, from, first, rows, 0, m->plan.config.hidden, &x));
+    if (m->plan.tile > 0) {
+        qlora_tensor h = x;
+        x = qlora__window(&m->work.rows_x, rows, 0, m->plan.config.hidden);
+        QLORA__TRY(qlora__stream_norm(pass, &h, &m->base.final_norm, &x));
+    }
+    qlora_tensor logits = qlora__window(&m->work.logits, rows, 0, m->plan.config.vocab);
+    m->flow.placed_layer = 0; // the logits may be where the operands were
+    QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
+    float cap = (float)m->plan.config.logits_cap;
+    return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;
+}
+
+//@@ src/model/backward.h
+
+// ---- backward -----------------------------------------------------------------------------------
+//
+// The gradient of the residual stream passes through the layers on the main stream. The gradients
+// of the adapters (their inputs normalised again, z, dA, dB) do not affect it, so they run in
+// parallel, on the second stream; the work of stack g uses slot g. A buffer that the second stream
+// reads must not be overwritten before it has been read:
+//
+//   buffer                    read for               overwritten by
+//   d_out and last columns    down and o             the next norm; if it is not dh itself, the
+//                                                    gradient of the next output
+//   dqkv                      qkv                    the attention of the next layer
+//   output of attention       o                      recomputation of a layer; that of labelled
+//                                                    rows (qlora__labelled_o), their way back
+//   s                         down                   d_o, and ds of the next layer, after that norm
+//   x                         written there as well  recomputation; with DoRA, the next stack
+//   gradients of gate and up  gate_up                recomputation of a layer
+//   parts of sums             dA of down, dB of      the activation of the next layer, after that
+//                             gate and up            norm
+//   rstd                      dA of qkv, gate_up     the norm of the next layer
+//   the shared operand        z that was not kept    placing other weights: qlora__operand_wait
+//   last columns of x and s   keeping z, forward     the next norm; z of the next layer; the head
+//
+// The main stream uses some memory for one thing after another (qlora__layout_x and _overlaid):
+//
+//   x, while the head begins | gradients of its rows, until dh is there | x
+//   rows and logits of the head | s for the MLP, d_o for attention, operand, delta, dh and others
+
+// Recomputes the activations after attention: everything except down_proj, unless the backward pass
+// of a norm needs its output.
+static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer* layer) {
+    QLORA__TRY(qlora__layer_middle(pass, layer));
+    if (!qlora__has_norm(pass->m, QLORA__NORM_MLP_OUT)) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__ffn_of(layer)->out(pass, layer));
+    return qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN); // z in s
+}
+
+// Recomputes the activations that a layer did not keep; with tiles, only up to attention. The
+// attention of a long sequence takes as long as all products of its layer, and its output is as
+// small as the layer's input, so that is kept first where there is memory. after: the pass after
+// attention.
+static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pass* after,
+                                       qlora__layer* layer) {
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+    if (!layer->keeps_heads) {
+        QLORA__TRY(qlora__mixer_of(layer)->in(pass, layer, true));
+    }
+    if (!layer->keeps_attention) {
+        QLORA__TRY(qlora__mixer_of(layer)->mix(pass, layer));
+    }
+    return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(after, layer);
+}
+
+// Backward pass of o_proj of the last layer if it has only the labelled rows after attention: their
+// gradients go back to their tokens, those of the output of attention, in m->work.d_o, and of the
+// residual stream, in m->work.dh.
+static qlora_result qlora__backward_labelled(const qlora__pass* pass, int64_t index) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    qlora__pass after = qlora__pass_after(pass, index);
+    QLORA__TRY(qlora__mixer_of(layer)->out_backward(&after, layer));
+    // It still reads dh, and the output of attention in dqkv.
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__O));
+    qlora_tensor d_o = qlora__window(&m->work.d_o, pass->rows, 0, layer->linears[QLORA__O].in);
+    qlora_tensor dh = qlora__window(&m->work.dh, pass->rows, 0, m->plan.config.hidden);
+    QLORA__TRY(qlora__labelled_spread(ctx, m, pass->labelled, &m->work.dqkv, &d_o));
+    return qlora__labelled_spread(ctx, m, pass->labelled, &m->work.delta, &dh);
+}
+
+// The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
+// the first, its MLP and its attention; then end.
+
+// If the last layer has only the labelled rows after attention: gradient of the final norm's output
+// in m->work.rows_dx -> gradient of the residual stream in the first rows of m->work.dh. The head
+// has not written the rows that fill up the number of chunks.
+static qlora_result qlora__backward_begin_labelled(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.hidden;
+    int64_t end = pass->chunks * m->plan.head_chunk;
+    qlora_tensor dx;
+    qlora__arena_window(&m->work.rows_dx, 0, pass->labelled, width, &dx);
+    if (end < pass->labelled) {
+        qlora_tensor rest;
+        qlora__arena_window(&m->work.rows_dx, end * width, pass->labelled - end, width, &rest);
+        QLORA__TRY(qlora__tensor_zero(pass->ctx, &rest));
+    }
+    qlora_tensor h = qlora__window(&m->work.last_h, pass->labelled, 0, width);
+    qlora_tensor dh = qlora__window(&m->work.dh, pass->labelled, 0, width);
+    return qlora__final_norm_backward(pass, &dx, &h, &dh);
+}
+
+// Gradient of the final norm's output in m->work.delta -> gradient of the residual stream in
+// m->work.dh. With tiles, that of the output comes from the labelled rows here, and not from
+// qlora__head_end.
+static qlora_result qlora__backward_begin(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.hidden;
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // z of the last layer, in s
+    if (pass->labelled > 0) {
+        return qlora__backward_begin_labelled(pass);
+    }
+    if (m->plan.tile > 0) {
+        QLORA__TRY(qlora__head_clear(pass));
+    }
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        qlora_tensor dx = qlora__window(&m->work.delta, tile.rows, 0, width);
+        qlora_tensor h = qlora__slice(&tile, &m->work.last_h, 0, width);
+        qlora_tensor dh = qlora__slice(&tile, &m->work.dh, 0, width);
+        if (m->plan.tile > 0) {
+            QLORA__TRY(qlora__head_spread(&tile));
+        }
+        QLORA__TRY(qlora__final_norm_backward(pass, &dx, &h, &dh));
+    }
+    return QLORA_OK;
+}
+
+// Waits for the input of a layer if it is offloaded, and starts the copies of that of the one below
+// it, and of what it keeps of attention, in the memory of the one above, which is no longer needed.
+static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__away_wait(pass->ctx, 1u << index % 2));
+    if (index == 0 || m->layers[index - 1].away == NULL) {
+        return QLORA_OK;
+    }
+    qlora__layer* below = &m->layers[index - 1];
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
+    QLORA__TRY(
+        qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away));
+    return qlora__offload_back(pass, below);
+}
+
+// Whether the backward pass enters a group of layers of which only the first has its input on the
+// host: at its last layer, unless it is the last group.
+static bool qlora__group_begins(const qlora_model* m, int64_t index) {
+    int64_t every = m->plan.offload_every;
+    return m->plan.offloaded_layers > 0 && every > 1 && index % every == every - 1 &&
+           index / every != (m->plan.config.layers - 1) / every;
+}
+
+// Computes the inputs of the layers of a group once more, from that of its first layer up to that
+// of its last one, number `top`. The same operations on the same numbers give the same bits. Of the
+// layer above, nothing is needed any more but the gradient of the residual stream.
+static qlora_result qlora__group_again(const qlora__pass* pass, int64_t top) {
+    qlora_model* m = pass->m;
+    int64_t first = top - top % m->plan.offload_every;
+    qlora__layer* layer = &m->layers[first];
+    qlora__pass again = *pass;
+    again.group = true;
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u));
+    QLORA__TRY(
+        qlora__away_copy(pass->ctx, (int)(first % 2), true, &layer->kept.h, layer->away));
+    QLORA__TRY(qlora__away_wait(pass->ctx, 1u << first % 2));
+    if (m->plan.tile == 0) {
+        qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, m->plan.config.hidden);
+        QLORA__TRY(qlora__layer_input(&again, &h, qlora__norm_before(m, first)));
+    }
+    size_t scratch = qlora__scratch_mark(pass->ctx);
+    for (int64_t l = first; l < top; l++) {
+        QLORA__TRY(qlora__forward_attention(&again, l));
+        QLORA__TRY(qlora__forward_mlp(&again, l));
+        qlora__scratch_release(pass->ctx, scratch);
+    }
+    return QLORA_OK;
+}
+
+// With tiles, everything between attention and the end of the layer is done for one tile before the
+// next: first what was not kept, then its gradients down to the output of attention.
+static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    bool tiled = m->plan.tile > 0;
+    qlora__pass after = qlora__pass_after(pass, index);
+    if (qlora__group_begins(m, index)) {
+        QLORA__TRY(qlora__group_again(pass, index));
+    }
+    QLORA__TRY(qlora__input_back(pass, index));
+    if (layer->recompute) {
+        QLORA__TRY(qlora__offload_wait(pass, layer));
+        QLORA__TRY(qlora__layer_again(pass, &after, layer));
+    }
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < after.rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(&after, at);
+        if (tiled) {
+            QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it uses the memory of a tile
+            QLORA__TRY(qlora__layer_again_mlp(&tile, layer));
+        }
+        qlora_tensor h = qlora__mlp_stream(&tile, layer);
+        QLORA__TRY(qlora__branch_out_backward(&tile, layer, QLORA__MLP));
+        QLORA__TRY(qlora__ffn_of(layer)->out_backward(&tile, layer));
+        QLORA__TRY(
+            qlora__branch_input_backward(&tile, layer, QLORA__MLP, &layer->kept.gu, &h, true));
+        if (tiled) {
+            QLORA__TRY(qlora__mixer_of(layer)->out_backward(&tile, layer));
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    const qlora__mixer_kind* kind = qlora__mixer_of(layer);
+    bool tiled = m->plan.tile > 0;
+    bool gathered = qlora__pass_after(pass, index).gathered;
+    QLORA__TRY(qlora__offload_next(pass, layer));
+    if (gathered) {
+        QLORA__TRY(qlora__backward_labelled(pass, index));
+    } else if (!tiled) {
+        QLORA__TRY(kind->out_backward(pass, layer));
+    }
+    QLORA__TRY(kind->mix_backward(pass, layer));
+    // Below layer 0, at most its norm and the embedding are trained.
+    bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
+        qlora_tensor dy = qlora__slice(&tile, &m->work.dqkv, 0, m->work.dqkv.cols);
+        if (tiled) {
+            QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+        }
+        QLORA__TRY(kind->in_backward(&tile, layer));
+        QLORA__TRY(
+            qlora__branch_input_backward(&tile, layer, QLORA__ATTENTION, &dy, &h, below));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__backward_end(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u));
+    if (!qlora__trains_embedding(m)) {
+        return QLORA_OK;
+    }
+    qlora_tensor dh = qlora__window(&m->work.dh, pass->rows, 0, m->plan.config.hidden);
+    qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
+    return qlora__embed_gradient(pass->ctx, &dh, &ids,
+                                 m->tables.saved_embed ? NULL : &m->tables.token_rows,
+                                 (float)m->plan.config.embedding_scale,
+                                 m->tables.saved_embed ? &m->tables.d_embed : &m->tables.d_tokens);
+}
+
+static qlora_result qlora__backward(const qlora__pass* pass) {
+    QLORA__TRY(qlora__backward_begin(pass));
+    for (int64_t l = pass->m->plan.config.layers - 1; l >= 0; l--) {
+        if (pass->dry && pass->m->layers[l].like_another) {
+            continue;
+        }
+        QLORA__TRY(qlora__backward_mlp(pass, l));
+        QLORA__TRY(qlora__backward_attention(pass, l));
+    }
+    return qlora__backward_end(pass);
+}
 
 //@@ src/model/step_layers.h
 
@@ -45485,7 +45605,11 @@ static bool qlora__decode_layer_of(const qlora_model* m, int64_t index, qlora__d
         }
         fits = fits && qlora__decode_layers_take(p, linear->parts[0].nf4 != NULL);
     }
-    to->attention = qlora__decode_attention_of(m, index);
+    const qlora__mixer_kind* mixer = qlora__mixer_of(layer);
+    fits = fits && mixer->layers != NULL;
+    if (fits) {
+        to->attention = mixer->layers(m, index);
+    }
     return fits;
 }
 
@@ -45692,25 +45816,15 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     return qlora__decode_multiply(m, m->base.head_is_nf4, false, &p);
 }
 
-// The activation of gate and up, or of up, in s; that of a gate comes with the product.
-static qlora_result qlora__decode_hidden(qlora_model* m, qlora__layer* layer) {
-    const qlora__decode* d = &m->decode;
-    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &d->x, &d->s));
-    return layer->layout->ffn == QLORA__FFN_PLAIN ? qlora__relu2_forward(m->ctx, &d->s, &d->s)
-                                                  : QLORA_OK;
-}
-
 // A branch, from its input in x to its output in y.
 static qlora_result qlora__decode_branch(qlora_model* m, int64_t l, int branch) {
     const qlora__decode* d = &m->decode;
     qlora__layer* layer = &m->layers[l];
-    if (branch == QLORA__MLP) {
-        QLORA__TRY(qlora__decode_hidden(m, layer));
-        return qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y);
+    if (branch == QLORA__ATTENTION) {
+        return qlora__mixer_of(layer)->step(m, l);
     }
-    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__QKV, &d->x, &d->qkv));
-    QLORA__TRY(qlora__decode_attention_run(m, l));
-    return qlora__decode_product_run(m, layer, QLORA__O, &d->o, &d->y);
+    QLORA__TRY(qlora__ffn_of(layer)->step(m, layer));
+    return qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y);
 }
 
 // What the norm after a branch needs.
@@ -45735,7 +45849,7 @@ static qlora_result qlora__decode_beside(qlora_model* m, int64_t l, qlora__decod
     again.again = true;
     again.next = &layer->linears[QLORA__GATE_UP];
     QLORA__TRY(qlora__decode_norm_run(m, &again));
-    QLORA__TRY(qlora__decode_hidden(m, layer));
+    QLORA__TRY(qlora__ffn_of(layer)->step(m, layer));
     qlora__decode_after(m, layer, QLORA__ATTENTION, b);
     b->next = NULL;
     QLORA__TRY(qlora__decode_norm_run(m, b));
@@ -57322,4 +57436,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end fffdab78d3107a17
+//@@ end 53d7fef2dc352b8b

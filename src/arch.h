@@ -80,14 +80,22 @@ typedef struct qlora__projection_row {
 
 #define QLORA__PROJECTIONS 7 // at most, per layer
 
+// The kinds of mixers, the parts in which tokens look at each other.
+typedef enum qlora__mixer {
+    QLORA__MIXER_SOFTMAX, // o(softmax attention of q, k and v)
+    QLORA__MIXERS
+} qlora__mixer;
+
 // The kinds of feed-forward parts.
 typedef enum qlora__ffn {
     QLORA__FFN_GATED, // down(act(gate) up)
-    QLORA__FFN_PLAIN  // down(relu(up)^2); up is the stack QLORA__GATE_UP
+    QLORA__FFN_PLAIN, // down(relu(up)^2); up is the stack QLORA__GATE_UP
+    QLORA__FFNS
 } qlora__ffn;
 
 // The projections of a layer, stack by stack.
 typedef struct qlora__layout {
+    qlora__mixer mixer;
     qlora__ffn ffn;
     int count;
     qlora__projection_row rows[QLORA__PROJECTIONS];
@@ -118,7 +126,7 @@ typedef struct qlora__layout {
 #define QLORA__ROW_NONE \
     {0, 0, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_HIDDEN, QLORA__BIAS_MLP, false, NULL, NULL, NULL}
 
-static const qlora__layout qlora__layout_seven = {QLORA__FFN_GATED, 7,
+static const qlora__layout qlora__layout_seven = {QLORA__MIXER_SOFTMAX, QLORA__FFN_GATED, 7,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_MLP(4, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
                     "mlp.gate_proj", "ffn_gate", NULL),
@@ -127,25 +135,25 @@ static const qlora__layout qlora__layout_seven = {QLORA__FFN_GATED, 7,
      QLORA__ROW_DOWN("mlp.down_proj")},
     {{0, 3}, {3, 1}, {4, 2}, {6, 1}}};
 // Phi 3: q, k and v in one matrix, gate and up in another.
-static const qlora__layout qlora__layout_fused = {QLORA__FFN_GATED, 4,
+static const qlora__layout qlora__layout_fused = {QLORA__MIXER_SOFTMAX, QLORA__FFN_GATED, 4,
     {{7, QLORA__QKV, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_QKV, QLORA__BIAS_QKV, false,
       "self_attn.qkv_proj", "attn_qkv", NULL},
      QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
      QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE, QLORA__ROW_NONE, QLORA__ROW_NONE},
     {{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
 // GLM: only gate and up in one matrix.
-static const qlora__layout qlora__layout_gate_up = {QLORA__FFN_GATED, 6,
+static const qlora__layout qlora__layout_gate_up = {QLORA__MIXER_SOFTMAX, QLORA__FFN_GATED, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
      QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // Granite 4: the same under the names of its shared MLP; GGUF files split the matrix.
-static const qlora__layout qlora__layout_shared_mlp = {QLORA__FFN_GATED, 6,
+static const qlora__layout qlora__layout_shared_mlp = {QLORA__MIXER_SOFTMAX, QLORA__FFN_GATED, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_GATE_UP("shared_mlp.input_linear", "ffn_gate", "ffn_up"),
      QLORA__ROW_DOWN("shared_mlp.output_linear"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // Arcee: no gate.
-static const qlora__layout qlora__layout_plain = {QLORA__FFN_PLAIN, 6,
+static const qlora__layout qlora__layout_plain = {QLORA__MIXER_SOFTMAX, QLORA__FFN_PLAIN, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_MLP(5, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
                     "mlp.up_proj", "ffn_up", NULL),

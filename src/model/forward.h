@@ -61,7 +61,7 @@ static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__la
     const qlora_model* m = pass->m;
     *o = qlora__labelled_o(m, pass->labelled);
     qlora__arena_window(&layer->kept.gu, 0, pass->rows, m->plan.config.hidden, h);
-    qlora_tensor heads = qlora__window(o, pass->rows, 0, qlora__q_width(&m->plan.config));
+    qlora_tensor heads = qlora__window(o, pass->rows, 0, layer->linears[QLORA__O].in);
     QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));
     return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
 }
@@ -76,7 +76,7 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
     if (pass->gathered) {
         QLORA__TRY(qlora__layer_gather(pass, layer, &o, &h));
     }
-    QLORA__TRY(qlora__softmax_out(pass, layer, &o));
+    QLORA__TRY(qlora__mixer_of(layer)->out(pass, layer, &o));
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
     QLORA__TRY(qlora__branch_add(pass, layer, QLORA__ATTENTION, &h, &h2,
                                  qlora__branch_norm(m, layer, QLORA__MLP), true));
@@ -84,25 +84,26 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
 }
 
 // When decoding, several rows at the beginning of a text see only each other. Rows that continue a
-// text see the cache, which already has the keys and values of all of them.
+// text see its state, which they are part of already.
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
+    const qlora__mixer_kind* kind = qlora__mixer_of(layer);
     QLORA__TRY(qlora__input_away(pass, index));
     if (pass->group && layer->keeps_attention) { // its output is there
         return QLORA_OK;
     }
     QLORA__TRY(qlora__offload_wait(pass, layer));
-    QLORA__TRY(qlora__softmax_heads(pass, layer, false));
+    QLORA__TRY(kind->in(pass, layer, false));
     QLORA__TRY(qlora__offload_begin(pass, layer, QLORA__OFFLOAD_HEADS));
-    if (pass->decoding) {
-        QLORA__TRY(qlora__cache_store(pass, index));
+    bool decoding = QLORA__GENERATES && pass->decoding;
+    if (decoding) {
+        QLORA__TRY(kind->store(pass, index));
     }
-    if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
-        QLORA__TRY(qlora__softmax_forward(pass, layer));
-        return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_ATTENTION);
+    if (decoding && (pass->first > 0 || pass->rows == 1)) {
+        return kind->text(pass, index);
     }
-    return pass->rows > 1 ? qlora__cache_attention_rows(pass, index)
-                          : qlora__cache_attention(pass, index);
+    QLORA__TRY(kind->mix(pass, layer));
+    return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_ATTENTION);
 }
 
 // Leaves the input of the next layer, or of the head, in m->work.x, unless there are tiles.

@@ -189,3 +189,10 @@ static qlora_result qlora__gated_out_backward(const qlora__pass* pass, qlora__la
     }
     return QLORA_OK;
 }
+
+#ifndef QLORA_NO_CUDA
+// The activation comes with the product.
+static qlora_result qlora__gated_step(const qlora_model* m, const qlora__layer* layer) {
+    return qlora__decode_product_run(m, layer, QLORA__GATE_UP, &m->decode.x, &m->decode.s);
+}
+#endif
