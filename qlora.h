@@ -35910,7 +35910,8 @@ static const qlora_tensor* qlora__codes_memory(const qlora__projection* p) {
     return p->is_nf4 ? &p->nf4.memory : &p->fp8.memory;
 }
 
-// The activations of a layer that the backward pass needs.
+// The activations of a layer that the backward pass needs. Which of them a layer has, and with how
+// many columns, its kinds of parts say: model/slots.h.
 typedef struct qlora__kept {
     qlora_tensor h;   // [T, H] residual stream at the layer's input
     qlora_tensor qkv; // [T, q + 2 kv] after the rotation; with q/k norm, before norm and rotation
@@ -36824,6 +36825,15 @@ static int64_t qlora__stack_most(const qlora_model* m, int group) {
     return most;
 }
 
+// Columns of its input, in the widest layer.
+static int64_t qlora__stack_most_in(const qlora_model* m, int group) {
+    int64_t most = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        most = qlora__max(most, m->layers[l].linears[group].in);
+    }
+    return most;
+}
+
 // Whether q is multiplied by a factor that depends on the position, within the planned lengths.
 static bool qlora__scales_queries(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -37104,62 +37114,11 @@ static int64_t qlora__tile_rows(const qlora_model* m) {
     return m->plan.tile > 0 ? qlora__min(m->plan.tile, m->plan.tokens) : m->plan.tokens;
 }
 
-// The output of attention, with room for z of o_proj, and its row statistics.
-static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
-                                    const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
-    const qlora_model_config* c = &m->plan.config;
-    int64_t T = m->plan.tokens;
-    qlora__arena_tensor(arena, m->compute, T, qlora__q_width(c) + pads[QLORA__O], &kept->o);
-    qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
-}
-
-// Whether q, k and v are in the memory that layers use in turn, if attention is offloaded: those of
-// layers that are not recomputed are.
-static bool qlora__slots_have_heads(const qlora_model* m) {
-    return m->plan.offloaded_attention > 0 &&
-           (m->plan.heads_layers > 0 || m->plan.recompute_layers == 0);
-}
-
-// q, k and v, also before their norms.
-static void qlora__layout_heads(qlora__arena* arena, qlora_model* m, qlora__kept* kept) {
-    const qlora_model_config* c = &m->plan.config;
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    qlora__arena_tensor(arena, m->compute, m->plan.tokens, q + 2 * kv, &kept->qkv);
-    if (c->qk_norm) {
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, q + kv, &kept->qk);
-    }
-}
-
 // Whether z of the forward pass is the one that the gradients need. With dropout, DoRA or several
 // adapters, and on the CPU, it is computed in other ways.
 static bool qlora__keeps_z(const qlora_model* m) {
     return qlora__trains(m) && m->on_gpu && !(m->desc.dropout > 0.0f) && !m->dora &&
            !qlora__has_several(m);
-}
-
-// Whether the backward pass of the activation computes dB of gate and up and dA of down as well.
-// ranks: of gate, up and down; may be NULL.
-static bool qlora__gated_ranks(const qlora_model* m, const qlora__layer* layer, int64_t* ranks) {
-    const qlora_model_config* c = &m->plan.config;
-    const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
-    int64_t own[3] = {l->parts[0].rank, l->parts[l->count - 1].rank,
-                      layer->linears[QLORA__DOWN].parts[0].rank};
-    if (ranks != NULL) {
-        memcpy(ranks, own, sizeof own);
-    }
-    return layer->layout->ffn == QLORA__FFN_GATED && qlora__gated_takes(own) && qlora__keeps_z(m) &&
-           m->compute == QLORA_BF16 && qlora__tile_rows(m) * c->intermediate >= QLORA__GATED_FROM &&
-           c->hidden % 8 == 0 && c->intermediate % 8 == 0;
-}
-
-// Whether it does in any layer.
-static bool qlora__has_gated(const qlora_model* m) {
-    bool any = false;
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        any = any || qlora__gated_ranks(m, &m->layers[l], NULL);
-    }
-    return any;
 }
 
 // f32 elements of the parts of sums that the gradients of any stack need. Several adapters have
@@ -37177,6 +37136,260 @@ static int64_t qlora__skinny_most(const qlora_model* m) {
     return most;
 }
 
+//@@ src/model/slots.h
+
+// ---- slots --------------------------------------------------------------------------------------
+//
+// What a part of a layer keeps for the backward pass: tensors of qlora__kept. Each kind of part has
+// a list of them (mixers/plans.h, ffns/plans.h); what lays out memory loops over the lists.
+
+// Which rows a slot has, when a layer that is short of memory has it, and where it may go.
+typedef enum qlora__kept_use {
+    QLORA__KEPT_MIXED, // all: what mixing leaves; the first that recomputed layers keep; the host
+    QLORA__KEPT_IN,    // all: what mixing reads; the next that they keep; the host with MIXED
+    QLORA__KEPT_TILE   // of a tile: what comes after mixing; always computed again
+} qlora__kept_use;
+
+typedef struct qlora__kept_slot {
+    qlora__kept_use use;
+    size_t place; // of its tensor in qlora__kept
+    qlora_dtype dtype;
+    int64_t rows;
+    int64_t cols;
+} qlora__kept_slot;
+
+#define QLORA__KEPT_SLOTS 16 // of all kinds, at most
+
+typedef struct qlora__kept_slots {
+    int count;
+    qlora__kept_slot all[QLORA__KEPT_SLOTS];
+} qlora__kept_slots;
+
+// Adds a slot, or makes one in the same place larger: layers that take turns with memory need the
+// most that any of them does.
+static void qlora__kept_add(qlora__kept_slots* slots, const qlora__kept_slot* slot) {
+    int i = 0;
+    while (i < slots->count && slots->all[i].place != slot->place) {
+        i++;
+    }
+    QLORA_ASSERT(i < QLORA__KEPT_SLOTS);
+    if (i == slots->count) {
+        slots->all[slots->count++] = *slot;
+        return;
+    }
+    slots->all[i].rows = qlora__max(slots->all[i].rows, slot->rows);
+    slots->all[i].cols = qlora__max(slots->all[i].cols, slot->cols);
+}
+
+// The tensor of a slot.
+static qlora_tensor* qlora__kept_at(const qlora__kept_slot* slot, qlora__kept* kept) {
+    return (qlora_tensor*)(void*)((char*)kept + slot->place);
+}
+
+// Lays out the slots with one use.
+static void qlora__layout_slots(qlora__arena* arena, const qlora__kept_slots* slots,
+                                qlora__kept_use use, qlora__kept* kept) {
+    for (int i = 0; i < slots->count; i++) {
+        const qlora__kept_slot* s = &slots->all[i];
+        if (s->use == use) {
+            qlora__arena_tensor(arena, s->dtype, s->rows, s->cols, qlora__kept_at(s, kept));
+        }
+    }
+}
+
+// Uses those of another layer.
+static void qlora__borrow_slots(const qlora__kept_slots* slots, qlora__kept_use use,
+                                qlora__kept* from, qlora__kept* to) {
+    for (int i = 0; i < slots->count; i++) {
+        if (slots->all[i].use == use) {
+            *qlora__kept_at(&slots->all[i], to) = *qlora__kept_at(&slots->all[i], from);
+        }
+    }
+}
+
+//@@ src/model/mixers/plans.h
+
+// ---- what the kinds of mixers need --------------------------------------------------------------
+//
+// What plan and memory ask; what the passes call is in kinds.h.
+
+typedef struct qlora__mixer_plan {
+    const char* name;
+    // Adds what a layer keeps for the backward pass.
+    void (*keep)(const qlora_model* m, const qlora__layer* layer, qlora__kept_slots* slots);
+    // Memory that all layers use, in training; NULL = none.
+    void (*share)(qlora__arena* arena, qlora_model* m);
+    unsigned z; // stacks (one bit each) whose z leaves no other trace, as x is overwritten
+} qlora__mixer_plan;
+
+// q, k and v, also before their norms; the output, with room for z of o_proj, and its statistics.
+static void qlora__softmax_keep(const qlora_model* m, const qlora__layer* layer,
+                                qlora__kept_slots* slots) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t T = m->plan.tokens;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    const qlora__kept_slot all[] = {
+        {QLORA__KEPT_IN, offsetof(qlora__kept, qkv), m->compute, T, q + 2 * kv},
+        {QLORA__KEPT_MIXED, offsetof(qlora__kept, o), m->compute, T, q + layer->pads[QLORA__O]},
+        {QLORA__KEPT_MIXED, offsetof(qlora__kept, lse), QLORA_F32, c->heads, T},
+        {QLORA__KEPT_IN, offsetof(qlora__kept, qk), m->compute, T, q + kv}};
+    for (int i = 0; i < (c->qk_norm ? 4 : 3); i++) {
+        qlora__kept_add(slots, &all[i]);
+    }
+}
+
+// The backward pass keeps two numbers per head and token, in the scratch buffer unless they would
+// fill it.
+static bool qlora__has_own_stats(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    return m->on_gpu && (uint64_t)(c->heads * m->plan.tokens) * 8 > ((uint64_t)32 << 20);
+}
+
+static void qlora__softmax_share(qlora__arena* arena, qlora_model* m) {
+    if (qlora__has_own_stats(m)) {
+        qlora__arena_tensor(arena, QLORA_F32, m->plan.config.heads, 2 * m->plan.tokens,
+                            &m->work.stats);
+    }
+}
+
+// Indexed by qlora__mixer.
+static const qlora__mixer_plan qlora__mixer_plans[] = {
+    {"softmax", qlora__softmax_keep, qlora__softmax_share, 1u << QLORA__QKV}};
+
+static const qlora__mixer_plan* qlora__mixer_plan_of(const qlora__layer* layer) {
+    return &qlora__mixer_plans[layer->layout->mixer];
+}
+
+// The memory that the mixers of a model share: each kind that it has, once.
+static void qlora__mixers_share(qlora__arena* arena, qlora_model* m) {
+    bool done[QLORA__MIXERS];
+    memset(done, 0, sizeof done);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__mixer_plan* plan = qlora__mixer_plan_of(&m->layers[l]);
+        if (!done[plan - qlora__mixer_plans] && plan->share != NULL) {
+            plan->share(arena, m);
+        }
+        done[plan - qlora__mixer_plans] = true;
+    }
+}
+
+//@@ src/model/ffns/plans.h
+
+// ---- what the kinds of feed-forward parts need --------------------------------------------------
+//
+// What plan and memory ask; what the passes call is in kinds.h.
+
+typedef struct qlora__ffn_plan {
+    const char* name;
+    // Adds what a layer keeps for the backward pass.
+    void (*keep)(const qlora_model* m, const qlora__layer* layer, qlora__kept_slots* slots);
+    // Memory that all layers use, in training; NULL = none.
+    void (*share)(qlora__arena* arena, qlora_model* m);
+    // The kernels of a layer that others do not need.
+    qlora__needs (*needs)(const qlora_model* m, const qlora__layer* layer);
+    // Whether the backward pass of the activation computes dB of the stack before it and dA of the
+    // one after it as well; NULL = never.
+    bool (*sums)(const qlora_model* m, const qlora__layer* layer);
+    bool joins;             // the activation has kernels with parts of the products beside it
+    unsigned z;             // stacks (one bit each) whose z is kept, as x is overwritten
+    unsigned z_sums;        // of recomputed layers, if it sums
+    int64_t fp8_multiple;   // that the width must be for aligned rows of FP8 products
+    const char* activation; // in config.json; NULL = it depends on the family
+} qlora__ffn_plan;
+
+// The output of the first stack, with room for u.
+static void qlora__stack_keep(const qlora_model* m, const qlora__layer* layer,
+                              qlora__kept_slots* slots) {
+    const qlora__kept_slot gu = {QLORA__KEPT_TILE, offsetof(qlora__kept, gu), m->compute,
+                            qlora__tile_rows(m),
+                            qlora_linear_out(&layer->linears[QLORA__GATE_UP]) +
+                                layer->pads[QLORA__GATE_UP]};
+    qlora__kept_add(slots, &gu);
+}
+
+// Whether the backward pass of the activation computes dB of gate and up and dA of down as well.
+// ranks: of gate, up and down; may be NULL.
+static bool qlora__gated_ranks(const qlora_model* m, const qlora__layer* layer, int64_t* ranks) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
+    int64_t own[3] = {l->parts[0].rank, l->parts[l->count - 1].rank,
+                      layer->linears[QLORA__DOWN].parts[0].rank};
+    if (ranks != NULL) {
+        memcpy(ranks, own, sizeof own);
+    }
+    return qlora__gated_takes(own) && qlora__keeps_z(m) &&
+           m->compute == QLORA_BF16 && qlora__tile_rows(m) * c->intermediate >= QLORA__GATED_FROM &&
+           c->hidden % 8 == 0 && c->intermediate % 8 == 0;
+}
+
+static bool qlora__gated_sums(const qlora_model* m, const qlora__layer* layer) {
+    return qlora__gated_ranks(m, layer, NULL);
+}
+
+static qlora__needs qlora__gated_needs(const qlora_model* m, const qlora__layer* layer) {
+    return qlora__gated_sums(m, layer) ? QLORA__NEED_GATED : 0;
+}
+
+static qlora__needs qlora__plain_needs(const qlora_model* m, const qlora__layer* layer) {
+    (void)m;
+    (void)layer;
+    return QLORA__NEED_RELU2;
+}
+
+static void qlora__gated_share(qlora__arena* arena, qlora_model* m) {
+    int64_t parts = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layer* layer = &m->layers[l];
+        if (layer->layout->ffn == QLORA__FFN_GATED && qlora__gated_sums(m, layer)) {
+            parts = qlora__gated_room(qlora__tile_rows(m), m->plan.config.intermediate);
+        }
+    }
+    qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->work.gated_parts);
+}
+
+// Indexed by qlora__ffn. Of the gated one, gate and up are next to each other in rows of FP8.
+static const qlora__ffn_plan qlora__ffn_plans[] = {
+    {"gated", qlora__stack_keep, qlora__gated_share, qlora__gated_needs, qlora__gated_sums, true,
+     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 1u << QLORA__DOWN, 4, NULL},
+    {"plain", qlora__stack_keep, NULL, qlora__plain_needs, NULL, false,
+     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2"}};
+
+static const qlora__ffn_plan* qlora__ffn_plan_of(const qlora__layer* layer) {
+    return &qlora__ffn_plans[layer->layout->ffn];
+}
+
+// The memory that the feed-forward parts of a model share: each kind that it has, once.
+static void qlora__ffns_share(qlora__arena* arena, qlora_model* m) {
+    bool done[QLORA__FFNS];
+    memset(done, 0, sizeof done);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__ffn_plan* plan = qlora__ffn_plan_of(&m->layers[l]);
+        if (!done[plan - qlora__ffn_plans] && plan->share != NULL) {
+            plan->share(arena, m);
+        }
+        done[plan - qlora__ffn_plans] = true;
+    }
+}
+
+// Whether the activation of a layer computes gradients of adapters, or that of any layer.
+static bool qlora__ffn_sums(const qlora_model* m, const qlora__layer* layer) {
+    const qlora__ffn_plan* plan = qlora__ffn_plan_of(layer);
+    return plan->sums != NULL && plan->sums(m, layer);
+}
+
+static bool qlora__any_ffn_sums(const qlora_model* m) {
+    bool any = false;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        any = any || qlora__ffn_sums(m, &m->layers[l]);
+    }
+    return any;
+}
+
+//@@ src/model/activations.h
+
+// ---- memory of activations ----------------------------------------------------------------------
+
 // z of stacks (one bit each), if they have adapters. Rows of x or s that are not multiples of 8
 // have z where it is not aligned, and other kernels would add up the gradients: it stays there, in
 // layers that are recomputed and in others.
@@ -37190,32 +37403,47 @@ static void qlora__layout_z(qlora__arena* arena, qlora_model* m, const int64_t p
     }
 }
 
-// Of which stacks it is kept: those that leave no other trace of it. A recomputed layer has that of
-// gate and up in x and that of down in s when it is needed; if the activation is not written once
-// more (ops/gated.h), it has its own of down.
-#define QLORA__Z_KEPT (1u << QLORA__QKV | 1u << QLORA__GATE_UP | 1u << QLORA__DOWN)
-#define QLORA__Z_SHARED (1u << QLORA__QKV)
-#define QLORA__Z_OWN (1u << QLORA__DOWN)
+// The slots of a layer.
+static qlora__kept_slots qlora__slots_of_layer(const qlora_model* m, const qlora__layer* layer) {
+    qlora__kept_slots slots;
+    memset(&slots, 0, sizeof slots);
+    qlora__mixer_plan_of(layer)->keep(m, layer, &slots);
+    qlora__ffn_plan_of(layer)->keep(m, layer, &slots);
+    return slots;
+}
 
-// Of pads, only those of o and of gate/up are used. heads, attention: q, k and v, and the output of
-// attention, are among the activations.
-static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
-                               const int64_t pads[QLORA__GROUPS], bool heads, bool attention,
+// Those of layers that use the same memory, in turn.
+static qlora__kept_slots qlora__slots_most(const qlora_model* m) {
+    qlora__kept_slots slots;
+    memset(&slots, 0, sizeof slots);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__mixer_plan_of(&m->layers[l])->keep(m, &m->layers[l], &slots);
+        qlora__ffn_plan_of(&m->layers[l])->keep(m, &m->layers[l], &slots);
+    }
+    return slots;
+}
+
+// The stacks whose z mixers of the model keep: also in recomputed layers, which share its memory. z
+// of the MLP is in x and s of such a layer when it is needed; where the activation is not written
+// once more, it has its own.
+static unsigned qlora__mixers_z(const qlora_model* m) {
+    unsigned z = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        z |= qlora__mixer_plan_of(&m->layers[l])->z;
+    }
+    return z;
+}
+
+// What a layer has after mixing: also the stream, and what the norms after its branches read.
+static void qlora__layout_kept(qlora__arena* arena, qlora_model* m, const qlora__kept_slots* slots,
                                qlora__kept* kept) {
-    const qlora_model_config* c = &m->plan.config;
+    int64_t width = m->plan.config.hidden;
     int64_t some = qlora__tile_rows(m);
-    if (heads) {
-        qlora__layout_heads(arena, m, kept);
-    }
-    if (attention) {
-        qlora__layout_attention(arena, m, pads, kept);
-    }
-    qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
-    qlora__arena_tensor(arena, m->compute, some,
-                        qlora__stack_most(m, QLORA__GATE_UP) + pads[QLORA__GATE_UP], &kept->gu);
+    qlora__arena_tensor(arena, m->compute, some, width, &kept->h2);
+    qlora__layout_slots(arena, slots, QLORA__KEPT_TILE, kept);
     for (int i = 0; i < QLORA__BRANCHES; i++) {
         if (qlora__has_norm(m, qlora__branches[i].after)) {
-            qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[i]);
+            qlora__arena_tensor(arena, m->compute, some, width, &kept->out[i]);
         }
     }
 }
@@ -37229,20 +37457,28 @@ static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) 
     }
 }
 
+// Whether what mixing reads is in the memory that layers use in turn, if attention is offloaded:
+// that of layers that are not recomputed is.
+static bool qlora__slots_have_heads(const qlora_model* m) {
+    return m->plan.offloaded_attention > 0 &&
+           (m->plan.heads_layers > 0 || m->plan.recompute_layers == 0);
+}
+
 // Memory that layers use in turn for what they keep of attention while it is copied. One copy can
-// take all of it, so it is in one piece; what fewer layers keep is at the end, and last q, k and v,
-// which are there before the rest.
-static void qlora__layout_slot(qlora__arena* arena, qlora_model* m,
-                               const int64_t pads[QLORA__GROUPS], qlora__kept* slot) {
+// take all of it, so it is in one piece; what fewer layers keep is at the end, and last what mixing
+// reads, which is there before the rest.
+static void qlora__layout_offload(qlora__arena* arena, qlora_model* m,
+                                  const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
     size_t first = arena->used;
-    memset(slot, 0, sizeof *slot);
-    qlora__layout_attention(arena, m, pads, slot);
+    qlora__kept_slots slots = qlora__slots_most(m);
+    memset(kept, 0, sizeof *kept);
+    qlora__layout_slots(arena, &slots, QLORA__KEPT_MIXED, kept);
     m->work.offload_bytes[0] = arena->used - first;
     m->work.offload_bytes[1] = m->work.offload_bytes[0];
     if (qlora__slots_have_heads(m)) {
-        qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, slot);
+        qlora__layout_z(arena, m, pads, qlora__mixers_z(m), kept);
         m->work.offload_bytes[1] = arena->used - first;
-        qlora__layout_heads(arena, m, slot);
+        qlora__layout_slots(arena, &slots, QLORA__KEPT_IN, kept);
     }
     m->work.offload_bytes[2] = arena->used - first;
 }
@@ -37252,41 +37488,48 @@ static size_t qlora__offload_bytes(const qlora_model* m, const qlora__layer* lay
     return m->work.offload_bytes[layer->keeps_heads || !layer->recompute ? 2 : 0];
 }
 
-// What a layer has of attention is in its slot.
-static void qlora__layer_slot(qlora_model* m, qlora__layer* layer) {
-    const qlora__kept* slot = &m->work.offload_slots[layer->offload_number % 2];
-    qlora__kept* kept = &layer->kept;
-    kept->o = slot->o;
-    kept->lse = slot->lse;
+// What a layer has of attention is in that memory.
+static void qlora__layer_offload(qlora_model* m, qlora__layer* layer,
+                                 const qlora__kept_slots* slots) {
+    qlora__kept* from = &m->work.offload_slots[layer->offload_number % 2];
+    unsigned z = qlora__mixer_plan_of(layer)->z;
+    qlora__borrow_slots(slots, QLORA__KEPT_MIXED, from, &layer->kept);
     if (qlora__slots_have_heads(m)) {
-        kept->qkv = slot->qkv;
-        kept->qk = slot->qk;
-        kept->z[QLORA__QKV] = slot->z[QLORA__QKV];
+        qlora__borrow_slots(slots, QLORA__KEPT_IN, from, &layer->kept);
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            layer->kept.z[g] = (z & 1u << g) != 0 ? from->z[g] : layer->kept.z[g];
+        }
     }
 }
 
 // What a recomputed layer keeps besides its input.
 static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
+    qlora__kept_slots slots = qlora__slots_of_layer(m, layer);
     layer->kept = m->work.again;
-    if (qlora__gated_ranks(m, layer, NULL)) {
-        qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
+    if (qlora__ffn_sums(m, layer)) {
+        qlora__layout_z(arena, m, layer->pads, qlora__ffn_plan_of(layer)->z_sums, &layer->kept);
     }
     if (m->plan.offloaded_attention > 0) {
-        qlora__layer_slot(m, layer);
+        qlora__layer_offload(m, layer, &slots);
     } else if (layer->keeps_attention) {
-        qlora__layout_attention(arena, m, layer->pads, &layer->kept);
+        qlora__layout_slots(arena, &slots, QLORA__KEPT_MIXED, &layer->kept);
     }
 }
 
 // What a layer that is not recomputed keeps besides its input.
 static void qlora__layout_whole(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
     bool leaves = layer->offload_number >= 0;
-    unsigned z = leaves ? QLORA__Z_KEPT & ~QLORA__Z_SHARED : QLORA__Z_KEPT;
-    qlora__layout_kept(arena, m, layer->pads, !leaves, !leaves, &layer->kept);
+    unsigned mixed = leaves ? 0 : qlora__mixer_plan_of(layer)->z;
+    qlora__kept_slots slots = qlora__slots_of_layer(m, layer);
+    if (!leaves) {
+        qlora__layout_slots(arena, &slots, QLORA__KEPT_IN, &layer->kept);
+        qlora__layout_slots(arena, &slots, QLORA__KEPT_MIXED, &layer->kept);
+    }
+    qlora__layout_kept(arena, m, &slots, &layer->kept);
     memset(layer->kept.z, 0, sizeof layer->kept.z);
-    qlora__layout_z(arena, m, layer->pads, z, &layer->kept);
+    qlora__layout_z(arena, m, layer->pads, mixed | qlora__ffn_plan_of(layer)->z, &layer->kept);
     if (leaves) {
-        qlora__layer_slot(m, layer);
+        qlora__layer_offload(m, layer, &slots);
     }
 }
 
@@ -37312,11 +37555,18 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
             !qlora__trains(m) || (m->plan.offloaded_attention == 0 &&
                                   m->plan.attention_layers < m->plan.recompute_layers);
         bool heads = !qlora__slots_have_heads(m);
-        qlora__layout_kept(arena, m, pads, heads, attention, &m->work.again);
-        qlora__layout_z(arena, m, pads, heads ? QLORA__Z_SHARED : 0, &m->work.again);
+        qlora__kept_slots slots = qlora__slots_most(m);
+        if (heads) {
+            qlora__layout_slots(arena, &slots, QLORA__KEPT_IN, &m->work.again);
+        }
+        if (attention) {
+            qlora__layout_slots(arena, &slots, QLORA__KEPT_MIXED, &m->work.again);
+        }
+        qlora__layout_kept(arena, m, &slots, &m->work.again);
+        qlora__layout_z(arena, m, pads, heads ? qlora__mixers_z(m) : 0, &m->work.again);
     }
     for (int i = 0; i < 2 && m->plan.offloaded_attention > 0; i++) {
-        qlora__layout_slot(arena, m, pads, &m->work.offload_slots[i]);
+        qlora__layout_offload(arena, m, pads, &m->work.offload_slots[i]);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -37366,7 +37616,7 @@ static void qlora__layout_host(qlora_model* m) {
     memset(&slot, 0, sizeof slot);
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
-    qlora__layout_slot(&slot, m, pads, &m->work.offload_slots[0]); // counts its bytes
+    qlora__layout_offload(&slot, m, pads, &m->work.offload_slots[0]); // counts its bytes
     int64_t users = m->plan.recompute_layers > 0 ? c->layers : m->plan.offloaded_attention;
     for (int64_t l = 0; l < c->layers; l++) {
         int64_t number = m->layers[l].offload_number;
@@ -37545,7 +37795,7 @@ static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
     int64_t pitch = qlora__fp8_pitch(widest); // not less than the width of a result
     qlora__arena_tensor(arena, QLORA_U8, 1, qlora__tile_rows(m) * pitch, &m->work.fp8_codes);
     qlora__arena_tensor(arena, QLORA_F32, 1, qlora__tile_rows(m), &m->work.fp8_scales);
-    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__has_gated(m) ? qlora__tile_rows(m) : 0,
+    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__any_ffn_sums(m) ? qlora__tile_rows(m) : 0,
                         &m->work.fp8_most);
     qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->work.fp8_ones);
     qlora__arena_tensor(arena, QLORA_F32, m->plan.config.layers * QLORA__GROUPS, 2,
@@ -37570,24 +37820,17 @@ static void qlora__layout_x(qlora__arena* arena, qlora_model* m, int64_t pad) {
     }
 }
 
-// The gradients of q, k and v. With tiles, those of the rows of the head, which are used up when
-// the first layer begins, share their memory.
+// The gradients of what mixing reads. With tiles, those of the rows of the head, which are used up
+// when the first layer begins, share their memory.
 static void qlora__layout_dqkv(qlora__arena* arena, qlora_model* m, int64_t pad) {
-    const qlora_model_config* c = &m->plan.config;
-    int64_t wide = qlora__q_width(c) + 2 * qlora__kv_width(c) + pad;
+    int64_t wide = qlora__stack_most(m, QLORA__QKV) + pad;
     qlora__arena shared = *arena;
     qlora__arena_tensor(arena, m->compute, m->plan.tokens, wide, &m->work.dqkv);
     if (m->plan.tile > 0) {
-        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, c->hidden,
+        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, m->plan.config.hidden,
                             &m->work.rows_dx);
         qlora__arena_join(arena, &shared);
     }
-}
-
-// Attention keeps two numbers per head and token, in the scratch buffer unless they would fill it.
-static bool qlora__has_own_stats(const qlora_model* m) {
-    const qlora_model_config* c = &m->plan.config;
-    return m->on_gpu && (uint64_t)(c->heads * m->plan.tokens) * 8 > ((uint64_t)32 << 20);
 }
 
 // What is not needed while the head runs, which has its logits in the same memory: they begin at
@@ -37600,7 +37843,9 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     qlora__most_pads(m, pads);
     int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
     // FP8 products fill the columns of ds up; those are the ones of z, which is computed later.
-    int64_t wide = qlora__is_fp8(m) ? qlora__fp8_width(c->intermediate) : c->intermediate;
+    int64_t wide = qlora__stack_most_in(m, QLORA__DOWN);
+    int64_t mixed = qlora__stack_most_in(m, QLORA__O);
+    wide = qlora__is_fp8(m) ? qlora__fp8_width(wide) : wide;
     if (m->base.head_is_nf4) {
         qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->work.operand);
     }
@@ -37608,7 +37853,7 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     qlora__arena shared = *arena;
     qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->work.s);
     if (qlora__trains(m) && m->plan.tile == 0) {
-        qlora__arena_tensor(&shared, m->compute, m->plan.tokens, qlora__q_width(c), &m->work.d_o);
+        qlora__arena_tensor(&shared, m->compute, m->plan.tokens, mixed, &m->work.d_o);
         qlora__arena_join(arena, &shared);
     }
     if (!m->base.head_is_nf4) {
@@ -37631,7 +37876,7 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->work.d_beside);
     }
     if (m->plan.tile > 0) {
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, qlora__q_width(c), &m->work.d_o);
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, mixed, &m->work.d_o);
     }
     if (m->dora) {
         int64_t widest = 0;
@@ -37643,7 +37888,6 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
 }
 
 static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
-    const qlora_model_config* c = &m->plan.config;
     int64_t some = qlora__tile_rows(m);
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
@@ -37655,17 +37899,14 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     }
     memset(&m->work.stats, 0, sizeof m->work.stats);
     if (qlora__trains(m)) {
-        int64_t parts = qlora__has_gated(m) ? qlora__gated_room(some, c->intermediate) : 0;
-        qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->work.gated_parts);
+        qlora__ffns_share(arena, m);
         qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->work.skinny_parts);
         for (int i = 0; i < 2; i++) {
             qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0,
                                 &m->work.rstd[i]);
         }
         qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
-        if (qlora__has_own_stats(m)) {
-            qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * m->plan.tokens, &m->work.stats);
-        }
+        qlora__mixers_share(arena, m);
     }
     qlora__layout_overlaid(arena, m); // the last, so that the head can go beyond its end
 }
@@ -39298,10 +39539,9 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
         int64_t of;
     } widths[] = {
         {"hidden", c->hidden, 8},
-        // gate and up are next to each other
-        {"intermediate", c->intermediate, m->arch->layout->ffn == QLORA__FFN_GATED ? 4 : 8},
+        {"intermediate", c->intermediate, qlora__ffn_plans[m->arch->layout->ffn].fp8_multiple},
         {"heads * head_dim", qlora__q_width(c), 8},
-        {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
+        {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // k and v are next to each other
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
         if (widths[i].value % widths[i].of != 0) {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
@@ -42541,7 +42781,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
 // ops/tails.h. With dropout, DoRA or several adapters there are other ways.
 static bool qlora__tails_come(const qlora__pass* pass, const qlora__layer* layer, int group) {
     const qlora_model* m = pass->m;
-    return layer->layout->ffn == QLORA__FFN_GATED && m->on_gpu && m->compute == QLORA_BF16 &&
+    return qlora__ffn_plan_of(layer)->joins && m->on_gpu && m->compute == QLORA_BF16 &&
            m->use_adapters && !pass->decoding && !(m->desc.dropout > 0.0f) && !m->dora &&
            !qlora__has_several(m) && m->plan.config.intermediate % 8 == 0 &&
            qlora__tails_full(qlora__tile_rows(m), QLORA__TAILS_FULL) &&
@@ -42555,7 +42795,7 @@ static bool qlora__z_comes(const qlora__pass* pass, const qlora__layer* layer) {
 // Not if it computes other gradients from its tiles (ops/gated.h).
 static bool qlora__u_comes(const qlora__pass* pass, const qlora__layer* layer) {
     return qlora__tails_come(pass, layer, QLORA__GATE_UP) &&
-           !qlora__gated_ranks(pass->m, layer, NULL);
+           !qlora__ffn_sums(pass->m, layer);
 }
 
 // z of down from the activation in s, with the activation if gate and up are not NULL.
@@ -42633,7 +42873,7 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
 static unsigned qlora__gradients_left(const qlora__pass* pass, const qlora__layer* layer,
                                       int group) {
     bool gated = (group == QLORA__GATE_UP || group == QLORA__DOWN) &&
-                 qlora__gated_ranks(pass->m, layer, NULL);
+                 qlora__ffn_sums(pass->m, layer);
     return !gated                   ? QLORA__GRADIENT_A | QLORA__GRADIENT_B
            : group == QLORA__GATE_UP ? QLORA__GRADIENT_A
                                      : QLORA__GRADIENT_B;
@@ -42681,7 +42921,7 @@ static bool qlora__u_is_coded(const qlora_model* m, const qlora__layer* layer) {
     const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
     int64_t part = qlora_linear_out(l) / l->count;
     int64_t room = qlora__fp8_u_room(qlora__tile_rows(m), part, l->count);
-    return qlora__is_fp8(m) && qlora__gated_ranks(m, layer, NULL) &&
+    return qlora__is_fp8(m) && qlora__ffn_sums(m, layer) &&
            layer->pads[QLORA__GATE_UP] > 0 && (uint64_t)room * sizeof(float) <= m->work.ds.bytes;
 }
 
@@ -43534,11 +43774,11 @@ static bool qlora__decode_attends_many(const qlora_model* m) {
 // Whether the product of gate and up leaves z of down: not without a gate, and not where z of o may
 // still be there, as attention and MLP read the same input.
 static bool qlora__decode_leaves_z(const qlora_model* m) {
-    bool gated = true;
+    bool joins = true;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        gated = gated && m->layers[l].layout->ffn == QLORA__FFN_GATED;
+        joins = joins && qlora__ffn_plan_of(&m->layers[l])->joins;
     }
-    return gated && !qlora__stands_beside(m);
+    return joins && !qlora__stands_beside(m);
 }
 
 // The partial sums of z of a stack that the kernel before it leaves: o or down.
@@ -43727,7 +43967,7 @@ static void qlora__decode_stack(const qlora_model* m, const qlora__layer* layer,
     const qlora_linear_desc* l = &layer->linears[group];
     int64_t wide = m->plan.config.intermediate;
     bool halves =
-        group == QLORA__GATE_UP && l->count == 1 && layer->layout->ffn == QLORA__FFN_GATED;
+        group == QLORA__GATE_UP && l->count == 1 && qlora__ffn_plan_of(layer)->joins;
     int64_t z_at = l->in;
     int64_t y_at = 0;
     memset(p, 0, sizeof *p);
@@ -43859,7 +44099,7 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     p.y = y->data;
     p.ldy = y->ld;
     p.y_is_bf16 = y->dtype == QLORA_BF16 ? 1 : 0;
-    if (group == QLORA__GATE_UP && layer->layout->ffn == QLORA__FFN_GATED) {
+    if (group == QLORA__GATE_UP && qlora__ffn_plan_of(layer)->joins) {
         p.gated = (m->arch->has & QLORA__HAS_GELU) != 0 ? 2 : 1;
     }
     if (row) {
@@ -44455,7 +44695,7 @@ static qlora_result qlora__softmax_step(qlora_model* m, int64_t index) {
 // ---- the kinds of mixers ------------------------------------------------------------------------
 //
 // What the passes through a model call of the part of a layer in which tokens look at each other; a
-// new kind is a row here and a room beside this one.
+// new kind is a row here and in plans.h, and a room beside them.
 
 typedef struct qlora__mixer_kind {
     // m->work.x, or, tile by tile, the layer's input once more if it is computed `again` -> what
@@ -44669,7 +44909,7 @@ static qlora_result qlora__gated_out_run(const qlora__pass* pass, qlora__layer* 
         QLORA__TRY(
             qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded, &ds));
     }
-    if (qlora__gated_ranks(m, layer, NULL)) {
+    if (qlora__gated_sums(m, layer)) {
         QLORA__TRY(qlora__gated_fused_backward(pass, layer, &stack, &ds, &dy));
     } else if (qlora__u_comes(pass, layer)) {
         qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
@@ -44786,7 +45026,8 @@ static qlora_result qlora__plain_step(const qlora_model* m, const qlora__layer* 
 
 // ---- the kinds of feed-forward parts ------------------------------------------------------------
 //
-// What the passes through a model call; a new kind is a row here and a room beside this one.
+// What the passes through a model call; a new kind is a row here and in plans.h, and a room beside
+// them.
 
 typedef struct qlora__ffn_kind {
     // m->work.x -> what the backward pass needs, in kept.gu.
@@ -46336,13 +46577,12 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
         need |= qlora__decode_has_shared(m) ? QLORA__NEED_LAYERS : 0;
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
-        need |= qlora__has_gated(m) ? QLORA__NEED_GATED : 0;
         need |= c->logits_cap > 0.0 ? QLORA__NEED_CAP : 0;
         need |= m->base.head_is_nf4 ? QLORA__NEED_HEAD_NF4 : 0;
         need |= qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0;
         need |= (m->arch->has & QLORA__HAS_MEAN_NORM) != 0 ? QLORA__NEED_MEAN_NORM : 0;
         for (int64_t l = 0; l < c->layers; l++) {
-            need |= m->layers[l].layout->ffn == QLORA__FFN_PLAIN ? QLORA__NEED_RELU2 : 0;
+            need |= qlora__ffn_plan_of(&m->layers[l])->needs(m, &m->layers[l]);
         }
         // What several adapters run depends on the batch, not on the model alone.
         need |= qlora__has_several(m) || m->dora ? QLORA__NEED_ANY : 0;
@@ -50181,12 +50421,12 @@ static void qlora__merge_put_sizes(qlora__merge_config* f) {
     }
     bool mean = (f->arch->has & QLORA__HAS_MEAN_NORM) != 0;
     bool gelu = (f->arch->has & QLORA__HAS_GELU) != 0;
-    bool plain = f->arch->layout->ffn == QLORA__FFN_PLAIN;
+    const char* own = qlora__ffn_plans[f->arch->layout->ffn].activation;
     qlora__merge_put_number(f, mean ? "layer_norm_eps" : "rms_norm_eps", c->rms_eps);
     qlora__json_write_string(&f->w, "hidden_act",
-                             plain  ? "relu2"
-                             : gelu ? "gelu_pytorch_tanh"
-                                    : "silu");
+                             own != NULL ? own
+                             : gelu      ? "gelu_pytorch_tanh"
+                                         : "silu");
     if (gelu) {
         qlora__json_write_string(&f->w, "hidden_activation", "gelu_pytorch_tanh");
     }
@@ -57436,4 +57676,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 53d7fef2dc352b8b
+//@@ end 1e4f7abe68a14599

@@ -520,10 +520,9 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
         int64_t of;
     } widths[] = {
         {"hidden", c->hidden, 8},
-        // gate and up are next to each other
-        {"intermediate", c->intermediate, m->arch->layout->ffn == QLORA__FFN_GATED ? 4 : 8},
+        {"intermediate", c->intermediate, qlora__ffn_plans[m->arch->layout->ffn].fp8_multiple},
         {"heads * head_dim", qlora__q_width(c), 8},
-        {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
+        {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // k and v are next to each other
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
         if (widths[i].value % widths[i].of != 0) {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,

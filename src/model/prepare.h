@@ -290,13 +290,12 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
         need |= qlora__decode_has_shared(m) ? QLORA__NEED_LAYERS : 0;
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
-        need |= qlora__has_gated(m) ? QLORA__NEED_GATED : 0;
         need |= c->logits_cap > 0.0 ? QLORA__NEED_CAP : 0;
         need |= m->base.head_is_nf4 ? QLORA__NEED_HEAD_NF4 : 0;
         need |= qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0;
         need |= (m->arch->has & QLORA__HAS_MEAN_NORM) != 0 ? QLORA__NEED_MEAN_NORM : 0;
         for (int64_t l = 0; l < c->layers; l++) {
-            need |= m->layers[l].layout->ffn == QLORA__FFN_PLAIN ? QLORA__NEED_RELU2 : 0;
+            need |= qlora__ffn_plan_of(&m->layers[l])->needs(m, &m->layers[l]);
         }
         // What several adapters run depends on the batch, not on the model alone.
         need |= qlora__has_several(m) || m->dora ? QLORA__NEED_ANY : 0;

@@ -158,7 +158,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
 // ops/tails.h. With dropout, DoRA or several adapters there are other ways.
 static bool qlora__tails_come(const qlora__pass* pass, const qlora__layer* layer, int group) {
     const qlora_model* m = pass->m;
-    return layer->layout->ffn == QLORA__FFN_GATED && m->on_gpu && m->compute == QLORA_BF16 &&
+    return qlora__ffn_plan_of(layer)->joins && m->on_gpu && m->compute == QLORA_BF16 &&
            m->use_adapters && !pass->decoding && !(m->desc.dropout > 0.0f) && !m->dora &&
            !qlora__has_several(m) && m->plan.config.intermediate % 8 == 0 &&
            qlora__tails_full(qlora__tile_rows(m), QLORA__TAILS_FULL) &&
@@ -172,7 +172,7 @@ static bool qlora__z_comes(const qlora__pass* pass, const qlora__layer* layer) {
 // Not if it computes other gradients from its tiles (ops/gated.h).
 static bool qlora__u_comes(const qlora__pass* pass, const qlora__layer* layer) {
     return qlora__tails_come(pass, layer, QLORA__GATE_UP) &&
-           !qlora__gated_ranks(pass->m, layer, NULL);
+           !qlora__ffn_sums(pass->m, layer);
 }
 
 // z of down from the activation in s, with the activation if gate and up are not NULL.
@@ -250,7 +250,7 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
 static unsigned qlora__gradients_left(const qlora__pass* pass, const qlora__layer* layer,
                                       int group) {
     bool gated = (group == QLORA__GATE_UP || group == QLORA__DOWN) &&
-                 qlora__gated_ranks(pass->m, layer, NULL);
+                 qlora__ffn_sums(pass->m, layer);
     return !gated                   ? QLORA__GRADIENT_A | QLORA__GRADIENT_B
            : group == QLORA__GATE_UP ? QLORA__GRADIENT_A
                                      : QLORA__GRADIENT_B;
@@ -298,7 +298,7 @@ static bool qlora__u_is_coded(const qlora_model* m, const qlora__layer* layer) {
     const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
     int64_t part = qlora_linear_out(l) / l->count;
     int64_t room = qlora__fp8_u_room(qlora__tile_rows(m), part, l->count);
-    return qlora__is_fp8(m) && qlora__gated_ranks(m, layer, NULL) &&
+    return qlora__is_fp8(m) && qlora__ffn_sums(m, layer) &&
            layer->pads[QLORA__GATE_UP] > 0 && (uint64_t)room * sizeof(float) <= m->work.ds.bytes;
 }
 

@@ -264,11 +264,11 @@ static bool qlora__decode_attends_many(const qlora_model* m) {
 // Whether the product of gate and up leaves z of down: not without a gate, and not where z of o may
 // still be there, as attention and MLP read the same input.
 static bool qlora__decode_leaves_z(const qlora_model* m) {
-    bool gated = true;
+    bool joins = true;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        gated = gated && m->layers[l].layout->ffn == QLORA__FFN_GATED;
+        joins = joins && qlora__ffn_plan_of(&m->layers[l])->joins;
     }
-    return gated && !qlora__stands_beside(m);
+    return joins && !qlora__stands_beside(m);
 }
 
 // The partial sums of z of a stack that the kernel before it leaves: o or down.
@@ -457,7 +457,7 @@ static void qlora__decode_stack(const qlora_model* m, const qlora__layer* layer,
     const qlora_linear_desc* l = &layer->linears[group];
     int64_t wide = m->plan.config.intermediate;
     bool halves =
-        group == QLORA__GATE_UP && l->count == 1 && layer->layout->ffn == QLORA__FFN_GATED;
+        group == QLORA__GATE_UP && l->count == 1 && qlora__ffn_plan_of(layer)->joins;
     int64_t z_at = l->in;
     int64_t y_at = 0;
     memset(p, 0, sizeof *p);
@@ -589,7 +589,7 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     p.y = y->data;
     p.ldy = y->ld;
     p.y_is_bf16 = y->dtype == QLORA_BF16 ? 1 : 0;
-    if (group == QLORA__GATE_UP && layer->layout->ffn == QLORA__FFN_GATED) {
+    if (group == QLORA__GATE_UP && qlora__ffn_plan_of(layer)->joins) {
         p.gated = (m->arch->has & QLORA__HAS_GELU) != 0 ? 2 : 1;
     }
     if (row) {

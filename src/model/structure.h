@@ -48,7 +48,8 @@ static const qlora_tensor* qlora__codes_memory(const qlora__projection* p) {
     return p->is_nf4 ? &p->nf4.memory : &p->fp8.memory;
 }
 
-// The activations of a layer that the backward pass needs.
+// The activations of a layer that the backward pass needs. Which of them a layer has, and with how
+// many columns, its kinds of parts say: model/slots.h.
 typedef struct qlora__kept {
     qlora_tensor h;   // [T, H] residual stream at the layer's input
     qlora_tensor qkv; // [T, q + 2 kv] after the rotation; with q/k norm, before norm and rotation

@@ -1,6 +1,7 @@
 // ---- the kinds of feed-forward parts ------------------------------------------------------------
 //
-// What the passes through a model call; a new kind is a row here and a room beside this one.
+// What the passes through a model call; a new kind is a row here and in plans.h, and a room beside
+// them.
 
 typedef struct qlora__ffn_kind {
     // m->work.x -> what the backward pass needs, in kept.gu.

@@ -1,7 +1,7 @@
 // ---- the kinds of mixers ------------------------------------------------------------------------
 //
 // What the passes through a model call of the part of a layer in which tokens look at each other; a
-// new kind is a row here and a room beside this one.
+// new kind is a row here and in plans.h, and a room beside them.
 
 typedef struct qlora__mixer_kind {
     // m->work.x, or, tile by tile, the layer's input once more if it is computed `again` -> what
