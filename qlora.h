@@ -36190,6 +36190,8 @@ typedef struct qlora__model_work {
     qlora_tensor s;       // [T, I + pad] output of SwiGLU
     qlora_tensor ds;      // its gradient; the same memory unless there is dropout
     qlora_tensor operand; // shared by the layers without a copy of their own
+    int64_t operand_at[QLORA__GROUPS]; // where the stacks have theirs in it
+    bool places_layers;   // all stacks of a layer have theirs there at the same time
     qlora_tensor dh;      // [T, H + pad]
     qlora_tensor d_out;   // [T, H + pad] gradient of the output of attention or MLP; dh itself
                           // unless a norm or a factor comes between
@@ -36222,21 +36224,20 @@ typedef struct qlora__model_work {
     qlora_tensor wide_grads; // f32: the gradients of one stack, all adapters
 } qlora__model_work;
 
-// What a pass in flight has placed, and who reads it.
-typedef struct qlora__model_flow {
+// What a pass in flight has placed, and who reads it: qlora__pass.flow. It is of the model only
+// because a step in slices goes on with it.
+typedef struct qlora__flow {
     // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
     // tells which weights of a layer are there. If places_layers is set, all stacks of a layer do,
     // and placed_layer tells which layer it is.
-    int64_t operand_at[QLORA__GROUPS];
     int64_t placed[QLORA__GROUPS];
     int64_t placed_layer;
-    bool places_layers;
     unsigned readers; // slots of the second stream in which the shared operand is read
     // The stack whose next product has its codes already, by the kernel that wrote its operand, or
     // the codes in its place; that is dy if `coded_transposed`. NULL if there is none.
     const qlora__fp8* coded;
     bool coded_transposed;
-} qlora__model_flow;
+} qlora__flow;
 
 // Keys and values of the texts in flight.
 typedef struct qlora__model_texts {
@@ -36312,7 +36313,7 @@ struct qlora_model {
     qlora__model_base base;
     qlora__model_tables tables;
     qlora__model_work work;
-    qlora__model_flow flow;
+    qlora__flow flow;
     qlora__model_texts texts;
 };
 
@@ -37693,14 +37694,14 @@ static bool qlora__can_place_layers(const qlora_model* m) {
 static int64_t qlora__operand_elements(qlora_model* m) {
     int64_t most = 0;
     int64_t at = 0;
-    m->flow.places_layers = qlora__can_place_layers(m);
+    m->work.places_layers = qlora__can_place_layers(m);
     static const int order[QLORA__GROUPS] = {QLORA__GATE_UP, QLORA__DOWN, QLORA__O, QLORA__QKV};
     for (int i = 0; i < QLORA__GROUPS; i++) {
         int64_t n = qlora__operand_most(m, order[i]);
         bool tiled = m->plan.tile > 0 && order[i] != QLORA__QKV;
-        m->flow.operand_at[order[i]] = tiled || m->flow.places_layers ? at : 0;
+        m->work.operand_at[order[i]] = tiled || m->work.places_layers ? at : 0;
         at += n;
-        most = qlora__max(most, m->flow.operand_at[order[i]] + n);
+        most = qlora__max(most, m->work.operand_at[order[i]] + n);
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int i = 0; i < m->layers[l].layout->count; i++) {
@@ -42491,6 +42492,7 @@ static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {
 typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
+    qlora__flow* flow; // what the pass has placed so far
     int64_t rows;      // number of tokens
     int64_t row;       // the first of them, if they are a tile of a larger pass
     int64_t sequences; // that there is room for
@@ -42513,6 +42515,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
     memset(&pass, 0, sizeof pass);
     pass.ctx = m->ctx;
     pass.m = m;
+    pass.flow = &m->flow;
     pass.rows = rows;
     pass.sequences = m->plan.max_sequences;
     pass.training = training;
@@ -42611,7 +42614,7 @@ static qlora__pass qlora__tile_at(const qlora__pass* pass, int64_t at) {
 // A loop over tiles begins: no weights are in the shared operand. Within the loop, those of each
 // stack are placed once.
 static void qlora__tiles_begin(const qlora__pass* pass) {
-    memset(pass->m->flow.placed, 0, sizeof pass->m->flow.placed);
+    memset(pass->flow->placed, 0, sizeof pass->flow->placed);
 }
 
 // The bounds of the sequences.
@@ -42626,16 +42629,17 @@ static qlora_tensor qlora__pass_seqs(const qlora__pass* pass) {
 // Forward and backward of a stack of projections that share an input, with their adapters. The work
 // of stack g on the second stream uses slot g.
 
-// Whether these weights are already in the shared operand, next to the matrices of the adapter; if
-// not, they are about to be.
-static bool qlora__stack_is_placed(const qlora__pass* pass, int64_t layer, int group,
-                                   bool transposed) {
-    qlora_model* m = pass->m;
+// Takes the shared operand for these weights, next to the matrices of the adapter. Returns whether
+// they are there already; if not, they are about to be.
+static bool qlora__stack_claim(const qlora__pass* pass, int64_t layer, int group,
+                               bool transposed) {
+    const qlora_model* m = pass->m;
     int64_t key = 1 + 2 * (layer * m->adapters + pass->adapter) + (transposed ? 1 : 0);
-    bool placed = m->flow.places_layers ? m->flow.placed_layer == key
-                                        : m->plan.tile > 0 && m->flow.placed[group] == key;
-    m->flow.placed[group] = key;
-    m->flow.placed_layer = key;
+    qlora__flow* flow = pass->flow;
+    bool placed = m->work.places_layers ? flow->placed_layer == key
+                                        : m->plan.tile > 0 && flow->placed[group] == key;
+    flow->placed[group] = key;
+    flow->placed_layer = key;
     return placed;
 }
 
@@ -42702,8 +42706,8 @@ static void qlora__stack_rows(const qlora__pass* pass, qlora__stack* s) {
 
 // Waits until the second stream no longer reads the shared operand, or the adapters beside it.
 static qlora_result qlora__operand_wait(const qlora__pass* pass) {
-    unsigned readers = pass->m->flow.readers;
-    pass->m->flow.readers = 0;
+    unsigned readers = pass->flow->readers;
+    pass->flow->readers = 0;
     return qlora__beside_wait(pass->ctx, readers);
 }
 
@@ -42721,8 +42725,9 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
     bool wide = qlora__pass_is_wide(pass);
-    out->coded = m->flow.coded == &layer->fp8[group] && m->flow.coded_transposed == backward;
-    m->flow.coded = NULL; // the next product overwrites the codes
+    qlora__flow* flow = pass->flow;
+    out->coded = flow->coded == &layer->fp8[group] && flow->coded_transposed == backward;
+    flow->coded = NULL; // the next product overwrites the codes
     out->linear = qlora__linear_of(m, layer, group, wide ? QLORA__ALL_ADAPTERS : pass->adapter);
     if (wide) {
         out->owners.rows = qlora__window(&m->batch.owners, 1, pass->row, pass->rows);
@@ -42750,7 +42755,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         qlora__stack_alone(layer, group, out);
     }
     if (out->linear.fp8 != NULL && !layer->cached) {
-        if (qlora__stack_is_placed(pass, out->linear.layer, group, backward)) {
+        if (qlora__stack_claim(pass, out->linear.layer, group, backward)) {
             return QLORA_OK;
         }
         QLORA__TRY(qlora__operand_wait(pass));
@@ -42767,11 +42772,11 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         QLORA__TRY(qlora__operand_wait(pass));
         return qlora__linear_place(pass->ctx, &out->linear, QLORA_LINEAR_ADAPTERS);
     }
-    if (layer->cached || qlora__stack_is_placed(pass, out->linear.layer, group, false)) {
+    if (layer->cached || qlora__stack_claim(pass, out->linear.layer, group, false)) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__operand_wait(pass));
-    return m->flow.places_layers
+    return m->work.places_layers
                ? qlora__layer_place(pass, layer)
                : qlora__linear_place(pass->ctx, &out->linear,
                                      QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
@@ -42865,7 +42870,7 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
     if (group == QLORA__DOWN && qlora__z_comes(pass, layer)) {
         return qlora__layer_tail(pass, layer, NULL, NULL, &inner);
     }
-    pass->m->flow.readers |= 1u << group;
+    pass->flow->readers |= 1u << group;
     return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
@@ -43109,20 +43114,21 @@ static qlora_tensor qlora__mlp_stream(const qlora__pass* pass, const qlora__laye
 // transposed, of dy.
 static const qlora__fp8* qlora__codes_note(const qlora__pass* pass, const qlora__layer* layer,
                                            int group, bool transposed) {
-    pass->m->flow.coded = &layer->fp8[group];
-    pass->m->flow.coded_transposed = transposed;
-    return pass->m->flow.coded;
+    pass->flow->coded = &layer->fp8[group];
+    pass->flow->coded_transposed = transposed;
+    return pass->flow->coded;
 }
 
-// Where the norm before or after a product of a stack writes such codes; NULL if nowhere.
-static const qlora__fp8* qlora__codes_of_norm(const qlora__pass* pass, const qlora__layer* layer,
-                                              int group, bool transposed) {
-    qlora_model* m = pass->m;
+// Has the norm before or after a product of a stack write such codes, where it can: returns where
+// to, or NULL. Codes that were noted before are no longer there.
+static const qlora__fp8* qlora__codes_offer(const qlora__pass* pass, const qlora__layer* layer,
+                                            int group, bool transposed) {
+    const qlora_model* m = pass->m;
     bool writes = m->on_gpu && qlora__is_fp8(m) && !qlora__norms_mean(m) &&
                   m->compute == QLORA_BF16 && !m->dora && !qlora__pass_has_runs(pass) &&
                   m->plan.config.hidden % 8 == 0 && m->plan.config.hidden <= QLORA__NORM_CODED &&
                   (transposed || !qlora__pass_reads_codes(pass, layer));
-    m->flow.coded = NULL;
+    pass->flow->coded = NULL;
     return writes ? qlora__codes_note(pass, layer, group, transposed) : NULL;
 }
 
@@ -43135,7 +43141,7 @@ static qlora_result qlora__branch_norm_add(const qlora__pass* pass, const qlora_
     const qlora__layer* next = last ? layer + 1 : layer;
     int group = qlora__branches[last ? 0 : branch + 1].in;
     bool any = next < m->layers + m->plan.config.layers;
-    job->fp8 = any ? qlora__codes_of_norm(pass, next, group, false) : NULL;
+    job->fp8 = any ? qlora__codes_offer(pass, next, group, false) : NULL;
     QLORA__ENTER(pass->ctx, "qlora_rmsnorm_residual_forward");
     return qlora__leave(pass->ctx, qlora__norm_forward(pass->ctx, job));
 }
@@ -43269,11 +43275,11 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     return qlora__linear_skinny(pass->ctx, &stack->linear, &factors, k, has);
 }
 
-// Where the norm before a branch writes the codes of its result, which is dy of the product after
-// it: of the branch before in the same layer, or of the last one of the layer below, unless that is
+// Has the norm before a branch write the codes of its result, which is dy of the product after it:
+// of the branch before in the same layer, or of the last one of the layer below, unless that is
 // computed again before; NULL if nowhere.
-static const qlora__fp8* qlora__dh_codes(const qlora__pass* pass, const qlora__layer* layer,
-                                         int branch) {
+static const qlora__fp8* qlora__codes_offer_dh(const qlora__pass* pass, const qlora__layer* layer,
+                                               int branch) {
     const qlora_model* m = pass->m;
     bool below = branch == 0;
     if (below && layer == m->layers) {
@@ -43283,7 +43289,7 @@ static const qlora__fp8* qlora__dh_codes(const qlora__pass* pass, const qlora__l
     int to = qlora__branches[below ? QLORA__BRANCHES - 1 : branch - 1].out;
     bool any = !qlora__has_own_d_out(m) && m->desc.dropout == 0.0f &&
                (!below || (m->plan.tile == 0 && !next->recompute));
-    return any ? qlora__codes_of_norm(pass, next, to, true) : NULL;
+    return any ? qlora__codes_offer(pass, next, to, true) : NULL;
 }
 
 // The backward pass of the input of such a branch.
@@ -43313,7 +43319,7 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     QLORA__TRY(qlora__stack_u(pass, stack, b->in, dy, &inner, &coded));
     QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, &dx));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << b->out | 1u << b->in));
-    job.fp8 = qlora__dh_codes(pass, layer, branch);
+    job.fp8 = qlora__codes_offer_dh(pass, layer, branch);
     QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));
     qlora__skinny_norm(k, &rstd, job.w);
@@ -43345,7 +43351,7 @@ static qlora_result qlora__input_norm_backward(const qlora__pass* pass, qlora__l
     job.dx = &dh;
     job.dw = m->desc.train_norms ? &layer->d_norms[qlora__norm_of_branch(m, branch)] : NULL;
     job.eps = (float)m->plan.config.rms_eps;
-    job.fp8 = qlora__dh_codes(pass, layer, branch);
+    job.fp8 = qlora__codes_offer_dh(pass, layer, branch);
     return qlora__stream_norm_backward(pass, &job);
 }
 
@@ -45084,8 +45090,8 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
-    m->flow.placed_layer = 0; // adapters may have changed
-    m->flow.coded = NULL;
+    pass->flow->placed_layer = 0; // adapters may have changed
+    pass->flow->coded = NULL;
     QLORA__TRY(qlora__away_wait(pass->ctx, ~0u)); // copies of a step that was given up
     QLORA__TRY(qlora__tokens_place(pass->ctx, m));
     QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
@@ -45330,7 +45336,7 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
     qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
     qlora_tensor losses = qlora__window(&m->work.losses, 1, i * C, C);
-    m->flow.placed_layer = 0;                 // the logits are in the memory of the operand
+    pass->flow->placed_layer = 0;             // the logits are in the memory of the operand
     QLORA__TRY(qlora__beside_wait(ctx, ~0u)); // z of the last layer is in that of s
     QLORA__TRY(qlora__head_gather(pass, i));
     QLORA__TRY(qlora__head_product(pass, false, &m->work.rows_x, &m->work.logits));
@@ -45407,7 +45413,7 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
         QLORA__TRY(qlora__stream_norm(pass, &h, &m->base.final_norm, &x));
     }
     qlora_tensor logits = qlora__window(&m->work.logits, rows, 0, m->plan.config.vocab);
-    m->flow.placed_layer = 0; // the logits may be where the operands were
+    pass->flow->placed_layer = 0; // the logits may be where the operands were
     QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
     float cap = (float)m->plan.config.logits_cap;
     return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;
@@ -46366,7 +46372,7 @@ static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
         qlora__arena own;
         own.ctx = m->ctx;
         own.base = (char*)m->work.operand.data +
-                   (size_t)m->flow.operand_at[group] * qlora_dtype_bytes(m->work.operand.dtype);
+                   (size_t)m->work.operand_at[group] * qlora_dtype_bytes(m->work.operand.dtype);
         own.used = 0;
         qlora__layout_fp8(&own, m, layer, group);
     }
@@ -46403,7 +46409,7 @@ static void qlora__model_operands(qlora_model* m) {
             bool needed = any_coded && (layer->cached || !qlora__model_reads_weights(m));
             linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
-                qlora__arena_window(&m->work.operand, m->flow.operand_at[g],
+                qlora__arena_window(&m->work.operand, m->work.operand_at[g],
                                     qlora_linear_out(linear) + layer->pads[g],
                                     linear->in + layer->pads[g], &layer->operands[g]);
             }
@@ -57676,4 +57682,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 1e4f7abe68a14599
+//@@ end dd21b5abd0542a37

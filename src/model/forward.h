@@ -21,8 +21,8 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
-    m->flow.placed_layer = 0; // adapters may have changed
-    m->flow.coded = NULL;
+    pass->flow->placed_layer = 0; // adapters may have changed
+    pass->flow->coded = NULL;
     QLORA__TRY(qlora__away_wait(pass->ctx, ~0u)); // copies of a step that was given up
     QLORA__TRY(qlora__tokens_place(pass->ctx, m));
     QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));

@@ -79,7 +79,7 @@ static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
         qlora__arena own;
         own.ctx = m->ctx;
         own.base = (char*)m->work.operand.data +
-                   (size_t)m->flow.operand_at[group] * qlora_dtype_bytes(m->work.operand.dtype);
+                   (size_t)m->work.operand_at[group] * qlora_dtype_bytes(m->work.operand.dtype);
         own.used = 0;
         qlora__layout_fp8(&own, m, layer, group);
     }
@@ -116,7 +116,7 @@ static void qlora__model_operands(qlora_model* m) {
             bool needed = any_coded && (layer->cached || !qlora__model_reads_weights(m));
             linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
-                qlora__arena_window(&m->work.operand, m->flow.operand_at[g],
+                qlora__arena_window(&m->work.operand, m->work.operand_at[g],
                                     qlora_linear_out(linear) + layer->pads[g],
                                     linear->in + layer->pads[g], &layer->operands[g]);
             }

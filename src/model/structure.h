@@ -328,6 +328,8 @@ typedef struct qlora__model_work {
     qlora_tensor s;       // [T, I + pad] output of SwiGLU
     qlora_tensor ds;      // its gradient; the same memory unless there is dropout
     qlora_tensor operand; // shared by the layers without a copy of their own
+    int64_t operand_at[QLORA__GROUPS]; // where the stacks have theirs in it
+    bool places_layers;   // all stacks of a layer have theirs there at the same time
     qlora_tensor dh;      // [T, H + pad]
     qlora_tensor d_out;   // [T, H + pad] gradient of the output of attention or MLP; dh itself
                           // unless a norm or a factor comes between
@@ -360,21 +362,20 @@ typedef struct qlora__model_work {
     qlora_tensor wide_grads; // f32: the gradients of one stack, all adapters
 } qlora__model_work;
 
-// What a pass in flight has placed, and who reads it.
-typedef struct qlora__model_flow {
+// What a pass in flight has placed, and who reads it: qlora__pass.flow. It is of the model only
+// because a step in slices goes on with it.
+typedef struct qlora__flow {
     // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
     // tells which weights of a layer are there. If places_layers is set, all stacks of a layer do,
     // and placed_layer tells which layer it is.
-    int64_t operand_at[QLORA__GROUPS];
     int64_t placed[QLORA__GROUPS];
     int64_t placed_layer;
-    bool places_layers;
     unsigned readers; // slots of the second stream in which the shared operand is read
     // The stack whose next product has its codes already, by the kernel that wrote its operand, or
     // the codes in its place; that is dy if `coded_transposed`. NULL if there is none.
     const qlora__fp8* coded;
     bool coded_transposed;
-} qlora__model_flow;
+} qlora__flow;
 
 // Keys and values of the texts in flight.
 typedef struct qlora__model_texts {
@@ -450,7 +451,7 @@ struct qlora_model {
     qlora__model_base base;
     qlora__model_tables tables;
     qlora__model_work work;
-    qlora__model_flow flow;
+    qlora__flow flow;
     qlora__model_texts texts;
 };
 

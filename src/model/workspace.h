@@ -62,14 +62,14 @@ static bool qlora__can_place_layers(const qlora_model* m) {
 static int64_t qlora__operand_elements(qlora_model* m) {
     int64_t most = 0;
     int64_t at = 0;
-    m->flow.places_layers = qlora__can_place_layers(m);
+    m->work.places_layers = qlora__can_place_layers(m);
     static const int order[QLORA__GROUPS] = {QLORA__GATE_UP, QLORA__DOWN, QLORA__O, QLORA__QKV};
     for (int i = 0; i < QLORA__GROUPS; i++) {
         int64_t n = qlora__operand_most(m, order[i]);
         bool tiled = m->plan.tile > 0 && order[i] != QLORA__QKV;
-        m->flow.operand_at[order[i]] = tiled || m->flow.places_layers ? at : 0;
+        m->work.operand_at[order[i]] = tiled || m->work.places_layers ? at : 0;
         at += n;
-        most = qlora__max(most, m->flow.operand_at[order[i]] + n);
+        most = qlora__max(most, m->work.operand_at[order[i]] + n);
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int i = 0; i < m->layers[l].layout->count; i++) {
