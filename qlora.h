@@ -12162,11 +12162,18 @@ typedef struct qlora__projection_row {
 
 #define QLORA__PROJECTIONS 7 // at most, per layer
 
+// The kinds of mixers, the parts in which tokens look at each other.
+typedef enum qlora__mixer {
+    QLORA__MIXER_SOFTMAX, // o(softmax attention of q, k and v)
+    QLORA__MIXERS
+} qlora__mixer;
+
 // The kinds of feed-forward parts.
 typedef enum qlora__ffn {
-    QLORA__FFN_GATED,  // down(act(gate) up)
-    QLORA__FFN_PLAIN,  // down(relu(up)^2); up is the stack QLORA__GATE_UP
-    QLORA__FFN_EXPERTS // such MLPs that a router chooses from, and one for all tokens or none
+    QLORA__FFN_GATED,   // down(act(gate) up)
+    QLORA__FFN_PLAIN,   // down(relu(up)^2); up is the stack QLORA__GATE_UP
+    QLORA__FFN_EXPERTS, // such MLPs that a router chooses from, and one for all tokens or none
+    QLORA__FFNS
 } qlora__ffn;
 
 // What a router makes of its scores.
@@ -12200,6 +12207,7 @@ typedef struct qlora__expert_rows {
 
 // The projections of a layer, stack by stack.
 typedef struct qlora__layout {
+    qlora__mixer mixer;
     qlora__ffn ffn;
     const qlora__expert_rows* experts; // NULL unless ffn is QLORA__FFN_EXPERTS
     int count;
@@ -12231,7 +12239,7 @@ typedef struct qlora__layout {
 #define QLORA__ROW_NONE \
     {0, 0, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_HIDDEN, QLORA__BIAS_MLP, false, NULL, NULL, NULL}
 
-static const qlora__layout qlora__layout_seven = {QLORA__FFN_GATED, NULL, 7,
+static const qlora__layout qlora__layout_seven = {QLORA__MIXER_SOFTMAX, QLORA__FFN_GATED, NULL, 7,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_MLP(4, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
                     "mlp.gate_proj", "ffn_gate", NULL),
@@ -12240,25 +12248,26 @@ static const qlora__layout qlora__layout_seven = {QLORA__FFN_GATED, NULL, 7,
      QLORA__ROW_DOWN("mlp.down_proj")},
     {{0, 3}, {3, 1}, {4, 2}, {6, 1}}};
 // Phi 3: q, k and v in one matrix, gate and up in another.
-static const qlora__layout qlora__layout_fused = {QLORA__FFN_GATED, NULL, 4,
+static const qlora__layout qlora__layout_fused = {QLORA__MIXER_SOFTMAX, QLORA__FFN_GATED, NULL, 4,
     {{7, QLORA__QKV, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_QKV, QLORA__BIAS_QKV, false,
       "self_attn.qkv_proj", "attn_qkv", NULL},
      QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
      QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE, QLORA__ROW_NONE, QLORA__ROW_NONE},
     {{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
 // GLM: only gate and up in one matrix.
-static const qlora__layout qlora__layout_gate_up = {QLORA__FFN_GATED, NULL, 6,
+static const qlora__layout qlora__layout_gate_up = {QLORA__MIXER_SOFTMAX, QLORA__FFN_GATED, NULL, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
      QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // Granite 4: the same under the names of its shared MLP; GGUF files split the matrix.
-static const qlora__layout qlora__layout_shared_mlp = {QLORA__FFN_GATED, NULL, 6,
+static const qlora__layout qlora__layout_shared_mlp = {
+    QLORA__MIXER_SOFTMAX, QLORA__FFN_GATED, NULL, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_GATE_UP("shared_mlp.input_linear", "ffn_gate", "ffn_up"),
      QLORA__ROW_DOWN("shared_mlp.output_linear"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // Arcee: no gate.
-static const qlora__layout qlora__layout_plain = {QLORA__FFN_PLAIN, NULL, 6,
+static const qlora__layout qlora__layout_plain = {QLORA__MIXER_SOFTMAX, QLORA__FFN_PLAIN, NULL, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_MLP(5, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
                     "mlp.up_proj", "ffn_up", NULL),
@@ -12323,13 +12332,13 @@ static const qlora__expert_rows qlora__experts_granite = {
      {{NULL, NULL}, 0}}};
 
 static const qlora__layout qlora__layout_moe = {
-    QLORA__FFN_EXPERTS, &qlora__experts_softmax, QLORA__ATTENTION_ONLY};
+    QLORA__MIXER_SOFTMAX, QLORA__FFN_EXPERTS, &qlora__experts_softmax, QLORA__ATTENTION_ONLY};
 static const qlora__layout qlora__layout_mixtral = {
-    QLORA__FFN_EXPERTS, &qlora__experts_mixtral, QLORA__ATTENTION_ONLY};
+    QLORA__MIXER_SOFTMAX, QLORA__FFN_EXPERTS, &qlora__experts_mixtral, QLORA__ATTENTION_ONLY};
 static const qlora__layout qlora__layout_granite_moe = {
-    QLORA__FFN_EXPERTS, &qlora__experts_granite, QLORA__ATTENTION_ONLY};
+    QLORA__MIXER_SOFTMAX, QLORA__FFN_EXPERTS, &qlora__experts_granite, QLORA__ATTENTION_ONLY};
 static const qlora__layout qlora__layout_granite4_moe = {
-    QLORA__FFN_EXPERTS, &qlora__experts_granite, 6,
+    QLORA__MIXER_SOFTMAX, QLORA__FFN_EXPERTS, &qlora__experts_granite, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_MLP(8, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_SHARED_GATE_UP,
                     "shared_mlp.input_linear", "ffn_gate_shexp", "ffn_up_shexp"),
@@ -12337,13 +12346,13 @@ static const qlora__layout qlora__layout_granite4_moe = {
                     "shared_mlp.output_linear", "ffn_down_shexp", NULL), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 static const qlora__layout qlora__layout_qwen2_moe = {
-    QLORA__FFN_EXPERTS, &qlora__experts_gated_mlp, 7,
+    QLORA__MIXER_SOFTMAX, QLORA__FFN_EXPERTS, &qlora__experts_gated_mlp, 7,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROWS_SHARED("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj",
                         "mlp.shared_expert.down_proj")},
     {{0, 3}, {3, 1}, {4, 2}, {6, 1}}};
 static const qlora__layout qlora__layout_glm4_moe = {
-    QLORA__FFN_EXPERTS, &qlora__experts_sigmoid, 7,
+    QLORA__MIXER_SOFTMAX, QLORA__FFN_EXPERTS, &qlora__experts_sigmoid, 7,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROWS_SHARED("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj",
                         "mlp.shared_experts.down_proj")},
@@ -36745,7 +36754,8 @@ static const qlora_tensor* qlora__codes_memory(const qlora__projection* p) {
     return p->is_nf4 ? &p->nf4.memory : &p->fp8.memory;
 }
 
-// The activations of a layer that the backward pass needs.
+// The activations of a layer that the backward pass needs. Which of them a layer has, and with how
+// many columns, its kinds of parts say: model/slots.h.
 typedef struct qlora__kept {
     qlora_tensor h;   // [T, H] residual stream at the layer's input
     qlora_tensor qkv; // [T, q + 2 kv] after the rotation; with q/k norm, before norm and rotation
@@ -37034,7 +37044,7 @@ typedef struct qlora__model_tables {
 } qlora__model_tables;
 
 // What the experts of a layer use while they run.
-typedef struct qlora__experts_work {
+typedef struct qlora__routed_work {
     qlora_tensor x;       // [T, H + pad] rows of an expert, and of the router
     qlora_tensor y;       // [T, H] its output, or the gradient of its input
     qlora_tensor s;       // [T, I + pad] the activation
@@ -37048,7 +37058,7 @@ typedef struct qlora__experts_work {
     qlora_tensor place;   // I32 [1, T k]
     qlora_tensor tokens;  // I32 [1, T k]
     qlora_tensor starts;  // I32 [1, experts + 1]
-} qlora__experts_work;
+} qlora__routed_work;
 
 // The activations of a pass, of layers and of the head. x, delta, s, ds, raw, an own d_out, and of
 // a layer h2, gu and out have one row per token of a tile; everything else has one per token of the
@@ -37062,12 +37072,15 @@ typedef struct qlora__model_work {
     qlora_tensor s;       // [T, I + pad] output of SwiGLU
     qlora_tensor ds;      // its gradient; the same memory unless there is dropout
     qlora_tensor operand; // shared by the layers without a copy of their own
+    int64_t operand_at[QLORA__GROUPS]; // where the stacks have theirs in it
+    bool places_layers;   // all stacks of a layer have theirs there at the same time
     qlora_tensor dh;      // [T, H + pad]
     qlora_tensor d_out;   // [T, H + pad] gradient of the output of attention or MLP; dh itself
                           // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
-    qlora__experts_work experts;
+    qlora__routed_work experts;
+    qlora_tensor gathered; // room for the stream of labelled rows, if kept.gu has too little
     qlora_tensor gated_parts; // f32: see ops/gated.h
     qlora_tensor skinny_parts; // f32: see ops/skinny.h; used on the second stream alone
     qlora_tensor rstd[QLORA__BRANCHES]; // f32 [1, T]: of the norms before them, backward
@@ -37095,21 +37108,20 @@ typedef struct qlora__model_work {
     qlora_tensor wide_grads; // f32: the gradients of one stack, all adapters
 } qlora__model_work;
 
-// What a pass in flight has placed, and who reads it.
-typedef struct qlora__model_flow {
+// What a pass in flight has placed, and who reads it: qlora__pass.flow. It is of the model only
+// because a step in slices goes on with it.
+typedef struct qlora__flow {
     // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
     // tells which weights of a layer are there. If places_layers is set, all stacks of a layer do,
     // and placed_layer tells which layer it is.
-    int64_t operand_at[QLORA__GROUPS];
     int64_t placed[QLORA__GROUPS];
     int64_t placed_layer;
-    bool places_layers;
     unsigned readers; // slots of the second stream in which the shared operand is read
     // The stack whose next product has its codes already, by the kernel that wrote its operand, or
     // the codes in its place; that is dy if `coded_transposed`. NULL if there is none.
     const qlora__fp8* coded;
     bool coded_transposed;
-} qlora__model_flow;
+} qlora__flow;
 
 // Keys and values of the texts in flight.
 typedef struct qlora__model_texts {
@@ -37185,7 +37197,7 @@ struct qlora_model {
     qlora__model_base base;
     qlora__model_tables tables;
     qlora__model_work work;
-    qlora__model_flow flow;
+    qlora__flow flow;
     qlora__model_texts texts;
 };
 
@@ -37815,6 +37827,15 @@ static int64_t qlora__stack_most(const qlora_model* m, int group) {
     return most;
 }
 
+// Columns of its input, in the widest layer.
+static int64_t qlora__stack_most_in(const qlora_model* m, int group) {
+    int64_t most = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        most = qlora__max(most, m->layers[l].linears[group].in);
+    }
+    return most;
+}
+
 // Whether q is multiplied by a factor that depends on the position, within the planned lengths.
 static bool qlora__scales_queries(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -38093,45 +38114,9 @@ static void qlora__layout_windows(qlora_model* m) {
     }
 }
 
-// Columns of the widest activation of an MLP that all tokens use.
-static int64_t qlora__mlp_most(const qlora_model* m) {
-    int64_t most = 0;
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        most = qlora__max(most, m->layers[l].linears[QLORA__DOWN].in);
-    }
-    return most;
-}
-
 // Rows of the buffers that are used for one tile at a time.
 static int64_t qlora__tile_rows(const qlora_model* m) {
     return m->plan.tile > 0 ? qlora__min(m->plan.tile, m->plan.tokens) : m->plan.tokens;
-}
-
-// The output of attention, with room for z of o_proj, and its row statistics.
-static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
-                                    const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
-    const qlora_model_config* c = &m->plan.config;
-    int64_t T = m->plan.tokens;
-    qlora__arena_tensor(arena, m->compute, T, qlora__q_width(c) + pads[QLORA__O], &kept->o);
-    qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
-}
-
-// Whether q, k and v are in the memory that layers use in turn, if attention is offloaded: those of
-// layers that are not recomputed are.
-static bool qlora__slots_have_heads(const qlora_model* m) {
-    return m->plan.offloaded_attention > 0 &&
-           (m->plan.heads_layers > 0 || m->plan.recompute_layers == 0);
-}
-
-// q, k and v, also before their norms.
-static void qlora__layout_heads(qlora__arena* arena, qlora_model* m, qlora__kept* kept) {
-    const qlora_model_config* c = &m->plan.config;
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    qlora__arena_tensor(arena, m->compute, m->plan.tokens, q + 2 * kv, &kept->qkv);
-    if (c->qk_norm) {
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, q + kv, &kept->qk);
-    }
 }
 
 // Whether z of the forward pass is the one that the gradients need. With dropout, DoRA or several
@@ -38139,30 +38124,6 @@ static void qlora__layout_heads(qlora__arena* arena, qlora_model* m, qlora__kept
 static bool qlora__keeps_z(const qlora_model* m) {
     return qlora__trains(m) && m->on_gpu && !(m->desc.dropout > 0.0f) && !m->dora &&
            !qlora__has_several(m);
-}
-
-// Whether the backward pass of the activation computes dB of gate and up and dA of down as well.
-// ranks: of gate, up and down; may be NULL.
-static bool qlora__gated_ranks(const qlora_model* m, const qlora__layer* layer, int64_t* ranks) {
-    const qlora_model_config* c = &m->plan.config;
-    const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
-    int64_t own[3] = {l->parts[0].rank, l->parts[l->count - 1].rank,
-                      layer->linears[QLORA__DOWN].parts[0].rank};
-    if (ranks != NULL) {
-        memcpy(ranks, own, sizeof own);
-    }
-    return layer->layout->ffn == QLORA__FFN_GATED && qlora__gated_takes(own) && qlora__keeps_z(m) &&
-           m->compute == QLORA_BF16 && qlora__tile_rows(m) * c->intermediate >= QLORA__GATED_FROM &&
-           c->hidden % 8 == 0 && c->intermediate % 8 == 0;
-}
-
-// Whether it does in any layer.
-static bool qlora__has_gated(const qlora_model* m) {
-    bool any = false;
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        any = any || qlora__gated_ranks(m, &m->layers[l], NULL);
-    }
-    return any;
 }
 
 // f32 elements of the parts of sums that the gradients of any stack need. Several adapters have
@@ -38180,6 +38141,349 @@ static int64_t qlora__skinny_most(const qlora_model* m) {
     return most;
 }
 
+//@@ src/model/slots.h
+
+// ---- slots --------------------------------------------------------------------------------------
+//
+// What a part of a layer keeps for the backward pass: tensors of qlora__kept. Each kind of part has
+// a list of them (mixers/plans.h, ffns/plans.h); what lays out memory loops over the lists.
+
+// Which rows a slot has, when a layer that is short of memory has it, and where it may go.
+typedef enum qlora__kept_use {
+    QLORA__KEPT_MIXED, // all: what mixing leaves; the first that recomputed layers keep; the host
+    QLORA__KEPT_IN,    // all: what mixing reads; the next that they keep; the host with MIXED
+    QLORA__KEPT_TILE   // of a tile: what comes after mixing; always computed again
+} qlora__kept_use;
+
+typedef struct qlora__kept_slot {
+    qlora__kept_use use;
+    size_t place; // of its tensor in qlora__kept
+    qlora_dtype dtype;
+    int64_t rows;
+    int64_t cols;
+} qlora__kept_slot;
+
+#define QLORA__KEPT_SLOTS 16 // of all kinds, at most
+
+typedef struct qlora__kept_slots {
+    int count;
+    qlora__kept_slot all[QLORA__KEPT_SLOTS];
+} qlora__kept_slots;
+
+// Adds a slot, or makes one in the same place larger: layers that take turns with memory need the
+// most that any of them does.
+static void qlora__kept_add(qlora__kept_slots* slots, const qlora__kept_slot* slot) {
+    int i = 0;
+    while (i < slots->count && slots->all[i].place != slot->place) {
+        i++;
+    }
+    QLORA_ASSERT(i < QLORA__KEPT_SLOTS);
+    if (i == slots->count) {
+        slots->all[slots->count++] = *slot;
+        return;
+    }
+    slots->all[i].rows = qlora__max(slots->all[i].rows, slot->rows);
+    slots->all[i].cols = qlora__max(slots->all[i].cols, slot->cols);
+}
+
+// The tensor of a slot.
+static qlora_tensor* qlora__kept_at(const qlora__kept_slot* slot, qlora__kept* kept) {
+    return (qlora_tensor*)(void*)((char*)kept + slot->place);
+}
+
+// Lays out the slots with one use.
+static void qlora__layout_slots(qlora__arena* arena, const qlora__kept_slots* slots,
+                                qlora__kept_use use, qlora__kept* kept) {
+    for (int i = 0; i < slots->count; i++) {
+        const qlora__kept_slot* s = &slots->all[i];
+        if (s->use == use) {
+            qlora__arena_tensor(arena, s->dtype, s->rows, s->cols, qlora__kept_at(s, kept));
+        }
+    }
+}
+
+// Uses those of another layer.
+static void qlora__borrow_slots(const qlora__kept_slots* slots, qlora__kept_use use,
+                                qlora__kept* from, qlora__kept* to) {
+    for (int i = 0; i < slots->count; i++) {
+        if (slots->all[i].use == use) {
+            *qlora__kept_at(&slots->all[i], to) = *qlora__kept_at(&slots->all[i], from);
+        }
+    }
+}
+
+//@@ src/model/mixers/plans.h
+
+// ---- what the kinds of mixers need --------------------------------------------------------------
+//
+// What plan and memory ask; what the passes call is in kinds.h.
+
+typedef struct qlora__mixer_plan {
+    const char* name;
+    // Adds what a layer keeps for the backward pass.
+    void (*keep)(const qlora_model* m, const qlora__layer* layer, qlora__kept_slots* slots);
+    // Memory that all layers use, in training; NULL = none.
+    void (*share)(qlora__arena* arena, qlora_model* m);
+    unsigned z; // stacks (one bit each) whose z leaves no other trace, as x is overwritten
+} qlora__mixer_plan;
+
+// q, k and v, also before their norms; the output, with room for z of o_proj, and its statistics.
+static void qlora__softmax_keep(const qlora_model* m, const qlora__layer* layer,
+                                qlora__kept_slots* slots) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t T = m->plan.tokens;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    const qlora__kept_slot all[] = {
+        {QLORA__KEPT_IN, offsetof(qlora__kept, qkv), m->compute, T, q + 2 * kv},
+        {QLORA__KEPT_MIXED, offsetof(qlora__kept, o), m->compute, T, q + layer->pads[QLORA__O]},
+        {QLORA__KEPT_MIXED, offsetof(qlora__kept, lse), QLORA_F32, c->heads, T},
+        {QLORA__KEPT_IN, offsetof(qlora__kept, qk), m->compute, T, q + kv}};
+    for (int i = 0; i < (c->qk_norm ? 4 : 3); i++) {
+        qlora__kept_add(slots, &all[i]);
+    }
+}
+
+// The backward pass keeps two numbers per head and token, in the scratch buffer unless they would
+// fill it.
+static bool qlora__has_own_stats(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    return m->on_gpu && (uint64_t)(c->heads * m->plan.tokens) * 8 > ((uint64_t)32 << 20);
+}
+
+static void qlora__softmax_share(qlora__arena* arena, qlora_model* m) {
+    if (qlora__has_own_stats(m)) {
+        qlora__arena_tensor(arena, QLORA_F32, m->plan.config.heads, 2 * m->plan.tokens,
+                            &m->work.stats);
+    }
+}
+
+// Indexed by qlora__mixer.
+static const qlora__mixer_plan qlora__mixer_plans[] = {
+    {"softmax", qlora__softmax_keep, qlora__softmax_share, 1u << QLORA__QKV}};
+
+static const qlora__mixer_plan* qlora__mixer_plan_of(const qlora__layer* layer) {
+    return &qlora__mixer_plans[layer->layout->mixer];
+}
+
+// The memory that the mixers of a model share: each kind that it has, once.
+static void qlora__mixers_share(qlora__arena* arena, qlora_model* m) {
+    bool done[QLORA__MIXERS];
+    memset(done, 0, sizeof done);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__mixer_plan* plan = qlora__mixer_plan_of(&m->layers[l]);
+        if (!done[plan - qlora__mixer_plans] && plan->share != NULL) {
+            plan->share(arena, m);
+        }
+        done[plan - qlora__mixer_plans] = true;
+    }
+}
+
+//@@ src/model/ffns/plans.h
+
+// ---- what the kinds of feed-forward parts need --------------------------------------------------
+//
+// What plan and memory ask; what the passes call is in kinds.h.
+
+typedef struct qlora__ffn_plan {
+    const char* name;
+    // Adds what a layer keeps for the backward pass.
+    void (*keep)(const qlora_model* m, const qlora__layer* layer, qlora__kept_slots* slots);
+    // Memory that all layers use, in training and in every pass; NULL = none.
+    void (*share)(qlora__arena* arena, qlora_model* m);
+    void (*work)(qlora__arena* arena, qlora_model* m);
+    // What a model with such a part cannot do; NULL = nothing, or returns NULL.
+    const char* (*refuse)(const qlora_model* m);
+    // The kernels of a layer that others do not need.
+    qlora__needs (*needs)(const qlora_model* m, const qlora__layer* layer);
+    // Whether the backward pass of the activation computes dB of the stack before it and dA of the
+    // one after it as well; NULL = never.
+    bool (*sums)(const qlora_model* m, const qlora__layer* layer);
+    bool adds;              // parts stand side by side: their gradients meet in d_beside
+    bool joins;             // the activation has kernels with parts of the products beside it
+    unsigned z;             // stacks (one bit each) whose z is kept, as x is overwritten
+    unsigned z_sums;        // of recomputed layers, if it sums
+    int64_t fp8_multiple;   // that the width must be for aligned rows of FP8 products
+    const char* activation; // in config.json; NULL = it depends on the family
+} qlora__ffn_plan;
+
+// The output of the first stack, with room for u.
+static void qlora__stack_keep(const qlora_model* m, const qlora__layer* layer,
+                              qlora__kept_slots* slots) {
+    const qlora__kept_slot gu = {QLORA__KEPT_TILE, offsetof(qlora__kept, gu), m->compute,
+                            qlora__tile_rows(m),
+                            qlora_linear_out(&layer->linears[QLORA__GATE_UP]) +
+                                layer->pads[QLORA__GATE_UP]};
+    qlora__kept_add(slots, &gu);
+}
+
+// Whether the backward pass of the activation computes dB of gate and up and dA of down as well.
+// ranks: of gate, up and down; may be NULL.
+static bool qlora__gated_ranks(const qlora_model* m, const qlora__layer* layer, int64_t* ranks) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
+    int64_t own[3] = {l->parts[0].rank, l->parts[l->count - 1].rank,
+                      layer->linears[QLORA__DOWN].parts[0].rank};
+    if (ranks != NULL) {
+        memcpy(ranks, own, sizeof own);
+    }
+    return qlora__gated_takes(own) && qlora__keeps_z(m) &&
+           m->compute == QLORA_BF16 && qlora__tile_rows(m) * c->intermediate >= QLORA__GATED_FROM &&
+           c->hidden % 8 == 0 && c->intermediate % 8 == 0;
+}
+
+static bool qlora__gated_sums(const qlora_model* m, const qlora__layer* layer) {
+    return qlora__gated_ranks(m, layer, NULL);
+}
+
+static qlora__needs qlora__gated_needs(const qlora_model* m, const qlora__layer* layer) {
+    return qlora__gated_sums(m, layer) ? QLORA__NEED_GATED : 0;
+}
+
+static qlora__needs qlora__plain_needs(const qlora_model* m, const qlora__layer* layer) {
+    (void)m;
+    (void)layer;
+    return QLORA__NEED_RELU2;
+}
+
+static void qlora__gated_share(qlora__arena* arena, qlora_model* m) {
+    int64_t parts = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layer* layer = &m->layers[l];
+        if (layer->layout->ffn == QLORA__FFN_GATED && qlora__gated_sums(m, layer)) {
+            parts = qlora__gated_room(qlora__tile_rows(m), m->plan.config.intermediate);
+        }
+    }
+    qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->work.gated_parts);
+}
+
+// The columns that adapters of experts need beside a row, at most.
+static int64_t qlora__experts_pad(const qlora_model* m) {
+    int64_t pad = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__experts* experts = m->layers[l].experts;
+        pad = experts != NULL ? qlora__max(pad, experts->pad) : pad;
+    }
+    return pad;
+}
+
+// Gate and up of the rows that experts get, and what chose them.
+static void qlora__experts_keep(const qlora_model* m, const qlora__layer* layer,
+                                qlora__kept_slots* slots) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t some = qlora__tile_rows(m);
+    int64_t pad = qlora__experts_pad(m);
+    const qlora__kept_slot all[] = {
+        {QLORA__KEPT_TILE, offsetof(qlora__kept, routed), m->compute, some * c->experts_per_token,
+         2 * c->expert_intermediate + pad},
+        {QLORA__KEPT_TILE, offsetof(qlora__kept, scores), m->compute, some, c->experts},
+        {QLORA__KEPT_TILE, offsetof(qlora__kept, shared), m->compute, some, 1 + pad}};
+    qlora__stack_keep(m, layer, slots);
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        qlora__kept_add(slots, &all[i]);
+    }
+}
+
+static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__routed_work* w = &m->work.experts;
+    int64_t some = qlora__tile_rows(m);
+    int64_t pad = qlora__experts_pad(m);
+    int64_t routed = some * c->experts_per_token;
+    qlora__arena_tensor(arena, m->compute, some, c->hidden + pad, &w->x);
+    qlora__arena_tensor(arena, m->compute, some, c->hidden, &w->y);
+    m->work.gathered = w->y;
+    qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate + pad, &w->s);
+    qlora__arena_tensor(arena, m->compute, 1, routed, &w->weights);
+    qlora__arena_tensor(arena, m->compute, 1, routed, &w->sorted);
+    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->choice);
+    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->place);
+    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->tokens);
+    qlora__arena_tensor(arena, QLORA_I32, 1, c->experts + 1, &w->starts);
+    if (qlora__trains(m)) {
+        qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate, &w->ds);
+        qlora__arena_tensor(arena, m->compute, some, c->experts + pad, &w->dz);
+        qlora__arena_tensor(arena, m->compute, 1, routed, &w->dw);
+        qlora__arena_tensor(arena, m->compute, some, 1 + pad, &w->d_gate);
+    }
+}
+
+static const char* qlora__experts_refuse(const qlora_model* m) {
+    const uint32_t experts = QLORA_TARGET_EXPERTS_IN | QLORA_TARGET_EXPERTS_OUT;
+    bool drops = m->desc.dropout > 0.0f && (m->desc.targets & experts) != 0;
+    return m->on_gpu                        ? "has experts, which do not run on a GPU; open a "
+                                              "context for the CPU"
+           : qlora__has_several(m)          ? "has experts, without support for several adapters"
+           : m->dora                        ? "has experts, without support for DoRA"
+           : m->plan.mode == QLORA_MODE_FP8 ? "has experts, without support for desc.mode FP8"
+           : m->desc.base == QLORA_BASE_FP8 ? "has experts, without support for desc.base FP8"
+           : drops ? "has experts, without support for dropout on experts, as in PEFT; set "
+                     "desc.dropout to 0, or desc.targets without experts"
+                   : NULL;
+}
+
+static qlora__needs qlora__experts_needs(const qlora_model* m, const qlora__layer* layer) {
+    (void)m;
+    (void)layer;
+    return 0; // they run on the CPU
+}
+
+// Indexed by qlora__ffn. Of the gated one, gate and up are next to each other in rows of FP8.
+static const qlora__ffn_plan qlora__ffn_plans[] = {
+    {"gated", qlora__stack_keep, qlora__gated_share, NULL, NULL, qlora__gated_needs,
+     qlora__gated_sums, false, true, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 1u << QLORA__DOWN, 4,
+     NULL},
+    {"plain", qlora__stack_keep, NULL, NULL, NULL, qlora__plain_needs, NULL, false, false,
+     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2"},
+    {"experts", qlora__experts_keep, NULL, qlora__experts_work, qlora__experts_refuse,
+     qlora__experts_needs, NULL, true, false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8,
+     NULL}};
+
+static const qlora__ffn_plan* qlora__ffn_plan_of(const qlora__layer* layer) {
+    return &qlora__ffn_plans[layer->layout->ffn];
+}
+
+// The memory that the feed-forward parts of a model share: each kind that it has, once.
+static void qlora__ffns_share(qlora__arena* arena, qlora_model* m, bool training) {
+    bool done[QLORA__FFNS];
+    memset(done, 0, sizeof done);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__ffn_plan* plan = qlora__ffn_plan_of(&m->layers[l]);
+        void (*lay)(qlora__arena * arena, qlora_model * m) = training ? plan->share : plan->work;
+        if (!done[plan - qlora__ffn_plans] && lay != NULL) {
+            lay(arena, m);
+        }
+        done[plan - qlora__ffn_plans] = true;
+    }
+}
+
+// Whether any layer has parts side by side.
+static bool qlora__any_ffn_adds(const qlora_model* m) {
+    bool any = false;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        any = any || qlora__ffn_plan_of(&m->layers[l])->adds;
+    }
+    return any;
+}
+
+// Whether the activation of a layer computes gradients of adapters, or that of any layer.
+static bool qlora__ffn_sums(const qlora_model* m, const qlora__layer* layer) {
+    const qlora__ffn_plan* plan = qlora__ffn_plan_of(layer);
+    return plan->sums != NULL && plan->sums(m, layer);
+}
+
+static bool qlora__any_ffn_sums(const qlora_model* m) {
+    bool any = false;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        any = any || qlora__ffn_sums(m, &m->layers[l]);
+    }
+    return any;
+}
+
+//@@ src/model/activations.h
+
+// ---- memory of activations ----------------------------------------------------------------------
+
 // z of stacks (one bit each), if they have adapters. Rows of x or s that are not multiples of 8
 // have z where it is not aligned, and other kernels would add up the gradients: it stays there, in
 // layers that are recomputed and in others.
@@ -38193,49 +38497,47 @@ static void qlora__layout_z(qlora__arena* arena, qlora_model* m, const int64_t p
     }
 }
 
-// Of which stacks it is kept: those that leave no other trace of it. A recomputed layer has that of
-// gate and up in x and that of down in s when it is needed; if the activation is not written once
-// more (ops/gated.h), it has its own of down.
-#define QLORA__Z_KEPT (1u << QLORA__QKV | 1u << QLORA__GATE_UP | 1u << QLORA__DOWN)
-#define QLORA__Z_SHARED (1u << QLORA__QKV)
-#define QLORA__Z_OWN (1u << QLORA__DOWN)
-
-// The columns that adapters of experts need beside a row, at most.
-static int64_t qlora__experts_pad(const qlora_model* m) {
-    int64_t pad = 0;
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        const qlora__experts* experts = m->layers[l].experts;
-        pad = experts != NULL ? qlora__max(pad, experts->pad) : pad;
-    }
-    return pad;
+// The slots of a layer.
+static qlora__kept_slots qlora__slots_of_layer(const qlora_model* m, const qlora__layer* layer) {
+    qlora__kept_slots slots;
+    memset(&slots, 0, sizeof slots);
+    qlora__mixer_plan_of(layer)->keep(m, layer, &slots);
+    qlora__ffn_plan_of(layer)->keep(m, layer, &slots);
+    return slots;
 }
 
-// Of pads, only those of o and of gate/up are used. heads, attention: q, k and v, and the output of
-// attention, are among the activations.
-static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
-                               const int64_t pads[QLORA__GROUPS], bool heads, bool attention,
+// Those of layers that use the same memory, in turn.
+static qlora__kept_slots qlora__slots_most(const qlora_model* m) {
+    qlora__kept_slots slots;
+    memset(&slots, 0, sizeof slots);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__mixer_plan_of(&m->layers[l])->keep(m, &m->layers[l], &slots);
+        qlora__ffn_plan_of(&m->layers[l])->keep(m, &m->layers[l], &slots);
+    }
+    return slots;
+}
+
+// The stacks whose z mixers of the model keep: also in recomputed layers, which share its memory. z
+// of the MLP is in x and s of such a layer when it is needed; where the activation is not written
+// once more, it has its own.
+static unsigned qlora__mixers_z(const qlora_model* m) {
+    unsigned z = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        z |= qlora__mixer_plan_of(&m->layers[l])->z;
+    }
+    return z;
+}
+
+// What a layer has after mixing: also the stream, and what the norms after its branches read.
+static void qlora__layout_kept(qlora__arena* arena, qlora_model* m, const qlora__kept_slots* slots,
                                qlora__kept* kept) {
-    const qlora_model_config* c = &m->plan.config;
+    int64_t width = m->plan.config.hidden;
     int64_t some = qlora__tile_rows(m);
-    if (heads) {
-        qlora__layout_heads(arena, m, kept);
-    }
-    if (attention) {
-        qlora__layout_attention(arena, m, pads, kept);
-    }
-    qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
-    qlora__arena_tensor(arena, m->compute, some,
-                        qlora__stack_most(m, QLORA__GATE_UP) + pads[QLORA__GATE_UP], &kept->gu);
-    if (c->experts > 0) {
-        int64_t pad = qlora__experts_pad(m);
-        qlora__arena_tensor(arena, m->compute, some * c->experts_per_token,
-                            2 * c->expert_intermediate + pad, &kept->routed);
-        qlora__arena_tensor(arena, m->compute, some, c->experts, &kept->scores);
-        qlora__arena_tensor(arena, m->compute, some, 1 + pad, &kept->shared);
-    }
+    qlora__arena_tensor(arena, m->compute, some, width, &kept->h2);
+    qlora__layout_slots(arena, slots, QLORA__KEPT_TILE, kept);
     for (int i = 0; i < QLORA__BRANCHES; i++) {
         if (qlora__has_norm(m, qlora__branches[i].after)) {
-            qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[i]);
+            qlora__arena_tensor(arena, m->compute, some, width, &kept->out[i]);
         }
     }
 }
@@ -38249,20 +38551,28 @@ static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) 
     }
 }
 
+// Whether what mixing reads is in the memory that layers use in turn, if attention is offloaded:
+// that of layers that are not recomputed is.
+static bool qlora__slots_have_heads(const qlora_model* m) {
+    return m->plan.offloaded_attention > 0 &&
+           (m->plan.heads_layers > 0 || m->plan.recompute_layers == 0);
+}
+
 // Memory that layers use in turn for what they keep of attention while it is copied. One copy can
-// take all of it, so it is in one piece; what fewer layers keep is at the end, and last q, k and v,
-// which are there before the rest.
-static void qlora__layout_slot(qlora__arena* arena, qlora_model* m,
-                               const int64_t pads[QLORA__GROUPS], qlora__kept* slot) {
+// take all of it, so it is in one piece; what fewer layers keep is at the end, and last what mixing
+// reads, which is there before the rest.
+static void qlora__layout_offload(qlora__arena* arena, qlora_model* m,
+                                  const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
     size_t first = arena->used;
-    memset(slot, 0, sizeof *slot);
-    qlora__layout_attention(arena, m, pads, slot);
+    qlora__kept_slots slots = qlora__slots_most(m);
+    memset(kept, 0, sizeof *kept);
+    qlora__layout_slots(arena, &slots, QLORA__KEPT_MIXED, kept);
     m->work.offload_bytes[0] = arena->used - first;
     m->work.offload_bytes[1] = m->work.offload_bytes[0];
     if (qlora__slots_have_heads(m)) {
-        qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, slot);
+        qlora__layout_z(arena, m, pads, qlora__mixers_z(m), kept);
         m->work.offload_bytes[1] = arena->used - first;
-        qlora__layout_heads(arena, m, slot);
+        qlora__layout_slots(arena, &slots, QLORA__KEPT_IN, kept);
     }
     m->work.offload_bytes[2] = arena->used - first;
 }
@@ -38272,41 +38582,48 @@ static size_t qlora__offload_bytes(const qlora_model* m, const qlora__layer* lay
     return m->work.offload_bytes[layer->keeps_heads || !layer->recompute ? 2 : 0];
 }
 
-// What a layer has of attention is in its slot.
-static void qlora__layer_slot(qlora_model* m, qlora__layer* layer) {
-    const qlora__kept* slot = &m->work.offload_slots[layer->offload_number % 2];
-    qlora__kept* kept = &layer->kept;
-    kept->o = slot->o;
-    kept->lse = slot->lse;
+// What a layer has of attention is in that memory.
+static void qlora__layer_offload(qlora_model* m, qlora__layer* layer,
+                                 const qlora__kept_slots* slots) {
+    qlora__kept* from = &m->work.offload_slots[layer->offload_number % 2];
+    unsigned z = qlora__mixer_plan_of(layer)->z;
+    qlora__borrow_slots(slots, QLORA__KEPT_MIXED, from, &layer->kept);
     if (qlora__slots_have_heads(m)) {
-        kept->qkv = slot->qkv;
-        kept->qk = slot->qk;
-        kept->z[QLORA__QKV] = slot->z[QLORA__QKV];
+        qlora__borrow_slots(slots, QLORA__KEPT_IN, from, &layer->kept);
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            layer->kept.z[g] = (z & 1u << g) != 0 ? from->z[g] : layer->kept.z[g];
+        }
     }
 }
 
 // What a recomputed layer keeps besides its input.
 static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
+    qlora__kept_slots slots = qlora__slots_of_layer(m, layer);
     layer->kept = m->work.again;
-    if (qlora__gated_ranks(m, layer, NULL)) {
-        qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
+    if (qlora__ffn_sums(m, layer)) {
+        qlora__layout_z(arena, m, layer->pads, qlora__ffn_plan_of(layer)->z_sums, &layer->kept);
     }
     if (m->plan.offloaded_attention > 0) {
-        qlora__layer_slot(m, layer);
+        qlora__layer_offload(m, layer, &slots);
     } else if (layer->keeps_attention) {
-        qlora__layout_attention(arena, m, layer->pads, &layer->kept);
+        qlora__layout_slots(arena, &slots, QLORA__KEPT_MIXED, &layer->kept);
     }
 }
 
 // What a layer that is not recomputed keeps besides its input.
 static void qlora__layout_whole(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
     bool leaves = layer->offload_number >= 0;
-    unsigned z = leaves ? QLORA__Z_KEPT & ~QLORA__Z_SHARED : QLORA__Z_KEPT;
-    qlora__layout_kept(arena, m, layer->pads, !leaves, !leaves, &layer->kept);
+    unsigned mixed = leaves ? 0 : qlora__mixer_plan_of(layer)->z;
+    qlora__kept_slots slots = qlora__slots_of_layer(m, layer);
+    if (!leaves) {
+        qlora__layout_slots(arena, &slots, QLORA__KEPT_IN, &layer->kept);
+        qlora__layout_slots(arena, &slots, QLORA__KEPT_MIXED, &layer->kept);
+    }
+    qlora__layout_kept(arena, m, &slots, &layer->kept);
     memset(layer->kept.z, 0, sizeof layer->kept.z);
-    qlora__layout_z(arena, m, layer->pads, z, &layer->kept);
+    qlora__layout_z(arena, m, layer->pads, mixed | qlora__ffn_plan_of(layer)->z, &layer->kept);
     if (leaves) {
-        qlora__layer_slot(m, layer);
+        qlora__layer_offload(m, layer, &slots);
     }
 }
 
@@ -38332,11 +38649,18 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
             !qlora__trains(m) || (m->plan.offloaded_attention == 0 &&
                                   m->plan.attention_layers < m->plan.recompute_layers);
         bool heads = !qlora__slots_have_heads(m);
-        qlora__layout_kept(arena, m, pads, heads, attention, &m->work.again);
-        qlora__layout_z(arena, m, pads, heads ? QLORA__Z_SHARED : 0, &m->work.again);
+        qlora__kept_slots slots = qlora__slots_most(m);
+        if (heads) {
+            qlora__layout_slots(arena, &slots, QLORA__KEPT_IN, &m->work.again);
+        }
+        if (attention) {
+            qlora__layout_slots(arena, &slots, QLORA__KEPT_MIXED, &m->work.again);
+        }
+        qlora__layout_kept(arena, m, &slots, &m->work.again);
+        qlora__layout_z(arena, m, pads, heads ? qlora__mixers_z(m) : 0, &m->work.again);
     }
     for (int i = 0; i < 2 && m->plan.offloaded_attention > 0; i++) {
-        qlora__layout_slot(arena, m, pads, &m->work.offload_slots[i]);
+        qlora__layout_offload(arena, m, pads, &m->work.offload_slots[i]);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -38386,7 +38710,7 @@ static void qlora__layout_host(qlora_model* m) {
     memset(&slot, 0, sizeof slot);
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
-    qlora__layout_slot(&slot, m, pads, &m->work.offload_slots[0]); // counts its bytes
+    qlora__layout_offload(&slot, m, pads, &m->work.offload_slots[0]); // counts its bytes
     int64_t users = m->plan.recompute_layers > 0 ? c->layers : m->plan.offloaded_attention;
     for (int64_t l = 0; l < c->layers; l++) {
         int64_t number = m->layers[l].offload_number;
@@ -38463,14 +38787,14 @@ static bool qlora__can_place_layers(const qlora_model* m) {
 static int64_t qlora__operand_elements(qlora_model* m) {
     int64_t most = 0;
     int64_t at = 0;
-    m->flow.places_layers = qlora__can_place_layers(m);
+    m->work.places_layers = qlora__can_place_layers(m);
     static const int order[QLORA__GROUPS] = {QLORA__GATE_UP, QLORA__DOWN, QLORA__O, QLORA__QKV};
     for (int i = 0; i < QLORA__GROUPS; i++) {
         int64_t n = qlora__operand_most(m, order[i]);
         bool tiled = m->plan.tile > 0 && order[i] != QLORA__QKV;
-        m->flow.operand_at[order[i]] = tiled || m->flow.places_layers ? at : 0;
+        m->work.operand_at[order[i]] = tiled || m->work.places_layers ? at : 0;
         at += n;
-        most = qlora__max(most, m->flow.operand_at[order[i]] + n);
+        most = qlora__max(most, m->work.operand_at[order[i]] + n);
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int i = 0; i < m->layers[l].count; i++) {
@@ -38565,7 +38889,7 @@ static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
     int64_t pitch = qlora__fp8_pitch(widest); // not less than the width of a result
     qlora__arena_tensor(arena, QLORA_U8, 1, qlora__tile_rows(m) * pitch, &m->work.fp8_codes);
     qlora__arena_tensor(arena, QLORA_F32, 1, qlora__tile_rows(m), &m->work.fp8_scales);
-    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__has_gated(m) ? qlora__tile_rows(m) : 0,
+    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__any_ffn_sums(m) ? qlora__tile_rows(m) : 0,
                         &m->work.fp8_most);
     qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->work.fp8_ones);
     qlora__arena_tensor(arena, QLORA_F32, m->plan.config.layers * QLORA__GROUPS, 2,
@@ -38590,24 +38914,17 @@ static void qlora__layout_x(qlora__arena* arena, qlora_model* m, int64_t pad) {
     }
 }
 
-// The gradients of q, k and v. With tiles, those of the rows of the head, which are used up when
-// the first layer begins, share their memory.
+// The gradients of what mixing reads. With tiles, those of the rows of the head, which are used up
+// when the first layer begins, share their memory.
 static void qlora__layout_dqkv(qlora__arena* arena, qlora_model* m, int64_t pad) {
-    const qlora_model_config* c = &m->plan.config;
-    int64_t wide = qlora__q_width(c) + 2 * qlora__kv_width(c) + pad;
+    int64_t wide = qlora__stack_most(m, QLORA__QKV) + pad;
     qlora__arena shared = *arena;
     qlora__arena_tensor(arena, m->compute, m->plan.tokens, wide, &m->work.dqkv);
     if (m->plan.tile > 0) {
-        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, c->hidden,
+        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, m->plan.config.hidden,
                             &m->work.rows_dx);
         qlora__arena_join(arena, &shared);
     }
-}
-
-// Attention keeps two numbers per head and token, in the scratch buffer unless they would fill it.
-static bool qlora__has_own_stats(const qlora_model* m) {
-    const qlora_model_config* c = &m->plan.config;
-    return m->on_gpu && (uint64_t)(c->heads * m->plan.tokens) * 8 > ((uint64_t)32 << 20);
 }
 
 // What is not needed while the head runs, which has its logits in the same memory: they begin at
@@ -38620,7 +38937,8 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     qlora__most_pads(m, pads);
     int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
     // FP8 products fill the columns of ds up; those are the ones of z, which is computed later.
-    int64_t wide = qlora__mlp_most(m);
+    int64_t wide = qlora__stack_most_in(m, QLORA__DOWN);
+    int64_t mixed = qlora__stack_most_in(m, QLORA__O);
     wide = qlora__is_fp8(m) ? qlora__fp8_width(wide) : wide;
     if (m->base.head_is_nf4) {
         qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->work.operand);
@@ -38629,7 +38947,7 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     qlora__arena shared = *arena;
     qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->work.s);
     if (qlora__trains(m) && m->plan.tile == 0) {
-        qlora__arena_tensor(&shared, m->compute, m->plan.tokens, qlora__q_width(c), &m->work.d_o);
+        qlora__arena_tensor(&shared, m->compute, m->plan.tokens, mixed, &m->work.d_o);
         qlora__arena_join(arena, &shared);
     }
     if (!m->base.head_is_nf4) {
@@ -38640,7 +38958,7 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
         return;
     }
     m->work.ds = m->work.s;
-    if (m->desc.dropout > 0.0f || m->dora || c->experts > 0) {
+    if (m->desc.dropout > 0.0f || m->dora || qlora__any_ffn_adds(m)) {
         qlora__arena_tensor(arena, m->compute, some, wide, &m->work.ds);
     }
     qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden + dh_pad, &m->work.dh);
@@ -38648,11 +38966,11 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     if (qlora__has_own_d_out(m)) {
         qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->work.d_out);
     }
-    if (qlora__stands_beside(m) || c->experts > 0) {
+    if (qlora__stands_beside(m) || qlora__any_ffn_adds(m)) {
         qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->work.d_beside);
     }
     if (m->plan.tile > 0) {
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, qlora__q_width(c), &m->work.d_o);
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, mixed, &m->work.d_o);
     }
     if (m->dora) {
         int64_t widest = 0;
@@ -38663,56 +38981,27 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-static void qlora__layout_experts(qlora__arena* arena, qlora_model* m) {
-    const qlora_model_config* c = &m->plan.config;
-    qlora__experts_work* w = &m->work.experts;
-    int64_t some = qlora__tile_rows(m);
-    int64_t pad = qlora__experts_pad(m);
-    int64_t routed = some * c->experts_per_token;
-    qlora__arena_tensor(arena, m->compute, some, c->hidden + pad, &w->x);
-    qlora__arena_tensor(arena, m->compute, some, c->hidden, &w->y);
-    qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate + pad, &w->s);
-    qlora__arena_tensor(arena, m->compute, 1, routed, &w->weights);
-    qlora__arena_tensor(arena, m->compute, 1, routed, &w->sorted);
-    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->choice);
-    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->place);
-    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->tokens);
-    qlora__arena_tensor(arena, QLORA_I32, 1, c->experts + 1, &w->starts);
-    if (qlora__trains(m)) {
-        qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate, &w->ds);
-        qlora__arena_tensor(arena, m->compute, some, c->experts + pad, &w->dz);
-        qlora__arena_tensor(arena, m->compute, 1, routed, &w->dw);
-        qlora__arena_tensor(arena, m->compute, some, 1 + pad, &w->d_gate);
-    }
-}
-
 static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
-    const qlora_model_config* c = &m->plan.config;
     int64_t some = qlora__tile_rows(m);
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
     qlora__layout_x(arena, m, qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]));
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
-    if (c->experts > 0) {
-        qlora__layout_experts(arena, m);
-    }
+    qlora__ffns_share(arena, m, false);
     qlora__layout_wide(arena, m);
     if (qlora__is_fp8(m)) {
         qlora__layout_fp8_shared(arena, m);
     }
     memset(&m->work.stats, 0, sizeof m->work.stats);
     if (qlora__trains(m)) {
-        int64_t parts = qlora__has_gated(m) ? qlora__gated_room(some, c->intermediate) : 0;
-        qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->work.gated_parts);
+        qlora__ffns_share(arena, m, true);
         qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->work.skinny_parts);
         for (int i = 0; i < 2; i++) {
             qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0,
                                 &m->work.rstd[i]);
         }
         qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
-        if (qlora__has_own_stats(m)) {
-            qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * m->plan.tokens, &m->work.stats);
-        }
+        qlora__mixers_share(arena, m);
     }
     qlora__layout_overlaid(arena, m); // the last, so that the head can go beyond its end
 }
@@ -40483,7 +40772,7 @@ static size_t qlora__projections_bytes(const qlora_model* m) {
     return count * sizeof(qlora__projection);
 }
 
-static size_t qlora__experts_bytes(const qlora_model* m) {
+static size_t qlora__mixture_bytes(const qlora_model* m) {
     return sizeof(qlora__experts) +
            (size_t)(2 * m->plan.config.experts) * sizeof(qlora_linear_desc);
 }
@@ -40491,7 +40780,7 @@ static size_t qlora__experts_bytes(const qlora_model* m) {
 static void qlora__projections_free(qlora_model* m) {
     for (int64_t l = 0; m->layers != NULL && l < m->plan.config.layers; l++) {
         qlora__free(m->ctx, m->layers[l].experts,
-                    m->layers[l].experts != NULL ? qlora__experts_bytes(m) : 0);
+                    m->layers[l].experts != NULL ? qlora__mixture_bytes(m) : 0);
     }
     if (m->layers != NULL && m->layers[0].projections != NULL) {
         qlora__free(m->ctx, m->layers[0].projections, qlora__projections_bytes(m));
@@ -40579,14 +40868,20 @@ static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
         m->desc.targets &= ~(uint32_t)QLORA_TARGET_ATTENTION;
         m->desc.targets |= has & attention;
     }
-    for (int bit = 9; bit < 32; bit++) {
+    const uint32_t known =
+        (uint32_t)QLORA_TARGET_ALL | QLORA_TARGET_ROUTER | QLORA_TARGET_SHARED_GATE;
+    if ((m->desc.targets & ~known) != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.targets is %u, which has bits that qlora_target does not",
+                           (unsigned)m->desc.targets);
+    }
+    for (int bit = 11; bit < 15; bit++) {
         if ((m->desc.targets & ~has & 1u << bit) != 0) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                                "desc.targets contains %s, which this model does not have",
-                               bit == 13                ? "the router"
-                               : bit == 14              ? "the gate of the shared expert"
-                               : bit == 11 || bit == 12 ? "experts"
-                                                        : "an unknown bit");
+                               bit == 13   ? "the router"
+                               : bit == 14 ? "the gate of the shared expert"
+                                           : "experts");
         }
     }
     for (int bit = 0; bit < 9; bit++) {
@@ -40631,11 +40926,10 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
         int64_t value;
         int64_t of;
     } widths[] = {{"hidden", c->hidden, 8},
-                  // gate and up are next to each other
                   {"intermediate", c->intermediate,
-                   qlora__arch_first(m->arch)->ffn == QLORA__FFN_GATED ? 4 : 8},
+                   qlora__ffn_plans[qlora__arch_first(m->arch)->ffn].fp8_multiple},
                   {"heads * head_dim", qlora__q_width(c), 8},
-                  {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
+                  {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // k and v are next to each other
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
         if (widths[i].value % widths[i].of != 0) {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
@@ -40811,7 +41105,7 @@ static qlora_result qlora__skeleton_projections(qlora_ctx* ctx, qlora_model* m) 
         layer->count = layer->layout->count;
         if (experts != NULL) {
             layer->count = qlora__first_expert(layer->layout) + (int)c->experts * experts->count;
-            layer->experts = (qlora__experts*)qlora__alloc_zero(ctx, qlora__experts_bytes(m));
+            layer->experts = (qlora__experts*)qlora__alloc_zero(ctx, qlora__mixture_bytes(m));
             if (layer->experts == NULL) {
                 return QLORA_ERR_MEMORY;
             }
@@ -40827,28 +41121,14 @@ static qlora_result qlora__skeleton_projections(qlora_ctx* ctx, qlora_model* m) 
     return all != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
 }
 
-// What mixtures of experts do not support yet.
-static qlora_result qlora__experts_check(qlora_ctx* ctx, const qlora_model* m) {
-    const qlora_model_config* c = &m->plan.config;
-    uint32_t experts = QLORA_TARGET_EXPERTS_IN | QLORA_TARGET_EXPERTS_OUT;
-    if (c->experts == 0) {
-        return QLORA_OK;
+// Refuses what kinds of parts do not support.
+static qlora_result qlora__parts_refuse(qlora_ctx* ctx, const qlora_model* m) {
+    const char* what = NULL;
+    for (int64_t l = 0; l < m->plan.config.layers && what == NULL; l++) {
+        const qlora__ffn_plan* plan = qlora__ffn_plan_of(&m->layers[l]);
+        what = plan->refuse != NULL ? plan->refuse(m) : NULL;
     }
-    const char* what =
-        m->on_gpu                        ? "a GPU; open a context for the CPU"
-        : qlora__has_several(m)          ? "several adapters"
-        : m->dora                        ? "DoRA"
-        : m->plan.mode == QLORA_MODE_FP8 ? "desc.mode FP8"
-        : m->desc.base == QLORA_BASE_FP8 ? "desc.base FP8"
-        : m->desc.dropout > 0.0f && (m->desc.targets & experts) != 0
-            ? "dropout on experts, which PEFT refuses as well; set desc.dropout to 0, or "
-              "desc.targets without experts"
-            : NULL;
-    return what == NULL ? QLORA_OK
-                        : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                      "this model is a mixture of experts, which does not "
-                                      "support %s",
-                                      what);
+    return what == NULL ? QLORA_OK : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "this model %s", what);
 }
 
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
@@ -40991,7 +41271,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
     r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
     r = r == QLORA_OK ? qlora__skeleton_head_format(ctx, desc, m) : r;
-    r = r == QLORA_OK ? qlora__experts_check(ctx, m) : r;
+    r = r == QLORA_OK ? qlora__parts_refuse(ctx, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }
@@ -43680,6 +43960,7 @@ static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {
 typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
+    qlora__flow* flow; // what the pass has placed so far
     int64_t rows;      // number of tokens
     int64_t row;       // the first of them, if they are a tile of a larger pass
     int64_t sequences; // that there is room for
@@ -43702,6 +43983,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
     memset(&pass, 0, sizeof pass);
     pass.ctx = m->ctx;
     pass.m = m;
+    pass.flow = &m->flow;
     pass.rows = rows;
     pass.sequences = m->plan.max_sequences;
     pass.training = training;
@@ -43800,7 +44082,7 @@ static qlora__pass qlora__tile_at(const qlora__pass* pass, int64_t at) {
 // A loop over tiles begins: no weights are in the shared operand. Within the loop, those of each
 // stack are placed once.
 static void qlora__tiles_begin(const qlora__pass* pass) {
-    memset(pass->m->flow.placed, 0, sizeof pass->m->flow.placed);
+    memset(pass->flow->placed, 0, sizeof pass->flow->placed);
 }
 
 // The bounds of the sequences.
@@ -43815,16 +44097,17 @@ static qlora_tensor qlora__pass_seqs(const qlora__pass* pass) {
 // Forward and backward of a stack of projections that share an input, with their adapters. The work
 // of stack g on the second stream uses slot g.
 
-// Whether these weights are already in the shared operand, next to the matrices of the adapter; if
-// not, they are about to be.
-static bool qlora__stack_is_placed(const qlora__pass* pass, int64_t layer, int group,
-                                   bool transposed) {
-    qlora_model* m = pass->m;
+// Takes the shared operand for these weights, next to the matrices of the adapter. Returns whether
+// they are there already; if not, they are about to be.
+static bool qlora__stack_claim(const qlora__pass* pass, int64_t layer, int group,
+                               bool transposed) {
+    const qlora_model* m = pass->m;
     int64_t key = 1 + 2 * (layer * m->adapters + pass->adapter) + (transposed ? 1 : 0);
-    bool placed = m->flow.places_layers ? m->flow.placed_layer == key
-                                        : m->plan.tile > 0 && m->flow.placed[group] == key;
-    m->flow.placed[group] = key;
-    m->flow.placed_layer = key;
+    qlora__flow* flow = pass->flow;
+    bool placed = m->work.places_layers ? flow->placed_layer == key
+                                        : m->plan.tile > 0 && flow->placed[group] == key;
+    flow->placed[group] = key;
+    flow->placed_layer = key;
     return placed;
 }
 
@@ -43891,8 +44174,8 @@ static void qlora__stack_rows(const qlora__pass* pass, qlora__stack* s) {
 
 // Waits until the second stream no longer reads the shared operand, or the adapters beside it.
 static qlora_result qlora__operand_wait(const qlora__pass* pass) {
-    unsigned readers = pass->m->flow.readers;
-    pass->m->flow.readers = 0;
+    unsigned readers = pass->flow->readers;
+    pass->flow->readers = 0;
     return qlora__beside_wait(pass->ctx, readers);
 }
 
@@ -43910,8 +44193,9 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
     bool wide = qlora__pass_is_wide(pass);
-    out->coded = m->flow.coded == &layer->fp8[group] && m->flow.coded_transposed == backward;
-    m->flow.coded = NULL; // the next product overwrites the codes
+    qlora__flow* flow = pass->flow;
+    out->coded = flow->coded == &layer->fp8[group] && flow->coded_transposed == backward;
+    flow->coded = NULL; // the next product overwrites the codes
     out->linear = qlora__linear_of(m, layer, group, wide ? QLORA__ALL_ADAPTERS : pass->adapter);
     if (wide) {
         out->owners.rows = qlora__window(&m->batch.owners, 1, pass->row, pass->rows);
@@ -43939,7 +44223,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         qlora__stack_alone(layer, group, out);
     }
     if (out->linear.fp8 != NULL && !layer->cached) {
-        if (qlora__stack_is_placed(pass, out->linear.layer, group, backward)) {
+        if (qlora__stack_claim(pass, out->linear.layer, group, backward)) {
             return QLORA_OK;
         }
         QLORA__TRY(qlora__operand_wait(pass));
@@ -43956,11 +44240,11 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         QLORA__TRY(qlora__operand_wait(pass));
         return qlora__linear_place(pass->ctx, &out->linear, QLORA_LINEAR_ADAPTERS);
     }
-    if (layer->cached || qlora__stack_is_placed(pass, out->linear.layer, group, false)) {
+    if (layer->cached || qlora__stack_claim(pass, out->linear.layer, group, false)) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__operand_wait(pass));
-    return m->flow.places_layers
+    return m->work.places_layers
                ? qlora__layer_place(pass, layer)
                : qlora__linear_place(pass->ctx, &out->linear,
                                      QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
@@ -43970,7 +44254,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
 // ops/tails.h. With dropout, DoRA or several adapters there are other ways.
 static bool qlora__tails_come(const qlora__pass* pass, const qlora__layer* layer, int group) {
     const qlora_model* m = pass->m;
-    return layer->layout->ffn == QLORA__FFN_GATED && m->on_gpu && m->compute == QLORA_BF16 &&
+    return qlora__ffn_plan_of(layer)->joins && m->on_gpu && m->compute == QLORA_BF16 &&
            m->use_adapters && !pass->decoding && !(m->desc.dropout > 0.0f) && !m->dora &&
            !qlora__has_several(m) && m->plan.config.intermediate % 8 == 0 &&
            qlora__tails_full(qlora__tile_rows(m), QLORA__TAILS_FULL) &&
@@ -43984,7 +44268,7 @@ static bool qlora__z_comes(const qlora__pass* pass, const qlora__layer* layer) {
 // Not if it computes other gradients from its tiles (ops/gated.h).
 static bool qlora__u_comes(const qlora__pass* pass, const qlora__layer* layer) {
     return qlora__tails_come(pass, layer, QLORA__GATE_UP) &&
-           !qlora__gated_ranks(pass->m, layer, NULL);
+           !qlora__ffn_sums(pass->m, layer);
 }
 
 // z of down from the activation in s, with the activation if gate and up are not NULL.
@@ -44054,7 +44338,7 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
     if (group == QLORA__DOWN && qlora__z_comes(pass, layer)) {
         return qlora__layer_tail(pass, layer, NULL, NULL, &inner);
     }
-    pass->m->flow.readers |= 1u << group;
+    pass->flow->readers |= 1u << group;
     return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
@@ -44062,7 +44346,7 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
 static unsigned qlora__gradients_left(const qlora__pass* pass, const qlora__layer* layer,
                                       int group) {
     bool gated = (group == QLORA__GATE_UP || group == QLORA__DOWN) &&
-                 qlora__gated_ranks(pass->m, layer, NULL);
+                 qlora__ffn_sums(pass->m, layer);
     return !gated                   ? QLORA__GRADIENT_A | QLORA__GRADIENT_B
            : group == QLORA__GATE_UP ? QLORA__GRADIENT_A
                                      : QLORA__GRADIENT_B;
@@ -44110,7 +44394,7 @@ static bool qlora__u_is_coded(const qlora_model* m, const qlora__layer* layer) {
     const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
     int64_t part = qlora_linear_out(l) / l->count;
     int64_t room = qlora__fp8_u_room(qlora__tile_rows(m), part, l->count);
-    return qlora__is_fp8(m) && qlora__gated_ranks(m, layer, NULL) &&
+    return qlora__is_fp8(m) && qlora__ffn_sums(m, layer) &&
            layer->pads[QLORA__GATE_UP] > 0 && (uint64_t)room * sizeof(float) <= m->work.ds.bytes;
 }
 
@@ -44298,20 +44582,21 @@ static qlora_tensor qlora__mlp_stream(const qlora__pass* pass, const qlora__laye
 // transposed, of dy.
 static const qlora__fp8* qlora__codes_note(const qlora__pass* pass, const qlora__layer* layer,
                                            int group, bool transposed) {
-    pass->m->flow.coded = &layer->fp8[group];
-    pass->m->flow.coded_transposed = transposed;
-    return pass->m->flow.coded;
+    pass->flow->coded = &layer->fp8[group];
+    pass->flow->coded_transposed = transposed;
+    return pass->flow->coded;
 }
 
-// Where the norm before or after a product of a stack writes such codes; NULL if nowhere.
-static const qlora__fp8* qlora__codes_of_norm(const qlora__pass* pass, const qlora__layer* layer,
-                                              int group, bool transposed) {
-    qlora_model* m = pass->m;
+// Has the norm before or after a product of a stack write such codes, where it can: returns where
+// to, or NULL. Codes that were noted before are no longer there.
+static const qlora__fp8* qlora__codes_offer(const qlora__pass* pass, const qlora__layer* layer,
+                                            int group, bool transposed) {
+    const qlora_model* m = pass->m;
     bool writes = m->on_gpu && qlora__is_fp8(m) && !qlora__norms_mean(m) &&
                   m->compute == QLORA_BF16 && !m->dora && !qlora__pass_has_runs(pass) &&
                   m->plan.config.hidden % 8 == 0 && m->plan.config.hidden <= QLORA__NORM_CODED &&
                   (transposed || !qlora__pass_reads_codes(pass, layer));
-    m->flow.coded = NULL;
+    pass->flow->coded = NULL;
     return writes ? qlora__codes_note(pass, layer, group, transposed) : NULL;
 }
 
@@ -44324,7 +44609,7 @@ static qlora_result qlora__branch_norm_add(const qlora__pass* pass, const qlora_
     const qlora__layer* next = last ? layer + 1 : layer;
     int group = qlora__branches[last ? 0 : branch + 1].in;
     bool any = next < m->layers + m->plan.config.layers;
-    job->fp8 = any ? qlora__codes_of_norm(pass, next, group, false) : NULL;
+    job->fp8 = any ? qlora__codes_offer(pass, next, group, false) : NULL;
     QLORA__ENTER(pass->ctx, "qlora_rmsnorm_residual_forward");
     return qlora__leave(pass->ctx, qlora__norm_forward(pass->ctx, job));
 }
@@ -44446,7 +44731,7 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     }
     *has = false;
     if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m) || qlora__norms_mean(m) ||
-        qlora__stands_beside(m) || layer->experts != NULL) {
+        qlora__stands_beside(m) || qlora__ffn_plan_of(layer)->adds) {
         return QLORA_OK;
     }
     unsigned which = qlora__gradients_left(pass, layer, qlora__branches[branch].in);
@@ -44458,11 +44743,11 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     return qlora__linear_skinny(pass->ctx, &stack->linear, &factors, k, has);
 }
 
-// Where the norm before a branch writes the codes of its result, which is dy of the product after
-// it: of the branch before in the same layer, or of the last one of the layer below, unless that is
+// Has the norm before a branch write the codes of its result, which is dy of the product after it:
+// of the branch before in the same layer, or of the last one of the layer below, unless that is
 // computed again before; NULL if nowhere.
-static const qlora__fp8* qlora__dh_codes(const qlora__pass* pass, const qlora__layer* layer,
-                                         int branch) {
+static const qlora__fp8* qlora__codes_offer_dh(const qlora__pass* pass, const qlora__layer* layer,
+                                               int branch) {
     const qlora_model* m = pass->m;
     bool below = branch == 0;
     if (below && layer == m->layers) {
@@ -44472,7 +44757,7 @@ static const qlora__fp8* qlora__dh_codes(const qlora__pass* pass, const qlora__l
     int to = qlora__branches[below ? QLORA__BRANCHES - 1 : branch - 1].out;
     bool any = !qlora__has_own_d_out(m) && m->desc.dropout == 0.0f &&
                (!below || (m->plan.tile == 0 && !next->recompute));
-    return any ? qlora__codes_of_norm(pass, next, to, true) : NULL;
+    return any ? qlora__codes_offer(pass, next, to, true) : NULL;
 }
 
 // The backward pass of the input of such a branch.
@@ -44502,7 +44787,7 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     QLORA__TRY(qlora__stack_u(pass, stack, b->in, dy, &inner, &coded));
     QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, &dx));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << b->out | 1u << b->in));
-    job.fp8 = qlora__dh_codes(pass, layer, branch);
+    job.fp8 = qlora__codes_offer_dh(pass, layer, branch);
     QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));
     qlora__skinny_norm(k, &rstd, job.w);
@@ -44518,7 +44803,7 @@ static qlora_result qlora__input_norm_backward(const qlora__pass* pass, qlora__l
     int64_t width = m->plan.config.hidden;
     const qlora_tensor* norm = qlora__branch_norm(m, layer, branch);
     qlora_tensor dh = qlora__slice(pass, &m->work.dh, 0, width);
-    if (qlora__stands_beside(m) || (branch == QLORA__MLP && layer->experts != NULL)) {
+    if (qlora__stands_beside(m) || (branch == QLORA__MLP && qlora__ffn_plan_of(layer)->adds)) {
         qlora_tensor others = qlora__slice(pass, &m->work.d_beside, 0, width);
         QLORA__TRY(qlora_add(pass->ctx, dx, &others, dx));
     }
@@ -44534,7 +44819,7 @@ static qlora_result qlora__input_norm_backward(const qlora__pass* pass, qlora__l
     job.dx = &dh;
     job.dw = m->desc.train_norms ? &layer->d_norms[qlora__norm_of_branch(m, branch)] : NULL;
     job.eps = (float)m->plan.config.rms_eps;
-    job.fp8 = qlora__dh_codes(pass, layer, branch);
+    job.fp8 = qlora__codes_offer_dh(pass, layer, branch);
     return qlora__stream_norm_backward(pass, &job);
 }
 
@@ -44599,103 +44884,11 @@ static qlora_result qlora__branch_input_backward(const qlora__pass* pass, qlora_
     return QLORA_OK;
 }
 
-//@@ src/model/mixers/softmax.h
+//@@ src/model/offload.h
 
-// ---- softmax attention --------------------------------------------------------------------------
+// ---- copies of what attention keeps to the host -------------------------------------------------
 //
-// q, k and v, their norms and rotation, attention, o; and the copies of what it keeps to the host.
-
-// The inputs of attention.
-typedef struct qlora__heads {
-    qlora_attention_desc desc;
-    qlora_tensor q;
-    qlora_tensor k;
-    qlora_tensor v;
-} qlora__heads;
-
-static qlora__heads qlora__heads_of(const qlora__pass* pass, const qlora__layer* layer) {
-    const qlora_model_config* c = &pass->m->plan.config;
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    const qlora_tensor* rotated = c->qk_norm ? &layer->kept.qk : &layer->kept.qkv;
-    qlora__heads h;
-    memset(&h, 0, sizeof h);
-    h.desc.heads = c->heads;
-    h.desc.kv_heads = c->kv_heads;
-    h.desc.head_dim = c->head_dim;
-    h.desc.window = layer->sliding ? c->window : 0;
-    h.desc.scale = (float)c->attention_scale;
-    h.desc.cap = (float)c->attention_cap;
-    h.desc.longest = pass->m->plan.max_length;
-    h.q = qlora__window(rotated, pass->rows, 0, q);
-    h.k = qlora__window(rotated, pass->rows, q, kv);
-    h.v = qlora__window(&layer->kept.qkv, pass->rows, q + kv, kv);
-    return h;
-}
-
-// Rotates q and k, which are the first columns of x, or, backward, their gradients; before that, a
-// bias is added to all columns of x. If q is scaled by its position, its table contains the factor.
-static qlora_result qlora__softmax_rotate(const qlora__pass* pass, const qlora__layer* layer,
-                                        const qlora_tensor* x, const qlora_tensor* bias,
-                                        bool backward) {
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t q = qlora__q_width(c);
-    qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
-    const qlora_tensor* table = layer->sliding ? &m->base.rope_sliding : &m->base.rope;
-    qlora_rotation_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.head_dim = c->head_dim;
-    desc.neighbours = (m->arch->has & QLORA__HAS_PAIRED_ROPE) != 0;
-    desc.backward = backward;
-    desc.heads = layer->no_rope ? 0 : c->heads + c->kv_heads;
-    if (desc.heads == 0 && bias == NULL) {
-        return QLORA_OK;
-    }
-    if (desc.heads == 0 || !qlora__scales_queries(m)) {
-        return qlora_rope_apply(pass->ctx, &desc, x, &angles, table, bias, &m->flag);
-    }
-    qlora_tensor x_q = qlora__window(x, pass->rows, 0, q);
-    qlora_tensor x_rest = qlora__window(x, pass->rows, q, x->cols - q);
-    qlora_tensor bias_q;
-    qlora_tensor bias_rest;
-    if (bias != NULL) {
-        bias_q = qlora__window(bias, 1, 0, q);
-        bias_rest = qlora__window(bias, 1, q, x->cols - q);
-    }
-    desc.heads = c->heads;
-    QLORA__TRY(qlora_rope_apply(pass->ctx, &desc, &x_q, &angles, &m->base.rope_query,
-                                bias != NULL ? &bias_q : NULL, &m->flag));
-    desc.heads = c->kv_heads;
-    return qlora_rope_apply(pass->ctx, &desc, &x_rest, &angles, table,
-                            bias != NULL ? &bias_rest : NULL, &m->flag);
-}
-
-// Normalised input in m->work.x -> rotated q, k and v.
-static qlora_result qlora__softmax_qkv(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    qlora_tensor rotated = qlora__slice(pass, &layer->kept.qkv, 0, q + 2 * kv);
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->work.x, &rotated));
-    const qlora_tensor* bias = c->qkv_bias && !c->qk_norm ? &layer->qkv_bias : NULL;
-    if (c->qk_norm) {
-        const struct {
-            int64_t at;
-            int64_t width;
-            const qlora_tensor* weight;
-        } parts[] = {{0, q, &layer->norms[QLORA__NORM_Q]}, {q, kv, &layer->norms[QLORA__NORM_K]}};
-        for (int i = 0; i < 2; i++) {
-            qlora_tensor from = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
-            qlora_tensor to = qlora__slice(pass, &layer->kept.qk, parts[i].at, parts[i].width);
-            QLORA__TRY(qlora_rmsnorm_forward(ctx, &from, parts[i].weight, (float)c->rms_eps, &to));
-        }
-        rotated = qlora__slice(pass, &layer->kept.qk, 0, q + kv);
-    }
-    return qlora__softmax_rotate(pass, layer, &rotated, bias, false);
-}
+// Of any kind of mixer: what it keeps is one piece of memory, its output first.
 
 // A copy of bytes [from, end) of what a layer keeps of attention, to the host or back.
 static qlora_result qlora__offload_copy(const qlora__pass* pass, const qlora__layer* layer,
@@ -44751,182 +44944,11 @@ static qlora_result qlora__offload_begin(const qlora__pass* pass, const qlora__l
     return qlora__offload_copy(pass, layer, 0, end, false);
 }
 
-// Input of a layer -> rotated q, k and v, tile by tile.
-static qlora_result qlora__softmax_heads(const qlora__pass* pass, qlora__layer* layer, bool again) {
-    qlora_model* m = pass->m;
-    qlora__tiles_begin(pass);
-    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
-        qlora__pass tile = qlora__tile_at(pass, at);
-        if (again || m->plan.tile > 0) {
-            qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
-            QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
-            QLORA__TRY(
-                qlora__layer_input(&tile, &h, qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
-        }
-        QLORA__TRY(qlora__softmax_qkv(&tile, layer));
-        // Those that are recomputed later share the memory of z.
-        if (again || !layer->recompute || layer->keeps_heads) {
-            QLORA__TRY(qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->work.x));
-        }
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__softmax_forward(const qlora__pass* pass, qlora__layer* layer) {
-    const qlora_model_config* c = &pass->m->plan.config;
-    qlora__heads heads = qlora__heads_of(pass, layer);
-    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, qlora__q_width(c));
-    qlora_tensor lse = layer->kept.lse;
-    lse.cols = pass->rows;
-    lse.ld = pass->rows;
-    qlora_tensor seqs = qlora__pass_seqs(pass);
-    return qlora_attention_forward(pass->ctx, &heads.desc, &heads.q, &heads.k, &heads.v, &seqs, &o,
-                                   &lse);
-}
-
-// The output of attention -> that of the branch.
-static qlora_result qlora__softmax_out(const qlora__pass* pass, qlora__layer* layer,
-                                       const qlora_tensor* o) {
-    qlora_tensor* out = qlora__branch_out(pass->m, layer, QLORA__ATTENTION);
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, o, out));
-    return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_O);
-}
-
-// Backward pass of the norms of q and k, in m->work.dqkv. With a weight gradient, the result must
-// not overwrite dy, so it is computed in d_o and copied.
-static qlora_result qlora__softmax_norms_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    float eps = (float)c->rms_eps;
-    const struct {
-        int norm;
-        int64_t at;
-        int64_t width;
-    } parts[] = {{QLORA__NORM_Q, 0, q}, {QLORA__NORM_K, q, kv}};
-    for (int i = 0; i < 2; i++) {
-        const qlora_tensor* w = &layer->norms[parts[i].norm];
-        qlora_tensor raw = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
-        qlora_tensor d = qlora__slice(pass, &m->work.dqkv, parts[i].at, parts[i].width);
-        if (!m->desc.train_norms) {
-            QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &d, NULL));
-            continue;
-        }
-        qlora_tensor through = qlora__slice(pass, &m->work.d_o, 0, parts[i].width);
-        QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &through,
-                                          &layer->d_norms[parts[i].norm]));
-        QLORA__TRY(qlora_scale(ctx, 1.0f, &through, &d));
-    }
-    return QLORA_OK;
-}
-
-// Backward pass of o_proj: d_out -> the gradient of the output of attention in m->work.d_o.
-static qlora_result qlora__softmax_out_run(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    int64_t q = qlora__q_width(&m->plan.config);
-    qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
-    qlora_tensor x = qlora__slice(pass, &layer->kept.o, 0, q + stack.pad);
-    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
-    qlora_tensor d_o = qlora__slice(pass, &m->work.d_o, 0, q);
-    if (pass->gathered) {
-        qlora_tensor o = qlora__labelled_o(m, pass->labelled);
-        x = qlora__slice(pass, &o, 0, q + stack.pad);
-    }
-    if (qlora__stack_is_dora(m, layer, QLORA__O)) {
-        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
-    }
-    if (stack.linear.owners != NULL) { // this z is that of the forward pass
-        qlora_tensor inner = qlora__window(&x, pass->rows, 0, q);
-        qlora_tensor z = qlora__window(&x, pass->rows, q, stack.pad);
-        QLORA__TRY(qlora__linear_keep_own(pass->ctx, &stack.linear, &inner, &z));
-    }
-    return qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o);
-}
-
-static qlora_result qlora__softmax_out_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora__pass run;
-    QLORA__TRY(qlora__branch_out_backward(pass, layer, QLORA__ATTENTION));
-    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        if (run.rows > 0) {
-            QLORA__TRY(qlora__softmax_out_run(&run, layer));
-        }
-    }
-    return QLORA_OK;
-}
-
-// d_o -> gradients of q, k and v, normalised and rotated, in m->work.dqkv.
-static qlora_result qlora__softmax_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
-    qlora__heads heads = qlora__heads_of(pass, layer);
-    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, q);
-    qlora_tensor d_o = qlora__window(&m->work.d_o, pass->rows, 0, q);
-    qlora_tensor lse = layer->kept.lse;
-    lse.cols = pass->rows;
-    lse.ld = pass->rows;
-    qlora_tensor dq = qlora__window(&m->work.dqkv, pass->rows, 0, q);
-    qlora_tensor dk = qlora__window(&m->work.dqkv, pass->rows, q, kv);
-    qlora_tensor dv = qlora__window(&m->work.dqkv, pass->rows, q + kv, kv);
-    qlora_tensor seqs = qlora__pass_seqs(pass);
-    qlora__attention a;
-    memset(&a, 0, sizeof a);
-    a.q = &heads.q;
-    a.k = &heads.k;
-    a.v = &heads.v;
-    a.seqs = &seqs;
-    a.o = &o;
-    a.lse = &lse;
-    a.d_o = &d_o;
-    a.dq = &dq;
-    a.dk = &dk;
-    a.dv = &dv;
-    a.stats = m->work.stats.data;
-    QLORA__ENTER(ctx, "qlora_attention_backward"); // frees the scratch on return
-    return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
-}
-
-// Whether the rotation writes the codes of dy of q, k and v for the product after it: it is the
-// last thing before that and takes all columns of a head, in pairs half of it apart.
-static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__layer* layer) {
-    const qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t rotated = qlora__q_width(c) + qlora__kv_width(c);
-    return m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
-           m->desc.dropout == 0.0f && !qlora__pass_has_runs(pass) && !c->qk_norm &&
-           !layer->no_rope && !qlora__scales_queries(m) &&
-           (m->arch->has & QLORA__HAS_PAIRED_ROPE) == 0 && m->base.rope.cols == c->head_dim &&
-           c->head_dim % 16 == 0 && rotated / 2 <= QLORA__ROPE_CODED;
-}
-
-// Gradients of q, k and v -> those before norm and rotation.
-static qlora_result qlora__softmax_heads_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    if (qlora__rotation_writes_codes(pass, layer)) {
-        int64_t cols = qlora__q_width(c) + 2 * qlora__kv_width(c);
-        qlora_tensor all = qlora__slice(pass, &m->work.dqkv, 0, cols);
-        qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
-        return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &angles,
-                                 layer->sliding ? &m->base.rope_sliding : &m->base.rope, &m->flag,
-                                 qlora__codes_note(pass, layer, QLORA__QKV, true));
-    }
-    qlora_tensor rotated =
-        qlora__slice(pass, &pass->m->work.dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
-    QLORA__TRY(qlora__softmax_rotate(pass, layer, &rotated, NULL, true));
-    return c->qk_norm ? qlora__softmax_norms_backward(pass, layer) : QLORA_OK;
-}
-
-// The same for what a layer keeps of attention and is not recomputed: the layer below it is the one
-// with the number before. The second stream no longer reads that memory: it has finished the
-// gradients of o of the layer above, and is waited for here with those of q, k and v.
-static qlora_result qlora__attention_back(const qlora__pass* pass, const qlora__layer* layer) {
+// Waits for what a layer keeps of attention and starts the copy of that of the layer below, if they
+// are not recomputed: it is the one with the number before. The second stream no longer reads that
+// memory: it has finished the gradients of o of the layer above, and is waited for here with those
+// of q, k and v.
+static qlora_result qlora__offload_next(const qlora__pass* pass, const qlora__layer* layer) {
     const qlora__layer* below = layer;
     QLORA__TRY(qlora__offload_wait(pass, layer));
     if (layer->offload_number < 1 || layer->recompute) {
@@ -44940,666 +44962,6 @@ static qlora_result qlora__attention_back(const qlora__pass* pass, const qlora__
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV));
     return qlora__offload_back(pass, below);
-}
-
-//@@ src/model/ffns/gated.h
-
-// ---- the gated MLP ------------------------------------------------------------------------------
-//
-// gate and up, their product through the activation, down.
-
-// Input of the MLP in m->work.x -> gate and up.
-static qlora_result qlora__gated_in(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->work.x, &layer->kept.gu));
-    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->work.x);
-}
-
-// s = act(gate) up.
-static qlora_result qlora__gated_activation(const qlora__pass* pass, const qlora_tensor* gate,
-                                            const qlora_tensor* up, const qlora_tensor* s) {
-    return (pass->m->arch->has & QLORA__HAS_GELU) != 0
-               ? qlora_geglu_forward(pass->ctx, gate, up, s)
-               : qlora_swiglu_forward(pass->ctx, gate, up, s);
-}
-
-// Whether the activation's kernel writes its codes for the product of down instead of the
-// activation, which the backward pass computes again.
-static bool qlora__activation_is_coded(const qlora__pass* pass, const qlora__layer* layer) {
-    const qlora_model* m = pass->m;
-    return qlora__is_fp8(m) && qlora__z_comes(pass, layer) &&
-           !qlora__pass_reads_codes(pass, layer) &&
-           m->plan.config.intermediate <= QLORA__FP8_GATED_WIDTH;
-}
-
-// The gated activation in m->work.s, or its codes, and z of down if the activation comes with it.
-static qlora_result qlora__gated_hidden(const qlora__pass* pass, const qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    int64_t width = layer->linears[QLORA__DOWN].in;
-    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
-    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
-    qlora_tensor s = qlora__window(&m->work.s, pass->rows, 0, width);
-    if (qlora__activation_is_coded(pass, layer)) {
-        qlora_tensor z = qlora__window(&m->work.s, pass->rows, width, layer->pads[QLORA__DOWN]);
-        return qlora__fp8_gated(pass->ctx, qlora__codes_note(pass, layer, QLORA__DOWN, false),
-                                (m->arch->has & QLORA__HAS_GELU) != 0, &gate, &up,
-                                layer->linears[QLORA__DOWN].parts[0].a, &z);
-    }
-    return qlora__z_comes(pass, layer) ? qlora__layer_tail(pass, layer, &gate, &up, &s)
-                                       : qlora__gated_activation(pass, &gate, &up, &s);
-}
-
-// The gated activation and down_proj.
-static qlora_result qlora__gated_out(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
-    QLORA__TRY(qlora__gated_hidden(pass, layer));
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__DOWN, &m->work.s,
-                                    qlora__branch_out(m, layer, QLORA__MLP)));
-    return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->work.s);
-}
-
-static qlora_result qlora__gated_activation_backward(const qlora__pass* pass,
-                                                     const qlora_tensor* ds,
-                                                     const qlora_tensor* gate,
-                                                     const qlora_tensor* up,
-                                                     const qlora_tensor* s) {
-    return (pass->m->arch->has & QLORA__HAS_GELU) != 0
-               ? qlora_geglu_backward(pass->ctx, ds, gate, up, gate, up, s)
-               : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
-}
-
-// Whether ds lacks what the adapter of down adds to it, which the activation's backward pass then
-// adds: in FP8, where it is a product of its own that writes a matrix as large as the activation.
-static bool qlora__ds_lacks_share(const qlora__pass* pass, const qlora__layer* layer,
-                                  const qlora__stack* down) {
-    int64_t ranks[3];
-    return QLORA__GATED_SHARE && down->linear.fp8 != NULL &&
-           qlora__gated_ranks(pass->m, layer, ranks) && ranks[2] > 0;
-}
-
-// The gradients of gate and up from ds, and with them dB of gate and up and dA of down, which are
-// added up on the second stream: dy has u of down.
-static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__layer* layer,
-                                                const qlora__stack* down, const qlora_tensor* ds,
-                                                const qlora_tensor* dy) {
-    qlora_model* m = pass->m;
-    int64_t width = layer->linears[QLORA__DOWN].in;
-    qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
-    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
-    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
-    bool kept = layer->kept.z[QLORA__GATE_UP].cols > 0; // otherwise it is in x
-    qlora__gated g;
-    qlora_tensor halves[2]; // of dB, if gate and up are one projection
-    int64_t ranks[3];
-    int64_t at = 0;
-    memset(&g, 0, sizeof g);
-    qlora__gated_ranks(m, layer, ranks);
-    g.dh = ds;
-    g.gate = &gate;
-    g.up = &up;
-    g.gelu = (m->arch->has & QLORA__HAS_GELU) != 0;
-    g.parts = &m->work.gated_parts;
-    for (int i = 0; i < 2; i++) {
-        const qlora_linear_part* part = &l.parts[l.count == 1 ? 0 : i];
-        qlora__gated_factor* f = &g.factors[i];
-        if (ranks[i] == 0) {
-            continue;
-        }
-        halves[i] = *part->db;
-        halves[i].rows = width;
-        halves[i].data = (float*)part->db->data + (l.count == 1 ? i * width * part->db->ld : 0);
-        f->z = kept ? qlora__slice(pass, &layer->kept.z[QLORA__GATE_UP], at, ranks[i])
-                    : qlora__local(pass, &m->work.x, l.in + at, ranks[i]);
-        f->d = &halves[i];
-        f->scale = part->scale;
-        at += l.count == 1 ? 0 : ranks[i];
-    }
-    if (ranks[2] > 0) {
-        g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
-        g.factors[2].d = down->linear.parts[0].da;
-    }
-    qlora_tensor a;
-    qlora_tensor sb;
-    if (qlora__ds_lacks_share(pass, layer, down)) {
-        bool joined = qlora__linear_joined(&down->linear, down->pad, &a, &sb);
-        QLORA_ASSERT(joined); // or ds would lose the share
-        g.a = joined ? &a : NULL;
-    }
-    qlora_tensor most;
-    if (qlora__u_is_coded(m, layer)) {
-        most = qlora__window(&m->work.fp8_most, 1, 0, pass->rows);
-        QLORA__TRY(qlora__tensor_zero(pass->ctx, &most));
-        g.most = &most;
-    }
-    QLORA__TRY(qlora__gated_tiles(pass->ctx, &g));
-    QLORA__TRY(qlora__beside_begin(pass->ctx));
-    return qlora__beside_end(pass->ctx, QLORA__DOWN, qlora__gated_sum(pass->ctx, &g));
-}
-
-// Backward pass of down_proj and the activation: d_out -> the gradient of gate and up in kept.gu.
-static qlora_result qlora__gated_out_run(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    int64_t width = layer->linears[QLORA__DOWN].in;
-    qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
-    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
-    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
-    qlora_tensor x = qlora__local(pass, &m->work.s, 0, width + stack.pad);
-    qlora_tensor s = qlora__local(pass, &m->work.s, 0, width);
-    qlora_tensor ds = qlora__local(pass, &m->work.ds, 0, width);
-    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
-    qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
-    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
-        QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &s));
-        QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
-        QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
-        return qlora__gated_activation_backward(pass, &ds, &gate, &up, NULL);
-    }
-    if (qlora__stack_is_dora(m, layer, QLORA__DOWN)) { // its output is computed again from s
-        QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &s));
-        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__DOWN, &stack, &x, &dy));
-        QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
-        return qlora__gated_activation_backward(pass, &ds, &gate, &up, NULL);
-    }
-    // The activation is computed again, over its gradient, in the same pass over gate and up.
-    if (qlora__ds_lacks_share(pass, layer, &stack)) {
-        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
-        QLORA__TRY(
-            qlora__fp8_product(ctx, stack.linear.fp8, true, stack.coded, &dy_inner, &ds, false));
-    } else {
-        QLORA__TRY(
-            qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded, &ds));
-    }
-    if (qlora__gated_ranks(m, layer, NULL)) {
-        QLORA__TRY(qlora__gated_fused_backward(pass, layer, &stack, &ds, &dy));
-    } else if (qlora__u_comes(pass, layer)) {
-        qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
-        qlora_tensor u =
-            qlora__local(pass, &layer->kept.gu, 2 * width, layer->pads[QLORA__GATE_UP]);
-        QLORA__TRY(qlora__tails_backward(ctx, (m->arch->has & QLORA__HAS_GELU) != 0, &l, &ds, &gate,
-                                         &up, &s, &u));
-    } else {
-        QLORA__TRY(qlora__gated_activation_backward(pass, &ds, &gate, &up, &s));
-    }
-    return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
-}
-
-static qlora_result qlora__gated_out_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora__pass run;
-    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        if (run.rows > 0) {
-            QLORA__TRY(qlora__gated_out_run(&run, layer));
-        }
-    }
-    return QLORA_OK;
-}
-
-//@@ src/model/ffns/plain.h
-
-// ---- the MLP without a gate ---------------------------------------------------------------------
-//
-// up, squared ReLU, down. up is the stack that gate and up are elsewhere, and its output has their
-// memory.
-
-// Input of the MLP in m->work.x -> up.
-static qlora_result qlora__plain_in(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->work.x, &layer->kept.gu));
-    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->work.x);
-}
-
-// The activation and down_proj.
-static qlora_result qlora__plain_out(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    int64_t width = m->plan.config.intermediate;
-    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, 0, width);
-    qlora_tensor s = qlora__window(&m->work.s, pass->rows, 0, width);
-    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
-    QLORA__TRY(qlora__relu2_forward(pass->ctx, &up, &s));
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__DOWN, &m->work.s,
-                                    qlora__branch_out(m, layer, QLORA__MLP)));
-    return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->work.s);
-}
-
-// Backward pass of down_proj and the activation: d_out -> the gradient of up in kept.gu.
-static qlora_result qlora__plain_out_run(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    int64_t width = m->plan.config.intermediate;
-    qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
-    qlora_tensor up = qlora__local(pass, &layer->kept.gu, 0, width);
-    qlora_tensor x = qlora__local(pass, &m->work.s, 0, width + stack.pad);
-    qlora_tensor s = qlora__local(pass, &m->work.s, 0, width);
-    qlora_tensor ds = qlora__local(pass, &m->work.ds, 0, width);
-    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
-    qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
-    qlora__relu2 job;
-    memset(&job, 0, sizeof job);
-    job.ds = &ds;
-    job.u = &up;
-    job.du = &up;
-    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
-        QLORA__TRY(qlora__relu2_forward(pass->ctx, &up, &s));
-        QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
-        QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
-        return qlora__relu2_backward(pass->ctx, &job);
-    }
-    if (qlora__stack_is_dora(m, layer, QLORA__DOWN)) { // its output is computed again from s
-        QLORA__TRY(qlora__relu2_forward(pass->ctx, &up, &s));
-        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__DOWN, &stack, &x, &dy));
-        QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
-        return qlora__relu2_backward(pass->ctx, &job);
-    }
-    // The activation is computed again, over its gradient, in the same pass over up.
-    QLORA__TRY(
-        qlora__linear_u_dx(pass->ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded, &ds));
-    job.s = &s;
-    QLORA__TRY(qlora__relu2_backward(pass->ctx, &job));
-    return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
-}
-
-static qlora_result qlora__plain_out_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora__pass run;
-    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
-        if (run.rows > 0) {
-            QLORA__TRY(qlora__plain_out_run(&run, layer));
-        }
-    }
-    return QLORA_OK;
-}
-
-//@@ src/model/ffns/experts.h
-
-// ---- experts ------------------------------------------------------------------------------------
-//
-// A router scores the experts for every token, the best ones run, and the sum of their outputs,
-// each times its weight, is that of the branch; an MLP that all tokens use may stand beside them.
-// The weight of an expert multiplies the activation before down, which is the same and gives the
-// gradient of the weight from products that the backward pass has anyway. On the CPU, expert after
-// expert gathers its rows; the order of sums is that of the experts.
-
-static qlora_tensor qlora__experts_some(const qlora_tensor* t, int64_t first, int64_t rows,
-                                        int64_t cols) {
-    return qlora__window(t, rows, first * t->ld, cols);
-}
-
-// The linear of a pass: without adapters, its ranks are zero.
-static qlora_linear_desc qlora__experts_linear(const qlora__pass* pass,
-                                               const qlora_linear_desc* linear) {
-    qlora_linear_desc own = *linear;
-    for (int32_t i = 0; i < own.count && !pass->m->use_adapters; i++) {
-        own.parts[i].rank = 0;
-    }
-    return own;
-}
-
-static qlora_result qlora__experts_forward(const qlora__pass* pass, qlora_math math,
-                                           const qlora_linear_desc* linear, const qlora_tensor* x,
-                                           const qlora_tensor* y) {
-    QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
-    return qlora__leave(pass->ctx, qlora__linear_forward(pass->ctx, math, linear, 0u, x, y));
-}
-
-// x has space for z, dy for u.
-static qlora_result qlora__experts_backward(const qlora__pass* pass, qlora_math math,
-                                            const qlora_linear_desc* linear, const qlora_tensor* x,
-                                            const qlora_tensor* dy, const qlora_tensor* dx) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_tensor inner = qlora__window(x, x->rows, 0, linear->in);
-    qlora_tensor gradient = qlora__window(dy, dy->rows, 0, qlora_linear_out(linear));
-    QLORA__ENTER(ctx, "qlora_linear_backward");
-    qlora_result r = qlora__linear_u_dx(ctx, math, linear, dy, &gradient, false, dx);
-    if (r == QLORA_OK && qlora_linear_pad(linear) > 0) {
-        r = qlora__linear_z(ctx, math, linear, x, &inner);
-    }
-    if (r == QLORA_OK && qlora_linear_pad(linear) > 0) {
-        qlora__linear_factors all =
-            qlora__linear_factors_of(x, NULL, dy, 1.0f, QLORA__GRADIENT_A | QLORA__GRADIENT_B);
-        r = qlora__linear_gradients(ctx, math, linear, &all, NULL, NULL);
-    }
-    return qlora__leave(ctx, r);
-}
-
-// The choice of a pass, from the scores in kept.scores.
-static qlora__route qlora__experts_route(const qlora__pass* pass, const qlora__layer* layer) {
-    const qlora_model_config* c = &pass->m->plan.config;
-    const qlora__experts_work* w = &pass->m->work.experts;
-    qlora__route r;
-    memset(&r, 0, sizeof r);
-    r.rule.score = layer->layout->experts->score;
-    r.rule.experts = c->experts;
-    r.rule.chosen = c->experts_per_token;
-    r.rule.groups = qlora__max(c->expert_groups, 1);
-    r.rule.groups_used = qlora__max(c->expert_groups_used, 1);
-    r.rule.renormalise = c->renormalise;
-    r.rule.scale = c->routed_scale != 0.0 ? c->routed_scale : 1.0;
-    r.rule.correction = (const QLORA__REAL*)layer->experts->correction.data;
-    r.rows = pass->rows;
-    r.scores = &layer->kept.scores;
-    r.choice = (int32_t*)w->choice.data;
-    r.weights = (QLORA__REAL*)w->weights.data;
-    r.place = (int32_t*)w->place.data;
-    r.tokens = (int32_t*)w->tokens.data;
-    r.starts = (int32_t*)w->starts.data;
-    return r;
-}
-
-// Chooses, and sorts the weights as the rows are.
-static qlora__route qlora__experts_choose(const qlora__pass* pass, const qlora__layer* layer) {
-    qlora__route r = qlora__experts_route(pass, layer);
-    QLORA__REAL* sorted = (QLORA__REAL*)pass->m->work.experts.sorted.data;
-    qlora__route_tokens(pass->ctx, &r);
-    for (int64_t i = 0; i < r.rows * r.rule.chosen; i++) {
-        sorted[r.place[i]] = r.weights[i];
-    }
-    return r;
-}
-
-// A linear that reads all rows of m->work.x, whose last columns belong to stacks: through a copy.
-static qlora_result qlora__experts_all_rows(const qlora__pass* pass,
-                                            const qlora_linear_desc* linear,
-                                            const qlora_tensor* out) {
-    const qlora_model* m = pass->m;
-    qlora_linear_desc own = qlora__experts_linear(pass, linear);
-    int64_t pad = qlora_linear_pad(&own);
-    qlora_tensor from = qlora__local(pass, &m->work.x, 0, own.in);
-    qlora_tensor x = qlora__window(&m->work.experts.x, pass->rows, 0, own.in + pad);
-    qlora_tensor inner = qlora__window(&x, pass->rows, 0, own.in);
-    qlora_tensor y = qlora__window(out, pass->rows, 0, qlora_linear_out(&own));
-    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &from, &inner));
-    return qlora__experts_forward(pass, m->math, &own, &x, &y);
-}
-
-// Input of the branch in m->work.x -> the scores, and gate and up of every expert.
-static qlora_result qlora__experts_in(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    const qlora__experts* experts = layer->experts;
-    if (layer->layout->groups[QLORA__GATE_UP].count > 0) {
-        QLORA__TRY(qlora__gated_in(pass, layer));
-    }
-    if (experts->shared_gate.count > 0) {
-        QLORA__TRY(qlora__experts_all_rows(pass, &experts->shared_gate, &layer->kept.shared));
-    }
-    QLORA__TRY(qlora__experts_all_rows(pass, &experts->router, &layer->kept.scores));
-    qlora__route route = qlora__experts_choose(pass, layer);
-    for (int64_t e = 0; e < m->plan.config.experts; e++) {
-        int64_t first = route.starts[e];
-        int64_t rows = route.starts[e + 1] - first;
-        if (rows == 0) {
-            continue;
-        }
-        qlora_linear_desc own = qlora__experts_linear(pass, &experts->linears[2 * e]);
-        int64_t out = qlora_linear_out(&own);
-        qlora_tensor from = qlora__local(pass, &m->work.x, 0, own.in);
-        int64_t wide = own.in + qlora_linear_pad(&own);
-        qlora_tensor x = qlora__window(&m->work.experts.x, rows, 0, wide);
-        qlora_tensor inner = qlora__window(&x, rows, 0, own.in);
-        qlora_tensor y = qlora__experts_some(&layer->kept.routed, first, rows, out);
-        qlora__rows_gather(pass->ctx, &from, route.tokens + first, &inner);
-        QLORA__TRY(qlora__experts_forward(pass, pass->math, &own, &x, &y));
-    }
-    return QLORA_OK;
-}
-
-// The gate of the shared MLP: a factor for every row of its activation.
-static void qlora__shared_factors(const qlora__pass* pass, const qlora__layer* layer,
-                                  QLORA__REAL* out) {
-    const qlora_tensor* t = &layer->kept.shared;
-    for (int64_t r = 0; r < pass->rows; r++) {
-        double z = (double)((const QLORA__REAL*)t->data)[r * t->ld];
-        out[r] = (QLORA__REAL)qlora__route_sigmoid(z);
-    }
-}
-
-// Output of the MLP that all tokens use, or zero. Its factors have the memory of the weights, which
-// the experts choose later.
-static qlora_result qlora__shared_out(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    const qlora_tensor* to = qlora__branch_out(m, layer, QLORA__MLP);
-    qlora_tensor out = qlora__local(pass, to, 0, m->plan.config.hidden);
-    if (layer->layout->groups[QLORA__DOWN].count == 0) {
-        return qlora_fill(pass->ctx, 0.0f, &out);
-    }
-    if (layer->experts->shared_gate.count == 0) {
-        return qlora__gated_out(pass, layer);
-    }
-    int64_t width = layer->linears[QLORA__DOWN].in;
-    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
-    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
-    qlora_tensor s = qlora__window(&m->work.s, pass->rows, 0, width);
-    QLORA__REAL* factors = (QLORA__REAL*)m->work.experts.weights.data;
-    QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &s));
-    qlora__shared_factors(pass, layer, factors);
-    qlora__rows_scale(pass->ctx, factors, &s);
-    return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->work.s, to);
-}
-
-// The activation of the rows of expert number `e`, times their weights, in m->work.experts.s.
-static qlora_result qlora__expert_hidden(const qlora__pass* pass, qlora__layer* layer,
-                                         const qlora__route* route, int64_t e,
-                                         const qlora_tensor* s) {
-    const qlora_model* m = pass->m;
-    int64_t width = m->plan.config.expert_intermediate;
-    int64_t first = route->starts[e];
-    qlora_tensor gate = qlora__experts_some(&layer->kept.routed, first, s->rows, width);
-    qlora_tensor up = gate;
-    up.data = (QLORA__REAL*)gate.data + width;
-    qlora_tensor inner = qlora__window(s, s->rows, 0, width);
-    QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &inner));
-    qlora__rows_scale(pass->ctx, (const QLORA__REAL*)m->work.experts.sorted.data + first, &inner);
-    return QLORA_OK;
-}
-
-// Gate and up -> the output of the branch.
-static qlora_result qlora__experts_out(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    QLORA__TRY(qlora__shared_out(pass, layer));
-    qlora__route route = qlora__experts_choose(pass, layer);
-    qlora_tensor sum =
-        qlora__local(pass, qlora__branch_out(m, layer, QLORA__MLP), 0, m->plan.config.hidden);
-    for (int64_t e = 0; e < m->plan.config.experts; e++) {
-        int64_t first = route.starts[e];
-        int64_t rows = route.starts[e + 1] - first;
-        if (rows == 0) {
-            continue;
-        }
-        qlora_linear_desc own = qlora__experts_linear(pass, &layer->experts->linears[2 * e + 1]);
-        int64_t wide = own.in + qlora_linear_pad(&own);
-        qlora_tensor s = qlora__window(&m->work.experts.s, rows, 0, wide);
-        qlora_tensor y = qlora__window(&m->work.experts.y, rows, 0, m->plan.config.hidden);
-        QLORA__TRY(qlora__expert_hidden(pass, layer, &route, e, &s));
-        QLORA__TRY(qlora__experts_forward(pass, pass->math, &own, &s, &y));
-        qlora__rows_spread_add(pass->ctx, &y, route.tokens + first, &sum);
-    }
-    return QLORA_OK;
-}
-
-// The backward pass of the MLP that all tokens use, down to its gate and up in kept.gu, and the
-// gradient of what its own gate multiplies it by, which is kept in m->work.experts.d_gate.
-static qlora_result qlora__shared_out_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    if (layer->layout->groups[QLORA__DOWN].count == 0) {
-        return QLORA_OK;
-    }
-    if (layer->experts->shared_gate.count == 0) {
-        return qlora__gated_out_backward(pass, layer);
-    }
-    qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
-    int64_t width = stack.linear.in;
-    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
-    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
-    qlora_tensor s = qlora__local(pass, &m->work.s, 0, width);
-    qlora_tensor x = qlora__local(pass, &m->work.s, 0, width + stack.pad);
-    qlora_tensor ds = qlora__local(pass, &m->work.ds, 0, width);
-    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
-    QLORA__REAL* factors = (QLORA__REAL*)m->work.experts.weights.data;
-    QLORA__REAL* dots = (QLORA__REAL*)m->work.experts.dw.data;
-    QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &s));
-    qlora__shared_factors(pass, layer, factors);
-    qlora__rows_scale(pass->ctx, factors, &s);
-    QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
-    QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
-    QLORA__TRY(qlora__gated_activation_backward(pass, &ds, &gate, &up, &s));
-    qlora__rows_dot(pass->ctx, &s, &ds, dots);
-    qlora_tensor both = qlora__local(pass, &layer->kept.gu, 0, 2 * width);
-    qlora__rows_scale(pass->ctx, factors, &both);
-    for (int64_t r = 0; r < pass->rows; r++) {
-        double g = (double)factors[r];
-        const qlora_tensor* d = &m->work.experts.d_gate;
-        ((QLORA__REAL*)d->data)[r * d->ld] = (QLORA__REAL)((double)dots[r] * g * (1.0 - g));
-    }
-    return QLORA_OK;
-}
-
-// The backward pass of down and the activation of one expert: dy has the gradients of its rows.
-static qlora_result qlora__expert_out_backward(const qlora__pass* pass, qlora__layer* layer,
-                                               const qlora__route* route, int64_t e) {
-    qlora_model* m = pass->m;
-    const qlora__experts_work* w = &m->work.experts;
-    int64_t width = m->plan.config.expert_intermediate;
-    int64_t first = route->starts[e];
-    int64_t rows = route->starts[e + 1] - first;
-    qlora_linear_desc own = qlora__experts_linear(pass, &layer->experts->linears[2 * e + 1]);
-    int64_t pad = qlora_linear_pad(&own);
-    qlora_tensor from = qlora__layer_d_out(pass, m->plan.config.hidden);
-    qlora_tensor dy = qlora__window(&w->x, rows, 0, m->plan.config.hidden + pad);
-    qlora_tensor inner = qlora__window(&dy, rows, 0, m->plan.config.hidden);
-    qlora_tensor x = qlora__window(&w->s, rows, 0, width + pad);
-    qlora_tensor s = qlora__window(&w->s, rows, 0, width);
-    qlora_tensor ds = qlora__window(&w->ds, rows, 0, width);
-    qlora_tensor gate = qlora__experts_some(&layer->kept.routed, first, rows, width);
-    qlora_tensor up = gate;
-    up.data = (QLORA__REAL*)gate.data + width;
-    qlora_tensor both = gate;
-    both.cols = 2 * width;
-    const QLORA__REAL* weights = (const QLORA__REAL*)w->sorted.data + first;
-    qlora__rows_gather(pass->ctx, &from, route->tokens + first, &inner);
-    QLORA__TRY(qlora__expert_hidden(pass, layer, route, e, &x));
-    QLORA__TRY(qlora__experts_backward(pass, pass->math, &own, &x, &dy, &ds));
-    QLORA__TRY(qlora__gated_activation_backward(pass, &ds, &gate, &up, &s));
-    qlora__rows_dot(pass->ctx, &s, &ds, (QLORA__REAL*)w->dw.data + first);
-    qlora__rows_scale(pass->ctx, weights, &both);
-    return QLORA_OK;
-}
-
-// The gradient of the output of the branch -> those of gate and up, in their places, and of the
-// scores, in m->work.experts.dz.
-static qlora_result qlora__experts_out_backward(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    QLORA__TRY(qlora__shared_out_backward(pass, layer));
-    qlora__route route = qlora__experts_choose(pass, layer);
-    for (int64_t e = 0; e < c->experts; e++) {
-        if (route.starts[e + 1] > route.starts[e]) {
-            QLORA__TRY(qlora__expert_out_backward(pass, layer, &route, e));
-        }
-    }
-    qlora_tensor dz = qlora__window(&m->work.experts.dz, pass->rows, 0, c->experts);
-    qlora__route_backward(pass->ctx, &route, (const QLORA__REAL*)m->work.experts.dw.data, &dz);
-    return QLORA_OK;
-}
-
-// Backward pass of a linear that reads all rows of m->work.x: adds to dx.
-static qlora_result qlora__experts_all_backward(const qlora__pass* pass,
-                                                const qlora_linear_desc* linear,
-                                                const qlora_tensor* dy, const qlora_tensor* dx) {
-    const qlora_model* m = pass->m;
-    const qlora__experts_work* w = &m->work.experts;
-    qlora_linear_desc own = qlora__experts_linear(pass, linear);
-    int64_t pad = qlora_linear_pad(&own);
-    qlora_tensor from = qlora__local(pass, &m->work.x, 0, own.in);
-    qlora_tensor x = qlora__window(&w->x, pass->rows, 0, own.in + pad);
-    qlora_tensor inner = qlora__window(&x, pass->rows, 0, own.in);
-    qlora_tensor d = qlora__window(dy, pass->rows, 0, qlora_linear_out(&own) + pad);
-    qlora_tensor y = qlora__window(&w->y, pass->rows, 0, own.in);
-    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &from, &inner));
-    QLORA__TRY(qlora__experts_backward(pass, m->math, &own, &x, &d, &y));
-    return qlora_add(pass->ctx, dx, &y, dx);
-}
-
-// The gradients of gate and up and of the scores -> that of the residual stream, with that of the
-// MLP that all tokens use: those of the experts are in m->work.d_beside when its backward pass adds
-// them.
-static qlora_result qlora__experts_in_backward(const qlora__pass* pass, qlora__layer* layer,
-                                               const qlora_tensor* h) {
-    qlora_model* m = pass->m;
-    const qlora__experts* experts = layer->experts;
-    const qlora__experts_work* w = &m->work.experts;
-    int64_t width = m->plan.config.hidden;
-    qlora_tensor in = qlora__local(pass, h, 0, width);
-    qlora_tensor inputs = qlora__local(pass, &m->work.x, 0, width);
-    qlora_tensor dx = qlora__slice(pass, &m->work.d_beside, 0, width);
-    QLORA__TRY(qlora__rows_input(pass, &in, qlora__branch_norm(m, layer, QLORA__MLP), &inputs));
-    QLORA__TRY(qlora_fill(pass->ctx, 0.0f, &dx));
-    qlora__route route = qlora__experts_choose(pass, layer);
-    for (int64_t e = 0; e < m->plan.config.experts; e++) {
-        int64_t first = route.starts[e];
-        int64_t rows = route.starts[e + 1] - first;
-        if (rows == 0) {
-            continue;
-        }
-        qlora_linear_desc own = qlora__experts_linear(pass, &experts->linears[2 * e]);
-        int64_t pad = qlora_linear_pad(&own);
-        qlora_tensor x = qlora__window(&w->x, rows, 0, width + pad);
-        qlora_tensor inner = qlora__window(&x, rows, 0, width);
-        qlora_tensor y = qlora__window(&w->y, rows, 0, width);
-        qlora_tensor dy =
-            qlora__experts_some(&layer->kept.routed, first, rows, qlora_linear_out(&own) + pad);
-        qlora__rows_gather(pass->ctx, &inputs, route.tokens + first, &inner);
-        QLORA__TRY(qlora__experts_backward(pass, pass->math, &own, &x, &dy, &y));
-        qlora__rows_spread_add(pass->ctx, &y, route.tokens + first, &dx);
-    }
-    QLORA__TRY(qlora__experts_all_backward(pass, &experts->router, &w->dz, &dx));
-    if (experts->shared_gate.count > 0) {
-        QLORA__TRY(qlora__experts_all_backward(pass, &experts->shared_gate, &w->d_gate, &dx));
-    }
-    if (layer->layout->groups[QLORA__GATE_UP].count > 0) {
-        return qlora__branch_input_backward(pass, layer, QLORA__MLP, &layer->kept.gu, h, true);
-    }
-    qlora_tensor none = qlora__local(pass, &m->work.delta, 0, width);
-    QLORA__TRY(qlora_fill(pass->ctx, 0.0f, &none));
-    return qlora__input_norm_backward(pass, layer, QLORA__MLP, &in, &none);
-}
-
-//@@ src/model/ffns/kinds.h
-
-// ---- the kinds of feed-forward parts ------------------------------------------------------------
-//
-// What the passes through a model call; a new kind is a row here and a room beside this one.
-
-typedef struct qlora__ffn_kind {
-    const char* name;
-    // m->work.x -> what the backward pass needs, in kept.gu.
-    qlora_result (*in)(const qlora__pass* pass, qlora__layer* layer);
-    // kept.gu -> the output of the branch.
-    qlora_result (*out)(const qlora__pass* pass, qlora__layer* layer);
-    // The gradient of that output -> the one of kept.gu, in its place, and those of the adapters.
-    qlora_result (*out_backward)(const qlora__pass* pass, qlora__layer* layer);
-    // That of kept.gu -> that of the residual stream, of which the branch reads `h`.
-    qlora_result (*in_backward)(const qlora__pass* pass, qlora__layer* layer,
-                                const qlora_tensor* h);
-} qlora__ffn_kind;
-
-// Of kinds that begin with a stack.
-static qlora_result qlora__stack_in_backward(const qlora__pass* pass, qlora__layer* layer,
-                                             const qlora_tensor* h) {
-    return qlora__branch_input_backward(pass, layer, QLORA__MLP, &layer->kept.gu, h, true);
-}
-
-// Indexed by qlora__ffn.
-static const qlora__ffn_kind qlora__ffn_kinds[] = {
-    {"gated", qlora__gated_in, qlora__gated_out, qlora__gated_out_backward,
-     qlora__stack_in_backward},
-    {"plain", qlora__plain_in, qlora__plain_out, qlora__plain_out_backward,
-     qlora__stack_in_backward},
-    {"experts", qlora__experts_in, qlora__experts_out, qlora__experts_out_backward,
-     qlora__experts_in_backward}};
-
-static const qlora__ffn_kind* qlora__ffn_of(const qlora__layer* layer) {
-    return &qlora__ffn_kinds[layer->layout->ffn];
 }
 
 //@@ src/model/decode.h
@@ -45616,715 +44978,6 @@ static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64
     t.bytes -= offset;
     t.rows = rows;
     return t;
-}
-
-static qlora_result qlora__cache_store(const qlora__pass* pass, int64_t index) {
-    qlora__heads heads = qlora__heads_of(pass, &pass->m->layers[index]);
-    qlora_tensor rows = qlora__cache_rows(pass->m, index, pass->cache + pass->first, pass->rows);
-    int64_t kv = heads.k.cols;
-    qlora_tensor keys = qlora__window(&rows, pass->rows, 0, kv);
-    qlora_tensor values = qlora__window(&rows, pass->rows, kv, kv);
-    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &heads.k, &keys));
-    return qlora_scale(pass->ctx, 1.0f, &heads.v, &values);
-}
-
-// A batch of `heads` matrices [rows, cols], `stride` elements apart.
-static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_t stride,
-                                    int64_t rows, int64_t cols, int64_t ld) {
-    qlora_tensor v = *t;
-    v.batch = heads;
-    v.batch_stride = stride;
-    v.rows = rows;
-    v.cols = cols;
-    v.ld = ld;
-    return v;
-}
-
-// Attention of all rows of the pass over the cache.
-static qlora_result qlora__cache_attention_rows(const qlora__pass* pass, int64_t index) {
-    qlora_model* m = pass->m;
-    qlora__layer* layer = &m->layers[index];
-    int64_t keys = pass->first + pass->rows;
-    qlora__heads heads = qlora__heads_of(pass, layer);
-    qlora_tensor rows = qlora__cache_rows(m, index, pass->cache, keys);
-    qlora_tensor k = qlora__window(&rows, keys, 0, heads.k.cols);
-    qlora_tensor v = qlora__window(&rows, keys, heads.k.cols, heads.k.cols);
-    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, heads.q.cols);
-    qlora_tensor lse = layer->kept.lse;
-    lse.cols = pass->rows;
-    lse.ld = pass->rows;
-    qlora_tensor seqs = qlora__pass_seqs(pass);
-    qlora__attention a;
-    memset(&a, 0, sizeof a);
-    a.before = pass->first;
-    a.q = &heads.q;
-    a.k = &k;
-    a.v = &v;
-    a.seqs = &seqs;
-    a.o = &o;
-    a.lse = &lse;
-    return qlora__attention_forward(pass->ctx, &heads.desc, &a);
-}
-
-// Attention of the only query of the pass over the cache. Query heads that share a key head are the
-// rows of one matrix, so that one product per key head is enough:
-//
-//   s = scale q K^T, with the cap of the family; p = softmax(s), o = p V
-//
-// over the positions within the window of the layer.
-static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index) {
-    qlora_ctx* ctx = pass->ctx;
-    int64_t position = pass->first;
-    qlora_model* m = pass->m;
-    qlora__layer* layer = &m->layers[index];
-    const qlora_model_config* c = &m->plan.config;
-    int64_t d = c->head_dim;
-    int64_t group = c->heads / c->kv_heads;
-    qlora__heads heads = qlora__heads_of(pass, layer);
-    int64_t window = heads.desc.window > 0 ? heads.desc.window : position + 1;
-    int64_t seen = qlora__min(position + 1, window);
-    qlora_tensor rows = qlora__cache_rows(m, index, pass->cache + position + 1 - seen, seen);
-    qlora_tensor values = qlora__window(&rows, seen, heads.k.cols, heads.k.cols);
-    qlora_tensor k = qlora__as_heads(&rows, c->kv_heads, d, seen, d, rows.ld);
-    qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
-    qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
-    qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
-    qlora_tensor s = qlora__as_heads(&m->texts.scores, c->kv_heads, group * m->texts.scores.ld,
-                                     group, seen, m->texts.scores.ld);
-    qlora_tensor p = qlora__as_heads(&m->texts.chances, c->kv_heads, group * m->texts.chances.ld,
-                                     group, seen, m->texts.chances.ld);
-    qlora_gemm_desc gemm;
-    memset(&gemm, 0, sizeof gemm);
-    gemm.trans_b = true;
-    gemm.alpha = heads.desc.scale > 0.0f ? heads.desc.scale : 1.0f / sqrtf((float)d);
-    // Exact fp32, as in attention over many rows.
-    QLORA__TRY(qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &q, &k, &s));
-    qlora_tensor flat_s = qlora__window(&m->texts.scores, c->heads, 0, seen);
-    qlora_tensor flat_p = qlora__window(&m->texts.chances, c->heads, 0, seen);
-    if (heads.desc.cap > 0.0f) {
-        QLORA__TRY(qlora_cap(ctx, heads.desc.cap, &flat_s, &flat_s));
-    }
-    QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
-    if (m->compute != QLORA_F32) { // otherwise both are the same memory
-        QLORA__TRY(qlora_cast(ctx, &flat_s, &flat_p));
-    }
-    gemm.trans_b = false;
-    gemm.alpha = 1.0f;
-    return qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &p, &v, &o);
-}
-
-//@@ src/model/forward.h
-
-// ---- forward ------------------------------------------------------------------------------------
-//
-// The forward pass in pieces: begin; then, for each layer, its attention and its MLP. Whole passes,
-// steps in slices and decoding all run these pieces in this order.
-
-// NEFTune adds its noise to what the embedding returns: in transformers, some embeddings scale
-// their rows themselves, and others are scaled afterwards.
-static qlora_result qlora__forward_noise(const qlora__pass* pass, const qlora_tensor* h) {
-    const qlora_model* m = pass->m;
-    bool scaled = (m->arch->has & QLORA__HAS_ROOT_SCALE) != 0;
-    double factor = scaled ? 1.0 : m->plan.config.embedding_scale;
-    const qlora__batch_rows rows = {&m->batch.positions, &m->batch.sequences, &m->batch.seqs,
-                                    &m->batch.dropout};
-    return qlora__noise(pass->ctx, h, &rows, m->neftune * (float)factor);
-}
-
-// Token ids -> the input of layer 0 in m->work.x. With tiles, the input of a stack is computed by
-// the loop over tiles that uses it, everywhere.
-static qlora_result qlora__forward_begin(const qlora__pass* pass) {
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
-    qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
-    m->flow.placed_layer = 0; // adapters may have changed
-    m->flow.coded = NULL;
-    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u)); // copies of a step that was given up
-    QLORA__TRY(qlora__tokens_place(pass->ctx, m));
-    QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
-    if (c->embedding_scale != 1.0) {
-        QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
-    }
-    if (QLORA__TRAINS && pass->training && m->neftune > 0.0f) {
-        QLORA__TRY(qlora__forward_noise(pass, &h));
-    }
-    return m->plan.tile > 0 ? QLORA_OK : qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
-}
-
-// Whether the input of a layer is copied to the host in this pass. If not all of them fit there,
-// the first layer of a group keeps its input from the forward pass on, and the others have theirs
-// only while the backward pass is in their group. The last group is the first one there.
-static bool qlora__input_leaves(const qlora__pass* pass, int64_t index) {
-    const qlora_model* m = pass->m;
-    int64_t every = qlora__max(m->plan.offload_every, 1);
-    bool head = index % every == 0;
-    bool last = index / every == (m->plan.config.layers - 1) / every;
-    return m->layers[index].away != NULL && (pass->group ? !head : head || last);
-}
-
-// If the input of a layer is offloaded, its copy to the host starts here; nothing waits for it
-// before the memory is needed for the input of the layer after the next.
-static qlora_result qlora__input_away(const qlora__pass* pass, int64_t index) {
-    qlora__layer* layer = &pass->m->layers[index];
-    return pass->training && qlora__input_leaves(pass, index)
-               ? qlora__away_copy(pass->ctx, (int)(index % 2), false, &layer->kept.h, layer->away)
-               : QLORA_OK;
-}
-
-// Gathers the output of attention and the residual stream of the labelled rows.
-static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__layer* layer,
-                                        qlora_tensor* o, qlora_tensor* h) {
-    const qlora_model* m = pass->m;
-    *o = qlora__labelled_o(m, pass->labelled);
-    // Memory that is not in use here, and has room for the stream.
-    const qlora_tensor* room = layer->experts != NULL ? &m->work.experts.y : &layer->kept.gu;
-    qlora__arena_window(room, 0, pass->rows, m->plan.config.hidden, h);
-    qlora_tensor heads = qlora__window(o, pass->rows, 0, qlora__q_width(&m->plan.config));
-    QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));
-    return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
-}
-
-// Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->work.x,
-// gate and up.
-static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
-    qlora_model* m = pass->m;
-    qlora_tensor o = qlora__slice(pass, &layer->kept.o, 0, layer->kept.o.cols);
-    qlora_tensor h = qlora__slice(pass, &layer->kept.h, 0, m->plan.config.hidden);
-    qlora_tensor h2 = qlora__layer_h2(pass, layer);
-    if (pass->gathered) {
-        QLORA__TRY(qlora__layer_gather(pass, layer, &o, &h));
-    }
-    QLORA__TRY(qlora__softmax_out(pass, layer, &o));
-    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
-    QLORA__TRY(qlora__branch_add(pass, layer, QLORA__ATTENTION, &h, &h2,
-                                 qlora__branch_norm(m, layer, QLORA__MLP), true));
-    return qlora__ffn_of(layer)->in(pass, layer);
-}
-
-// When decoding, several rows at the beginning of a text see only each other. Rows that continue a
-// text see the cache, which already has the keys and values of all of them.
-static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
-    qlora__layer* layer = &pass->m->layers[index];
-    QLORA__TRY(qlora__input_away(pass, index));
-    if (pass->group && layer->keeps_attention) { // its output is there
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__offload_wait(pass, layer));
-    QLORA__TRY(qlora__softmax_heads(pass, layer, false));
-    QLORA__TRY(qlora__offload_begin(pass, layer, QLORA__OFFLOAD_HEADS));
-    if (pass->decoding) {
-        QLORA__TRY(qlora__cache_store(pass, index));
-    }
-    if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
-        QLORA__TRY(qlora__softmax_forward(pass, layer));
-        return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_ATTENTION);
-    }
-    return pass->rows > 1 ? qlora__cache_attention_rows(pass, index)
-                          : qlora__cache_attention(pass, index);
-}
-
-// Leaves the input of the next layer, or of the head, in m->work.x, unless there are tiles.
-static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
-    qlora_model* m = pass->m;
-    qlora__layer* layer = &m->layers[index];
-    int64_t width = m->plan.config.hidden;
-    qlora__pass after = qlora__pass_after(pass, index);
-    qlora__tiles_begin(pass);
-    for (int64_t at = 0; at < after.rows; at += qlora__tile_rows(m)) {
-        qlora__pass tile = qlora__tile_at(&after, at);
-        qlora_tensor h2 = qlora__layer_h2(&tile, layer);
-        qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
-        QLORA__TRY(qlora__layer_middle(&tile, layer));
-        QLORA__TRY(qlora__ffn_of(layer)->out(&tile, layer));
-        // The copy of the input before that of this layer, which was in the same memory.
-        QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
-        QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__GATE_UP)); // z in x
-        QLORA__TRY(qlora__branch_add(&tile, layer, QLORA__MLP, &h2, &next,
-                                     qlora__norm_before(m, index + 1), m->plan.tile == 0));
-    }
-    return QLORA_OK;
-}
-
-// Token ids -> the output of the final norm in m->work.x.
-static qlora_result qlora__forward(const qlora__pass* pass) {
-    qlora_ctx* ctx = pass->ctx;
-    size_t scratch = qlora__scratch_mark(ctx);
-    QLORA__TRY(qlora__forward_begin(pass));
-    for (int64_t l = 0; l < pass->m->plan.config.layers; l++) {
-        if (pass->dry && pass->m->layers[l].like_another) {
-            continue;
-        }
-        QLORA__TRY(qlora__forward_attention(pass, l));
-        QLORA__TRY(qlora__forward_mlp(pass, l));
-        qlora__scratch_release(ctx, scratch);
-    }
-    return QLORA_OK;
-}
-
-//@@ src/model/head.h
-
-// ---- head ---------------------------------------------------------------------------------------
-
-// logits = x head^T / divisor, or, backward, dx = dlogits head / divisor.
-static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
-                                        const qlora_tensor* from, const qlora_tensor* to) {
-    const qlora_model* m = pass->m;
-    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
-    if (m->base.head_is_nf4) {
-        // No weights of a layer are needed until the next layer begins.
-        const qlora__coded_way way = {pass->math, backward, 0, alpha, &m->work.operand};
-        QLORA__TRY(qlora__operand_wait(pass));
-        size_t before = qlora__scratch_mark(pass->ctx);
-        qlora_result r = qlora__nf4_multiply(pass->ctx, &way, from, &m->base.head_nf4, to);
-        qlora__scratch_release(pass->ctx, before);
-        return r;
-    }
-    qlora_gemm_desc gemm;
-    memset(&gemm, 0, sizeof gemm);
-    gemm.trans_b = !backward;
-    gemm.alpha = alpha;
-    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, qlora__head_table(m), to);
-}
-
-// The gradient of a trained head: of the matrix, or of some rows of it. The gradients of the logits
-// and the rows that they belong to are in m->work.logits and m->work.rows_x.
-static qlora_result qlora__head_gradients(const qlora__pass* pass) {
-    const qlora_model* m = pass->m;
-    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
-    if (m->tables.saved_head || m->tables.saved_tied) {
-        return qlora__linear_gemm(pass->ctx, pass->math, QLORA__LINEAR_GRADIENT, alpha, 1.0f,
-                                  &m->work.logits, &m->work.rows_x,
-                                  m->tables.saved_head ? &m->tables.d_head : &m->tables.d_embed);
-    }
-    return qlora__head_gradient(
-        pass->ctx, &m->work.logits, &m->work.rows_x, &m->tables.token_rows, alpha,
-        m->tables.head_rows ? &m->tables.d_head_tokens : &m->tables.d_tokens);
-}
-
-// Losses of a chunk whose first labelled row is number `first`: the rows of each adapter have their
-// own scale and their own sums. The rows after the last label have none.
-static qlora_result qlora__head_runs(const qlora__pass* pass, int64_t first,
-                                     const qlora_cross_entropy_desc* all) {
-    qlora_model* m = pass->m;
-    int64_t count = all->logits->rows;
-    for (int64_t i = 0; i <= m->work.run_count; i++) {
-        bool rest = i == m->work.run_count;
-        const qlora__owned_rows* run = &m->work.runs[rest ? i - 1 : i];
-        int64_t from = qlora__max((rest ? run->label_end : run->label) - first, 0);
-        int64_t to = rest ? count : qlora__min(run->label_end - first, count);
-        if (from >= to) {
-            continue;
-        }
-        qlora_cross_entropy_desc args = *all;
-        qlora_tensor logits =
-            qlora__window(all->logits, to - from, from * all->logits->ld, all->logits->cols);
-        qlora_tensor labels = qlora__window(all->labels, 1, from, to - from);
-        qlora_tensor weights = qlora__window(all->weights, 1, from, to - from);
-        qlora_tensor losses = qlora__window(all->losses, 1, from, to - from);
-        qlora_tensor scale = qlora__window(all->scale, 1, run->adapter, 1);
-        const qlora_tensor* sums =
-            run->adapter == m->adapter ? &m->totals : &m->owns[run->adapter].totals;
-        qlora_tensor totals = qlora__window(sums, 1, 0, 3);
-        args.logits = &logits;
-        args.labels = &labels;
-        args.weights = &weights;
-        args.losses = &losses;
-        args.scale = &scale;
-        args.total = rest ? NULL : &totals;
-        QLORA__TRY(qlora_cross_entropy(pass->ctx, &args));
-    }
-    return QLORA_OK;
-}
-
-// The same for adapters that stand side by side, of all rows at once.
-static qlora_result qlora__head_owned(const qlora__pass* pass, int64_t first,
-                                      const qlora_cross_entropy_desc* all) {
-    qlora_model* m = pass->m;
-    qlora_cross_entropy_desc args = *all;
-    qlora_tensor claims = qlora__window(&m->batch.claims, 1, first, all->logits->rows);
-    const qlora_tensor* sums = m->adapter == 0 ? &m->totals : &m->owns[0].totals;
-    qlora_tensor totals = qlora__window(sums, 1, 0, 3);
-    const qlora__loss_owners owners = {&claims, m->adapters, QLORA__TOTALS_STRIDE};
-    args.total = &totals;
-    QLORA__ENTER(pass->ctx, "qlora_cross_entropy"); // frees the scratch on return
-    return qlora__leave(pass->ctx, qlora__cross_entropy(pass->ctx, &args, &owners));
-}
-
-// Chunk i of the labelled rows, from the output of the final norm, which may have only those. With
-// tiles, only the rows of the chunk are normalised.
-static qlora_result qlora__head_gather(const qlora__pass* pass, int64_t i) {
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t C = m->plan.head_chunk;
-    bool tiled = m->plan.tile > 0;
-    if (pass->labelled > 0) {
-        int64_t rows = qlora__min(C, pass->labelled - i * C);
-        qlora_tensor some = qlora__window(&m->work.x, rows, i * C * m->work.x.ld, c->hidden);
-        qlora_tensor copy = qlora__window(&m->work.rows_x, rows, 0, c->hidden);
-        if (rows < C) { // the others have no label
-            QLORA__TRY(qlora__tensor_zero(pass->ctx, &m->work.rows_x));
-        }
-        return qlora_scale(pass->ctx, 1.0f, &some, &copy);
-    }
-    qlora_tensor x = qlora__window(tiled ? &m->work.last_h : &m->work.x, pass->rows, 0, c->hidden);
-    qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
-    QLORA__TRY(qlora_embed(pass->ctx, &x, &rows, &m->work.rows_x, &m->flag));
-    return tiled ? qlora__stream_norm(pass, &m->work.rows_x, &m->base.final_norm, &m->work.rows_x)
-                 : QLORA_OK;
-}
-
-// Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
-// to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
-static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
-                                      const qlora_tensor* totals, bool gradient) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t C = m->plan.head_chunk;
-    qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
-    qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
-    qlora_tensor losses = qlora__window(&m->work.losses, 1, i * C, C);
-    m->flow.placed_layer = 0;                 // the logits are in the memory of the operand
-    QLORA__TRY(qlora__beside_wait(ctx, ~0u)); // z of the last layer is in that of s
-    QLORA__TRY(qlora__head_gather(pass, i));
-    QLORA__TRY(qlora__head_product(pass, false, &m->work.rows_x, &m->work.logits));
-    qlora_cross_entropy_desc args;
-    memset(&args, 0, sizeof args);
-    args.logits = &m->work.logits;
-    args.labels = &labels;
-    args.weights = &weights;
-    qlora_tensor scale = qlora__window(&m->batch.scale, 1, 0, 1);
-    args.scale = gradient && qlora__pass_is_shared(pass) ? &m->batch.scale : &scale;
-    args.losses = &losses;
-    args.total = totals;
-    args.flag = &m->flag;
-    args.forward_only = !gradient;
-    args.cap = (float)c->logits_cap;
-    bool own = QLORA__TRAINS && gradient;
-    QLORA__TRY(own && qlora__pass_is_wide(pass)    ? qlora__head_owned(pass, i * C, &args)
-               : own && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
-                                                   : qlora_cross_entropy(ctx, &args));
-    if (QLORA__TRAINS && gradient) {
-        qlora_tensor dx = m->work.rows_dx;
-        dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
-        dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
-        dx.rows = C;
-        QLORA__TRY(qlora__head_product(pass, true, &m->work.logits, &dx));
-        if (qlora__trains_head(m)) {
-            QLORA__TRY(qlora__head_gradients(pass));
-        }
-    }
-    return QLORA_OK;
-}
-
-// Copies the gradients of the labelled rows to their tokens in m->work.delta; other tokens get
-// zero.
-static qlora_result qlora__head_spread(const qlora__pass* pass) {
-    qlora_model* m = pass->m;
-    qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, pass->row, pass->rows);
-    qlora_tensor dx = qlora__window(&m->work.delta, pass->rows, 0, m->plan.config.hidden);
-    return qlora_embed(pass->ctx, &m->work.rows_dx, &inverse, &dx, &m->flag);
-}
-
-// Zeroes the row of tokens without a label: the memory has had another use since.
-static qlora_result qlora__head_clear(const qlora__pass* pass) {
-    const qlora_tensor* all = &pass->m->work.rows_dx;
-    qlora_tensor row = qlora__window(all, 1, (all->rows - 1) * all->ld, all->cols);
-    return qlora__tensor_zero(pass->ctx, &row);
-}
-
-static qlora_result qlora__head_end(const qlora__pass* pass) {
-    if (pass->m->plan.tile > 0 || pass->labelled > 0) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__head_clear(pass));
-    return qlora__head_spread(pass);
-}
-
-static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
-                                bool gradient) {
-    for (int64_t i = 0; i < chunks; i++) {
-        QLORA__TRY(qlora__head_chunk(pass, i, totals, gradient));
-    }
-    return QLORA__TRAINS && gradient ? qlora__head_end(pass) : QLORA_OK;
-}
-
-// Computes the logits of some rows of the pass, into the first rows of m->work.logits.
-static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, int64_t rows) {
-    qlora_model* m = pass->m;
-    qlora_tensor x;
-    const qlora_tensor* from = m->plan.tile > 0 ? &m->work.last_h : &m->work.x;
-    QLORA__TRY(qlora__tensor_view(pass->ctx, from, first, rows, 0, m->plan.config.hidden, &x));
-    if (m->plan.tile > 0) {
-        qlora_tensor h = x;
-        x = qlora__window(&m->work.rows_x, rows, 0, m->plan.config.hidden);
-        QLORA__TRY(qlora__stream_norm(pass, &h, &m->base.final_norm, &x));
-    }
-    qlora_tensor logits = qlora__window(&m->work.logits, rows, 0, m->plan.config.vocab);
-    m->flow.placed_layer = 0; // the logits may be where the operands were
-    QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
-    float cap = (float)m->plan.config.logits_cap;
-    return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;
-}
-
-//@@ src/model/backward.h
-
-// ---- backward -----------------------------------------------------------------------------------
-//
-// The gradient of the residual stream passes through the layers on the main stream. The gradients
-// of the adapters (their inputs normalised again, z, dA, dB) do not affect it, so they run in
-// parallel, on the second stream; the work of stack g uses slot g. A buffer that the second stream
-// reads must not be overwritten before it has been read:
-//
-//   buffer                    read for               overwritten by
-//   d_out and last columns    down and o             the next norm; if it is not dh itself, the
-//                                                    gradient of the next output
-//   dqkv                      qkv                    the attention of the next layer
-//   output of attention       o                      recomputation of a layer; that of labelled
-//                                                    rows (qlora__labelled_o), their way back
-//   s                         down                   d_o, and ds of the next layer, after that norm
-//   x                         written there as well  recomputation; with DoRA, the next stack
-//   gradients of gate and up  gate_up                recomputation of a layer
-//   parts of sums             dA of down, dB of      the activation of the next layer, after that
-//                             gate and up            norm
-//   rstd                      dA of qkv, gate_up     the norm of the next layer
-//   the shared operand        z that was not kept    placing other weights: qlora__operand_wait
-//   last columns of x and s   keeping z, forward     the next norm; z of the next layer; the head
-//
-// The main stream uses some memory for one thing after another (qlora__layout_x and _overlaid):
-//
-//   x, while the head begins | gradients of its rows, until dh is there | x
-//   rows and logits of the head | s for the MLP, d_o for attention, operand, delta, dh and others
-
-// Recomputes the activations after attention: everything except down_proj, unless the backward pass
-// of a norm needs its output.
-static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer* layer) {
-    QLORA__TRY(qlora__layer_middle(pass, layer));
-    if (!qlora__has_norm(pass->m, QLORA__NORM_MLP_OUT)) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__ffn_of(layer)->out(pass, layer));
-    return qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN); // z in s
-}
-
-// Recomputes the activations that a layer did not keep; with tiles, only up to attention. The
-// attention of a long sequence takes as long as all products of its layer, and its output is as
-// small as the layer's input, so that is kept first where there is memory. after: the pass after
-// attention.
-static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pass* after,
-                                       qlora__layer* layer) {
-    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-    if (!layer->keeps_heads) {
-        QLORA__TRY(qlora__softmax_heads(pass, layer, true));
-    }
-    if (!layer->keeps_attention) {
-        QLORA__TRY(qlora__softmax_forward(pass, layer));
-    }
-    return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(after, layer);
-}
-
-// Backward pass of o_proj of the last layer if it has only the labelled rows after attention: their
-// gradients go back to their tokens, those of the output of attention, in m->work.d_o, and of the
-// residual stream, in m->work.dh.
-static qlora_result qlora__backward_labelled(const qlora__pass* pass, int64_t index) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    qlora__pass after = qlora__pass_after(pass, index);
-    QLORA__TRY(qlora__softmax_out_backward(&after, &m->layers[index]));
-    // It still reads dh, and the output of attention in dqkv.
-    QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__O));
-    qlora_tensor d_o = qlora__window(&m->work.d_o, pass->rows, 0, qlora__q_width(&m->plan.config));
-    qlora_tensor dh = qlora__window(&m->work.dh, pass->rows, 0, m->plan.config.hidden);
-    QLORA__TRY(qlora__labelled_spread(ctx, m, pass->labelled, &m->work.dqkv, &d_o));
-    return qlora__labelled_spread(ctx, m, pass->labelled, &m->work.delta, &dh);
-}
-
-// The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
-// the first, its MLP and its attention; then end.
-
-// If the last layer has only the labelled rows after attention: gradient of the final norm's output
-// in m->work.rows_dx -> gradient of the residual stream in the first rows of m->work.dh. The head
-// has not written the rows that fill up the number of chunks.
-static qlora_result qlora__backward_begin_labelled(const qlora__pass* pass) {
-    qlora_model* m = pass->m;
-    int64_t width = m->plan.config.hidden;
-    int64_t end = pass->chunks * m->plan.head_chunk;
-    qlora_tensor dx;
-    qlora__arena_window(&m->work.rows_dx, 0, pass->labelled, width, &dx);
-    if (end < pass->labelled) {
-        qlora_tensor rest;
-        qlora__arena_window(&m->work.rows_dx, end * width, pass->labelled - end, width, &rest);
-        QLORA__TRY(qlora__tensor_zero(pass->ctx, &rest));
-    }
-    qlora_tensor h = qlora__window(&m->work.last_h, pass->labelled, 0, width);
-    qlora_tensor dh = qlora__window(&m->work.dh, pass->labelled, 0, width);
-    return qlora__final_norm_backward(pass, &dx, &h, &dh);
-}
-
-// Gradient of the final norm's output in m->work.delta -> gradient of the residual stream in
-// m->work.dh. With tiles, that of the output comes from the labelled rows here, and not from
-// qlora__head_end.
-static qlora_result qlora__backward_begin(const qlora__pass* pass) {
-    qlora_model* m = pass->m;
-    int64_t width = m->plan.config.hidden;
-    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // z of the last layer, in s
-    if (pass->labelled > 0) {
-        return qlora__backward_begin_labelled(pass);
-    }
-    if (m->plan.tile > 0) {
-        QLORA__TRY(qlora__head_clear(pass));
-    }
-    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
-        qlora__pass tile = qlora__tile_at(pass, at);
-        qlora_tensor dx = qlora__window(&m->work.delta, tile.rows, 0, width);
-        qlora_tensor h = qlora__slice(&tile, &m->work.last_h, 0, width);
-        qlora_tensor dh = qlora__slice(&tile, &m->work.dh, 0, width);
-        if (m->plan.tile > 0) {
-            QLORA__TRY(qlora__head_spread(&tile));
-        }
-        QLORA__TRY(qlora__final_norm_backward(pass, &dx, &h, &dh));
-    }
-    return QLORA_OK;
-}
-
-// Waits for the input of a layer if it is offloaded, and starts the copies of that of the one below
-// it, and of what it keeps of attention, in the memory of the one above, which is no longer needed.
-static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
-    qlora_model* m = pass->m;
-    QLORA__TRY(qlora__away_wait(pass->ctx, 1u << index % 2));
-    if (index == 0 || m->layers[index - 1].away == NULL) {
-        return QLORA_OK;
-    }
-    qlora__layer* below = &m->layers[index - 1];
-    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
-    QLORA__TRY(
-        qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away));
-    return qlora__offload_back(pass, below);
-}
-
-// Whether the backward pass enters a group of layers of which only the first has its input on the
-// host: at its last layer, unless it is the last group.
-static bool qlora__group_begins(const qlora_model* m, int64_t index) {
-    int64_t every = m->plan.offload_every;
-    return m->plan.offloaded_layers > 0 && every > 1 && index % every == every - 1 &&
-           index / every != (m->plan.config.layers - 1) / every;
-}
-
-// Computes the inputs of the layers of a group once more, from that of its first layer up to that
-// of its last one, number `top`. The same operations on the same numbers give the same bits. Of the
-// layer above, nothing is needed any more but the gradient of the residual stream.
-static qlora_result qlora__group_again(const qlora__pass* pass, int64_t top) {
-    qlora_model* m = pass->m;
-    int64_t first = top - top % m->plan.offload_every;
-    qlora__layer* layer = &m->layers[first];
-    qlora__pass again = *pass;
-    again.group = true;
-    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u));
-    QLORA__TRY(
-        qlora__away_copy(pass->ctx, (int)(first % 2), true, &layer->kept.h, layer->away));
-    QLORA__TRY(qlora__away_wait(pass->ctx, 1u << first % 2));
-    if (m->plan.tile == 0) {
-        qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, m->plan.config.hidden);
-        QLORA__TRY(qlora__layer_input(&again, &h, qlora__norm_before(m, first)));
-    }
-    size_t scratch = qlora__scratch_mark(pass->ctx);
-    for (int64_t l = first; l < top; l++) {
-        QLORA__TRY(qlora__forward_attention(&again, l));
-        QLORA__TRY(qlora__forward_mlp(&again, l));
-        qlora__scratch_release(pass->ctx, scratch);
-    }
-    return QLORA_OK;
-}
-
-// With tiles, everything between attention and the end of the layer is done for one tile before the
-// next: first what was not kept, then its gradients down to the output of attention.
-static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) {
-    qlora_model* m = pass->m;
-    qlora__layer* layer = &m->layers[index];
-    bool tiled = m->plan.tile > 0;
-    qlora__pass after = qlora__pass_after(pass, index);
-    if (qlora__group_begins(m, index)) {
-        QLORA__TRY(qlora__group_again(pass, index));
-    }
-    QLORA__TRY(qlora__input_back(pass, index));
-    if (layer->recompute) {
-        QLORA__TRY(qlora__offload_wait(pass, layer));
-        QLORA__TRY(qlora__layer_again(pass, &after, layer));
-    }
-    qlora__tiles_begin(pass);
-    for (int64_t at = 0; at < after.rows; at += qlora__tile_rows(m)) {
-        qlora__pass tile = qlora__tile_at(&after, at);
-        if (tiled) {
-            QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it uses the memory of a tile
-            QLORA__TRY(qlora__layer_again_mlp(&tile, layer));
-        }
-        qlora_tensor h = qlora__mlp_stream(&tile, layer);
-        QLORA__TRY(qlora__branch_out_backward(&tile, layer, QLORA__MLP));
-        QLORA__TRY(qlora__ffn_of(layer)->out_backward(&tile, layer));
-        QLORA__TRY(qlora__ffn_of(layer)->in_backward(&tile, layer, &h));
-        if (tiled) {
-            QLORA__TRY(qlora__softmax_out_backward(&tile, layer));
-        }
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t index) {
-    qlora_model* m = pass->m;
-    qlora__layer* layer = &m->layers[index];
-    bool tiled = m->plan.tile > 0;
-    bool gathered = qlora__pass_after(pass, index).gathered;
-    QLORA__TRY(qlora__attention_back(pass, layer));
-    if (gathered) {
-        QLORA__TRY(qlora__backward_labelled(pass, index));
-    } else if (!tiled) {
-        QLORA__TRY(qlora__softmax_out_backward(pass, layer));
-    }
-    QLORA__TRY(qlora__softmax_backward(pass, layer));
-    // Below layer 0, at most its norm and the embedding are trained.
-    bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);
-    qlora__tiles_begin(pass);
-    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
-        qlora__pass tile = qlora__tile_at(pass, at);
-        qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
-        qlora_tensor dy = qlora__slice(&tile, &m->work.dqkv, 0, m->work.dqkv.cols);
-        if (tiled) {
-            QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-        }
-        QLORA__TRY(qlora__softmax_heads_backward(&tile, layer));
-        QLORA__TRY(
-            qlora__branch_input_backward(&tile, layer, QLORA__ATTENTION, &dy, &h, below));
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__backward_end(const qlora__pass* pass) {
-    qlora_model* m = pass->m;
-    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u));
-    if (!qlora__trains_embedding(m)) {
-        return QLORA_OK;
-    }
-    qlora_tensor dh = qlora__window(&m->work.dh, pass->rows, 0, m->plan.config.hidden);
-    qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
-    return qlora__embed_gradient(pass->ctx, &dh, &ids,
-                                 m->tables.saved_embed ? NULL : &m->tables.token_rows,
-                                 (float)m->plan.config.embedding_scale,
-                                 m->tables.saved_embed ? &m->tables.d_embed : &m->tables.d_tokens);
-}
-
-static qlora_result qlora__backward(const qlora__pass* pass) {
-    QLORA__TRY(qlora__backward_begin(pass));
-    for (int64_t l = pass->m->plan.config.layers - 1; l >= 0; l--) {
-        if (pass->dry && pass->m->layers[l].like_another) {
-            continue;
-        }
-        QLORA__TRY(qlora__backward_mlp(pass, l));
-        QLORA__TRY(qlora__backward_attention(pass, l));
-    }
-    return qlora__backward_end(pass);
 }
 
 //@@ src/model/step_kernels.h
@@ -46595,11 +45248,11 @@ static bool qlora__decode_attends_many(const qlora_model* m) {
 // Whether the product of gate and up leaves z of down: not without a gate, and not where z of o may
 // still be there, as attention and MLP read the same input.
 static bool qlora__decode_leaves_z(const qlora_model* m) {
-    bool gated = true;
+    bool joins = true;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        gated = gated && m->layers[l].layout->ffn == QLORA__FFN_GATED;
+        joins = joins && qlora__ffn_plan_of(&m->layers[l])->joins;
     }
-    return gated && !qlora__stands_beside(m);
+    return joins && !qlora__stands_beside(m);
 }
 
 // The partial sums of z of a stack that the kernel before it leaves: o or down.
@@ -46788,7 +45441,7 @@ static void qlora__decode_stack(const qlora_model* m, const qlora__layer* layer,
     const qlora_linear_desc* l = &layer->linears[group];
     int64_t wide = m->plan.config.intermediate;
     bool halves =
-        group == QLORA__GATE_UP && l->count == 1 && layer->layout->ffn == QLORA__FFN_GATED;
+        group == QLORA__GATE_UP && l->count == 1 && qlora__ffn_plan_of(layer)->joins;
     int64_t z_at = l->in;
     int64_t y_at = 0;
     memset(p, 0, sizeof *p);
@@ -46920,7 +45573,7 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     p.y = y->data;
     p.ldy = y->ld;
     p.y_is_bf16 = y->dtype == QLORA_BF16 ? 1 : 0;
-    if (group == QLORA__GATE_UP && layer->layout->ffn == QLORA__FFN_GATED) {
+    if (group == QLORA__GATE_UP && qlora__ffn_plan_of(layer)->joins) {
         p.gated = (m->arch->has & QLORA__HAS_GELU) != 0 ? 2 : 1;
     }
     if (row) {
@@ -46931,6 +45584,14 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
         return qlora__decode_all(m, nf4, qlora__decode_apart(m, layer, group) > 1, &p);
     }
     return qlora__decode_multiply(m, nf4, row, &p);
+}
+
+// The shared memory of a block of attention: keys and values of a tile, as in
+// kernels/decode/decode_attention.cuh.
+static int64_t qlora__decode_tiles_shared(const qlora_model* m) {
+    int64_t dim = m->plan.config.head_dim;
+    int64_t tile = dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
+    return 2 * tile * (qlora__ceil_div(dim, 16) * 16 + 8) * 2;
 }
 
 // The norm before a stack (`next`; NULL = the head). `before` is the stack whose output is added to
@@ -47021,8 +45682,391 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     return qlora__decode_low(m, b->next, &d->x, z, d->x.ld, true);
 }
 
+#endif // QLORA_NO_CUDA
+
+//@@ src/model/mixers/softmax.h
+
+// ---- softmax attention --------------------------------------------------------------------------
+//
+// q, k and v, their norms and rotation, attention, o.
+
+// The inputs of attention.
+typedef struct qlora__heads {
+    qlora_attention_desc desc;
+    qlora_tensor q;
+    qlora_tensor k;
+    qlora_tensor v;
+} qlora__heads;
+
+static qlora__heads qlora__heads_of(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    const qlora_tensor* rotated = c->qk_norm ? &layer->kept.qk : &layer->kept.qkv;
+    qlora__heads h;
+    memset(&h, 0, sizeof h);
+    h.desc.heads = c->heads;
+    h.desc.kv_heads = c->kv_heads;
+    h.desc.head_dim = c->head_dim;
+    h.desc.window = layer->sliding ? c->window : 0;
+    h.desc.scale = (float)c->attention_scale;
+    h.desc.cap = (float)c->attention_cap;
+    h.desc.longest = pass->m->plan.max_length;
+    h.q = qlora__window(rotated, pass->rows, 0, q);
+    h.k = qlora__window(rotated, pass->rows, q, kv);
+    h.v = qlora__window(&layer->kept.qkv, pass->rows, q + kv, kv);
+    return h;
+}
+
+// Rotates q and k, which are the first columns of x, or, backward, their gradients; before that, a
+// bias is added to all columns of x. If q is scaled by its position, its table contains the factor.
+static qlora_result qlora__softmax_rotate(const qlora__pass* pass, const qlora__layer* layer,
+                                        const qlora_tensor* x, const qlora_tensor* bias,
+                                        bool backward) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
+    const qlora_tensor* table = layer->sliding ? &m->base.rope_sliding : &m->base.rope;
+    qlora_rotation_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.head_dim = c->head_dim;
+    desc.neighbours = (m->arch->has & QLORA__HAS_PAIRED_ROPE) != 0;
+    desc.backward = backward;
+    desc.heads = layer->no_rope ? 0 : c->heads + c->kv_heads;
+    if (desc.heads == 0 && bias == NULL) {
+        return QLORA_OK;
+    }
+    if (desc.heads == 0 || !qlora__scales_queries(m)) {
+        return qlora_rope_apply(pass->ctx, &desc, x, &angles, table, bias, &m->flag);
+    }
+    qlora_tensor x_q = qlora__window(x, pass->rows, 0, q);
+    qlora_tensor x_rest = qlora__window(x, pass->rows, q, x->cols - q);
+    qlora_tensor bias_q;
+    qlora_tensor bias_rest;
+    if (bias != NULL) {
+        bias_q = qlora__window(bias, 1, 0, q);
+        bias_rest = qlora__window(bias, 1, q, x->cols - q);
+    }
+    desc.heads = c->heads;
+    QLORA__TRY(qlora_rope_apply(pass->ctx, &desc, &x_q, &angles, &m->base.rope_query,
+                                bias != NULL ? &bias_q : NULL, &m->flag));
+    desc.heads = c->kv_heads;
+    return qlora_rope_apply(pass->ctx, &desc, &x_rest, &angles, table,
+                            bias != NULL ? &bias_rest : NULL, &m->flag);
+}
+
+// Normalised input in m->work.x -> rotated q, k and v.
+static qlora_result qlora__softmax_qkv(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    qlora_tensor rotated = qlora__slice(pass, &layer->kept.qkv, 0, q + 2 * kv);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->work.x, &rotated));
+    const qlora_tensor* bias = c->qkv_bias && !c->qk_norm ? &layer->qkv_bias : NULL;
+    if (c->qk_norm) {
+        const struct {
+            int64_t at;
+            int64_t width;
+            const qlora_tensor* weight;
+        } parts[] = {{0, q, &layer->norms[QLORA__NORM_Q]}, {q, kv, &layer->norms[QLORA__NORM_K]}};
+        for (int i = 0; i < 2; i++) {
+            qlora_tensor from = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
+            qlora_tensor to = qlora__slice(pass, &layer->kept.qk, parts[i].at, parts[i].width);
+            QLORA__TRY(qlora_rmsnorm_forward(ctx, &from, parts[i].weight, (float)c->rms_eps, &to));
+        }
+        rotated = qlora__slice(pass, &layer->kept.qk, 0, q + kv);
+    }
+    return qlora__softmax_rotate(pass, layer, &rotated, bias, false);
+}
+
+// Input of a layer -> rotated q, k and v, tile by tile.
+static qlora_result qlora__softmax_in(const qlora__pass* pass, qlora__layer* layer, bool again) {
+    qlora_model* m = pass->m;
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        if (again || m->plan.tile > 0) {
+            qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
+            QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
+            QLORA__TRY(
+                qlora__layer_input(&tile, &h, qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
+        }
+        QLORA__TRY(qlora__softmax_qkv(&tile, layer));
+        // Those that are recomputed later share the memory of z.
+        if (again || !layer->recompute || layer->keeps_heads) {
+            QLORA__TRY(qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->work.x));
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__softmax_mix(const qlora__pass* pass, qlora__layer* layer) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, qlora__q_width(c));
+    qlora_tensor lse = layer->kept.lse;
+    lse.cols = pass->rows;
+    lse.ld = pass->rows;
+    qlora_tensor seqs = qlora__pass_seqs(pass);
+    return qlora_attention_forward(pass->ctx, &heads.desc, &heads.q, &heads.k, &heads.v, &seqs, &o,
+                                   &lse);
+}
+
+// The output of attention -> that of the branch.
+static qlora_result qlora__softmax_out(const qlora__pass* pass, qlora__layer* layer,
+                                       const qlora_tensor* o) {
+    qlora_tensor* out = qlora__branch_out(pass->m, layer, QLORA__ATTENTION);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, o, out));
+    return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_O);
+}
+
+// Backward pass of the norms of q and k, in m->work.dqkv. With a weight gradient, the result must
+// not overwrite dy, so it is computed in d_o and copied.
+static qlora_result qlora__softmax_norms_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    float eps = (float)c->rms_eps;
+    const struct {
+        int norm;
+        int64_t at;
+        int64_t width;
+    } parts[] = {{QLORA__NORM_Q, 0, q}, {QLORA__NORM_K, q, kv}};
+    for (int i = 0; i < 2; i++) {
+        const qlora_tensor* w = &layer->norms[parts[i].norm];
+        qlora_tensor raw = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
+        qlora_tensor d = qlora__slice(pass, &m->work.dqkv, parts[i].at, parts[i].width);
+        if (!m->desc.train_norms) {
+            QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &d, NULL));
+            continue;
+        }
+        qlora_tensor through = qlora__slice(pass, &m->work.d_o, 0, parts[i].width);
+        QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &through,
+                                          &layer->d_norms[parts[i].norm]));
+        QLORA__TRY(qlora_scale(ctx, 1.0f, &through, &d));
+    }
+    return QLORA_OK;
+}
+
+// Backward pass of o_proj: d_out -> the gradient of the output of attention in m->work.d_o.
+static qlora_result qlora__softmax_out_run(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    int64_t q = qlora__q_width(&m->plan.config);
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
+    qlora_tensor x = qlora__slice(pass, &layer->kept.o, 0, q + stack.pad);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    qlora_tensor d_o = qlora__slice(pass, &m->work.d_o, 0, q);
+    if (pass->gathered) {
+        qlora_tensor o = qlora__labelled_o(m, pass->labelled);
+        x = qlora__slice(pass, &o, 0, q + stack.pad);
+    }
+    if (qlora__stack_is_dora(m, layer, QLORA__O)) {
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
+    }
+    if (stack.linear.owners != NULL) { // this z is that of the forward pass
+        qlora_tensor inner = qlora__window(&x, pass->rows, 0, q);
+        qlora_tensor z = qlora__window(&x, pass->rows, q, stack.pad);
+        QLORA__TRY(qlora__linear_keep_own(pass->ctx, &stack.linear, &inner, &z));
+    }
+    return qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o);
+}
+
+static qlora_result qlora__softmax_out_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora__pass run;
+    QLORA__TRY(qlora__branch_out_backward(pass, layer, QLORA__ATTENTION));
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        if (run.rows > 0) {
+            QLORA__TRY(qlora__softmax_out_run(&run, layer));
+        }
+    }
+    return QLORA_OK;
+}
+
+// d_o -> gradients of q, k and v, normalised and rotated, in m->work.dqkv.
+static qlora_result qlora__softmax_mix_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, q);
+    qlora_tensor d_o = qlora__window(&m->work.d_o, pass->rows, 0, q);
+    qlora_tensor lse = layer->kept.lse;
+    lse.cols = pass->rows;
+    lse.ld = pass->rows;
+    qlora_tensor dq = qlora__window(&m->work.dqkv, pass->rows, 0, q);
+    qlora_tensor dk = qlora__window(&m->work.dqkv, pass->rows, q, kv);
+    qlora_tensor dv = qlora__window(&m->work.dqkv, pass->rows, q + kv, kv);
+    qlora_tensor seqs = qlora__pass_seqs(pass);
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.q = &heads.q;
+    a.k = &heads.k;
+    a.v = &heads.v;
+    a.seqs = &seqs;
+    a.o = &o;
+    a.lse = &lse;
+    a.d_o = &d_o;
+    a.dq = &dq;
+    a.dk = &dk;
+    a.dv = &dv;
+    a.stats = m->work.stats.data;
+    QLORA__ENTER(ctx, "qlora_attention_backward"); // frees the scratch on return
+    return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
+}
+
+// Whether the rotation writes the codes of dy of q, k and v for the product after it: it is the
+// last thing before that and takes all columns of a head, in pairs half of it apart.
+static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t rotated = qlora__q_width(c) + qlora__kv_width(c);
+    return m->on_gpu && qlora__is_fp8(m) && m->compute == QLORA_BF16 && !m->dora &&
+           m->desc.dropout == 0.0f && !qlora__pass_has_runs(pass) && !c->qk_norm &&
+           !layer->no_rope && !qlora__scales_queries(m) &&
+           (m->arch->has & QLORA__HAS_PAIRED_ROPE) == 0 && m->base.rope.cols == c->head_dim &&
+           c->head_dim % 16 == 0 && rotated / 2 <= QLORA__ROPE_CODED;
+}
+
+// Gradients of q, k and v -> those before norm and rotation.
+static qlora_result qlora__softmax_in_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    if (qlora__rotation_writes_codes(pass, layer)) {
+        int64_t cols = qlora__q_width(c) + 2 * qlora__kv_width(c);
+        qlora_tensor all = qlora__slice(pass, &m->work.dqkv, 0, cols);
+        qlora_tensor angles = qlora__window(&m->batch.angles, 1, pass->row, pass->rows);
+        return qlora__rope_coded(pass->ctx, &all, c->heads + c->kv_heads, &angles,
+                                 layer->sliding ? &m->base.rope_sliding : &m->base.rope, &m->flag,
+                                 qlora__codes_note(pass, layer, QLORA__QKV, true));
+    }
+    qlora_tensor rotated =
+        qlora__slice(pass, &pass->m->work.dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
+    QLORA__TRY(qlora__softmax_rotate(pass, layer, &rotated, NULL, true));
+    return c->qk_norm ? qlora__softmax_norms_backward(pass, layer) : QLORA_OK;
+}
+
+//@@ src/model/mixers/softmax_text.h
+
+// ---- softmax attention of texts -----------------------------------------------------------------
+//
+// What it needs of a text in flight: the keys and values of its positions, in the cache. Passes of
+// operators attend to them, and steps on the device.
+
+static qlora_result qlora__softmax_store(const qlora__pass* pass, int64_t index) {
+    qlora__heads heads = qlora__heads_of(pass, &pass->m->layers[index]);
+    qlora_tensor rows = qlora__cache_rows(pass->m, index, pass->cache + pass->first, pass->rows);
+    int64_t kv = heads.k.cols;
+    qlora_tensor keys = qlora__window(&rows, pass->rows, 0, kv);
+    qlora_tensor values = qlora__window(&rows, pass->rows, kv, kv);
+    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &heads.k, &keys));
+    return qlora_scale(pass->ctx, 1.0f, &heads.v, &values);
+}
+
+// A batch of `heads` matrices [rows, cols], `stride` elements apart.
+static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_t stride,
+                                    int64_t rows, int64_t cols, int64_t ld) {
+    qlora_tensor v = *t;
+    v.batch = heads;
+    v.batch_stride = stride;
+    v.rows = rows;
+    v.cols = cols;
+    v.ld = ld;
+    return v;
+}
+
+// Attention of all rows of the pass over the cache.
+static qlora_result qlora__softmax_text_rows(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    int64_t keys = pass->first + pass->rows;
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    qlora_tensor rows = qlora__cache_rows(m, index, pass->cache, keys);
+    qlora_tensor k = qlora__window(&rows, keys, 0, heads.k.cols);
+    qlora_tensor v = qlora__window(&rows, keys, heads.k.cols, heads.k.cols);
+    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, heads.q.cols);
+    qlora_tensor lse = layer->kept.lse;
+    lse.cols = pass->rows;
+    lse.ld = pass->rows;
+    qlora_tensor seqs = qlora__pass_seqs(pass);
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.before = pass->first;
+    a.q = &heads.q;
+    a.k = &k;
+    a.v = &v;
+    a.seqs = &seqs;
+    a.o = &o;
+    a.lse = &lse;
+    return qlora__attention_forward(pass->ctx, &heads.desc, &a);
+}
+
+// Attention of the only query of the pass over the cache. Query heads that share a key head are the
+// rows of one matrix, so that one product per key head is enough:
+//
+//   s = scale q K^T, with the cap of the family; p = softmax(s), o = p V
+//
+// over the positions within the window of the layer.
+static qlora_result qlora__softmax_text_row(const qlora__pass* pass, int64_t index) {
+    qlora_ctx* ctx = pass->ctx;
+    int64_t position = pass->first;
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    const qlora_model_config* c = &m->plan.config;
+    int64_t d = c->head_dim;
+    int64_t group = c->heads / c->kv_heads;
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    int64_t window = heads.desc.window > 0 ? heads.desc.window : position + 1;
+    int64_t seen = qlora__min(position + 1, window);
+    qlora_tensor rows = qlora__cache_rows(m, index, pass->cache + position + 1 - seen, seen);
+    qlora_tensor values = qlora__window(&rows, seen, heads.k.cols, heads.k.cols);
+    qlora_tensor k = qlora__as_heads(&rows, c->kv_heads, d, seen, d, rows.ld);
+    qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
+    qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
+    qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
+    qlora_tensor s = qlora__as_heads(&m->texts.scores, c->kv_heads, group * m->texts.scores.ld,
+                                     group, seen, m->texts.scores.ld);
+    qlora_tensor p = qlora__as_heads(&m->texts.chances, c->kv_heads, group * m->texts.chances.ld,
+                                     group, seen, m->texts.chances.ld);
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_b = true;
+    gemm.alpha = heads.desc.scale > 0.0f ? heads.desc.scale : 1.0f / sqrtf((float)d);
+    // Exact fp32, as in attention over many rows.
+    QLORA__TRY(qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &q, &k, &s));
+    qlora_tensor flat_s = qlora__window(&m->texts.scores, c->heads, 0, seen);
+    qlora_tensor flat_p = qlora__window(&m->texts.chances, c->heads, 0, seen);
+    if (heads.desc.cap > 0.0f) {
+        QLORA__TRY(qlora_cap(ctx, heads.desc.cap, &flat_s, &flat_s));
+    }
+    QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
+    if (m->compute != QLORA_F32) { // otherwise both are the same memory
+        QLORA__TRY(qlora_cast(ctx, &flat_s, &flat_p));
+    }
+    gemm.trans_b = false;
+    gemm.alpha = 1.0f;
+    return qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &p, &v, &o);
+}
+
+// Rows that continue a text: they see the cache, which already has the keys and values of all of
+// them.
+static qlora_result qlora__softmax_text(const qlora__pass* pass, int64_t index) {
+    return pass->rows > 1 ? qlora__softmax_text_rows(pass, index)
+                          : qlora__softmax_text_row(pass, index);
+}
+
+#ifndef QLORA_NO_CUDA
+
 // Attention of many texts. A block takes several pages, unless blocks would be too few.
-static qlora_result qlora__decode_attend_all(const qlora_model* m, const qlora__layer* layer,
+static qlora_result qlora__softmax_step_all(const qlora_model* m, const qlora__layer* layer,
                                              const qlora__decode_attention* p) {
     const qlora__decode* d = &m->decode;
     const qlora_linear_part* next = &layer->linears[QLORA__O].parts[0];
@@ -47053,7 +46097,7 @@ static qlora_result qlora__decode_attend_all(const qlora_model* m, const qlora__
                                 128, shared, args);
 }
 
-static qlora__decode_attention qlora__decode_attention_of(const qlora_model* m, int64_t index) {
+static qlora__decode_attention qlora__softmax_layers(const qlora_model* m, int64_t index) {
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
     const qlora__layer* layer = &m->layers[index];
@@ -47091,20 +46135,12 @@ static qlora__decode_attention qlora__decode_attention_of(const qlora_model* m, 
     return p;
 }
 
-// The shared memory of a block of attention: keys and values of a tile, as in
-// kernels/decode/decode_attention.cuh.
-static int64_t qlora__decode_tiles_shared(const qlora_model* m) {
-    int64_t dim = m->plan.config.head_dim;
-    int64_t tile = dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
-    return 2 * tile * (qlora__ceil_div(dim, 16) * 16 + 8) * 2;
-}
-
-static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t index) {
+static qlora_result qlora__softmax_step_mix(const qlora_model* m, int64_t index) {
     const qlora__decode* d = &m->decode;
     const qlora__layer* layer = &m->layers[index];
-    qlora__decode_attention p = qlora__decode_attention_of(m, index);
+    qlora__decode_attention p = qlora__softmax_layers(m, index);
     if (qlora__decode_attends_many(m)) {
-        return qlora__decode_attend_all(m, layer, &p);
+        return qlora__softmax_step_all(m, layer, &p);
     }
     const qlora_linear_part* o = &layer->linears[QLORA__O].parts[0];
     if (m->use_adapters && o->rank > 0 && qlora__decode_row_fits(m, layer)) {
@@ -47117,7 +46153,1373 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
                                 256, (uint32_t)qlora__decode_tiles_shared(m), args);
 }
 
+// A step on the device: x -> y.
+static qlora_result qlora__softmax_step(qlora_model* m, int64_t index) {
+    const qlora__decode* d = &m->decode;
+    const qlora__layer* layer = &m->layers[index];
+    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__QKV, &d->x, &d->qkv));
+    QLORA__TRY(qlora__softmax_step_mix(m, index));
+    return qlora__decode_product_run(m, layer, QLORA__O, &d->o, &d->y);
+}
+
 #endif // QLORA_NO_CUDA
+
+//@@ src/model/mixers/kinds.h
+
+// ---- the kinds of mixers ------------------------------------------------------------------------
+//
+// What the passes through a model call of the part of a layer in which tokens look at each other; a
+// new kind is a row here and in plans.h, and a room beside them.
+
+typedef struct qlora__mixer_kind {
+    // m->work.x, or, tile by tile, the layer's input once more if it is computed `again` -> what
+    // tokens show each other, with z of the stack.
+    qlora_result (*in)(const qlora__pass* pass, qlora__layer* layer, bool again);
+    // That -> what each token has seen, in kept.o.
+    qlora_result (*mix)(const qlora__pass* pass, qlora__layer* layer);
+    // kept.o, or some of its rows -> the output of the branch.
+    qlora_result (*out)(const qlora__pass* pass, qlora__layer* layer, const qlora_tensor* o);
+    // Backward: the gradient of that output -> the one of kept.o, in m->work.d_o -> the one of what
+    // tokens show each other, in m->work.dqkv -> the one of the output of the stack, in its place.
+    qlora_result (*out_backward)(const qlora__pass* pass, qlora__layer* layer);
+    qlora_result (*mix_backward)(const qlora__pass* pass, qlora__layer* layer);
+    qlora_result (*in_backward)(const qlora__pass* pass, qlora__layer* layer);
+    // What a text in flight needs of rows that went through `in`, into its state; and `mix` for
+    // rows that continue a text, which see that state.
+    qlora_result (*store)(const qlora__pass* pass, int64_t index);
+    qlora_result (*text)(const qlora__pass* pass, int64_t index);
+#ifndef QLORA_NO_CUDA
+    // The whole branch in a step on the device, from its input in x to its output in y.
+    qlora_result (*step)(qlora_model* m, int64_t index);
+    // Its parameters in the kernel of all layers; NULL if that cannot have it.
+    qlora__decode_attention (*layers)(const qlora_model* m, int64_t index);
+#endif
+} qlora__mixer_kind;
+
+// Indexed by qlora__mixer.
+static const qlora__mixer_kind qlora__mixer_kinds[] = {
+    {qlora__softmax_in, qlora__softmax_mix, qlora__softmax_out,
+     QLORA__TRAINS ? qlora__softmax_out_backward : NULL,
+     QLORA__TRAINS ? qlora__softmax_mix_backward : NULL,
+     QLORA__TRAINS ? qlora__softmax_in_backward : NULL,
+     QLORA__GENERATES ? qlora__softmax_store : NULL,
+     QLORA__GENERATES ? qlora__softmax_text : NULL,
+#ifndef QLORA_NO_CUDA
+     QLORA__GENERATES ? qlora__softmax_step : NULL, QLORA__GENERATES ? qlora__softmax_layers : NULL
+#endif
+    }};
+
+static const qlora__mixer_kind* qlora__mixer_of(const qlora__layer* layer) {
+    return &qlora__mixer_kinds[layer->layout->mixer];
+}
+
+//@@ src/model/ffns/gated.h
+
+// ---- the gated MLP ------------------------------------------------------------------------------
+//
+// gate and up, their product through the activation, down.
+
+// Input of the MLP in m->work.x -> gate and up.
+static qlora_result qlora__gated_in(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->work.x, &layer->kept.gu));
+    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->work.x);
+}
+
+// s = act(gate) up.
+static qlora_result qlora__gated_activation(const qlora__pass* pass, const qlora_tensor* gate,
+                                            const qlora_tensor* up, const qlora_tensor* s) {
+    return (pass->m->arch->has & QLORA__HAS_GELU) != 0
+               ? qlora_geglu_forward(pass->ctx, gate, up, s)
+               : qlora_swiglu_forward(pass->ctx, gate, up, s);
+}
+
+// Whether the activation's kernel writes its codes for the product of down instead of the
+// activation, which the backward pass computes again.
+static bool qlora__activation_is_coded(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model* m = pass->m;
+    return qlora__is_fp8(m) && qlora__z_comes(pass, layer) &&
+           !qlora__pass_reads_codes(pass, layer) &&
+           m->plan.config.intermediate <= QLORA__FP8_GATED_WIDTH;
+}
+
+// The gated activation in m->work.s, or its codes, and z of down if the activation comes with it.
+static qlora_result qlora__gated_hidden(const qlora__pass* pass, const qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    int64_t width = layer->linears[QLORA__DOWN].in;
+    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
+    qlora_tensor s = qlora__window(&m->work.s, pass->rows, 0, width);
+    if (qlora__activation_is_coded(pass, layer)) {
+        qlora_tensor z = qlora__window(&m->work.s, pass->rows, width, layer->pads[QLORA__DOWN]);
+        return qlora__fp8_gated(pass->ctx, qlora__codes_note(pass, layer, QLORA__DOWN, false),
+                                (m->arch->has & QLORA__HAS_GELU) != 0, &gate, &up,
+                                layer->linears[QLORA__DOWN].parts[0].a, &z);
+    }
+    return qlora__z_comes(pass, layer) ? qlora__layer_tail(pass, layer, &gate, &up, &s)
+                                       : qlora__gated_activation(pass, &gate, &up, &s);
+}
+
+// The gated activation and down_proj.
+static qlora_result qlora__gated_out(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
+    QLORA__TRY(qlora__gated_hidden(pass, layer));
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__DOWN, &m->work.s,
+                                    qlora__branch_out(m, layer, QLORA__MLP)));
+    return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->work.s);
+}
+
+static qlora_result qlora__gated_activation_backward(const qlora__pass* pass,
+                                                     const qlora_tensor* ds,
+                                                     const qlora_tensor* gate,
+                                                     const qlora_tensor* up,
+                                                     const qlora_tensor* s) {
+    return (pass->m->arch->has & QLORA__HAS_GELU) != 0
+               ? qlora_geglu_backward(pass->ctx, ds, gate, up, gate, up, s)
+               : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
+}
+
+// Whether ds lacks what the adapter of down adds to it, which the activation's backward pass then
+// adds: in FP8, where it is a product of its own that writes a matrix as large as the activation.
+static bool qlora__ds_lacks_share(const qlora__pass* pass, const qlora__layer* layer,
+                                  const qlora__stack* down) {
+    int64_t ranks[3];
+    return QLORA__GATED_SHARE && down->linear.fp8 != NULL &&
+           qlora__gated_ranks(pass->m, layer, ranks) && ranks[2] > 0;
+}
+
+// The gradients of gate and up from ds, and with them dB of gate and up and dA of down, which are
+// added up on the second stream: dy has u of down.
+static qlora_result qlora__gated_fused_backward(const qlora__pass* pass, qlora__layer* layer,
+                                                const qlora__stack* down, const qlora_tensor* ds,
+                                                const qlora_tensor* dy) {
+    qlora_model* m = pass->m;
+    int64_t width = layer->linears[QLORA__DOWN].in;
+    qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
+    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
+    bool kept = layer->kept.z[QLORA__GATE_UP].cols > 0; // otherwise it is in x
+    qlora__gated g;
+    qlora_tensor halves[2]; // of dB, if gate and up are one projection
+    int64_t ranks[3];
+    int64_t at = 0;
+    memset(&g, 0, sizeof g);
+    qlora__gated_ranks(m, layer, ranks);
+    g.dh = ds;
+    g.gate = &gate;
+    g.up = &up;
+    g.gelu = (m->arch->has & QLORA__HAS_GELU) != 0;
+    g.parts = &m->work.gated_parts;
+    for (int i = 0; i < 2; i++) {
+        const qlora_linear_part* part = &l.parts[l.count == 1 ? 0 : i];
+        qlora__gated_factor* f = &g.factors[i];
+        if (ranks[i] == 0) {
+            continue;
+        }
+        halves[i] = *part->db;
+        halves[i].rows = width;
+        halves[i].data = (float*)part->db->data + (l.count == 1 ? i * width * part->db->ld : 0);
+        f->z = kept ? qlora__slice(pass, &layer->kept.z[QLORA__GATE_UP], at, ranks[i])
+                    : qlora__local(pass, &m->work.x, l.in + at, ranks[i]);
+        f->d = &halves[i];
+        f->scale = part->scale;
+        at += l.count == 1 ? 0 : ranks[i];
+    }
+    if (ranks[2] > 0) {
+        g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
+        g.factors[2].d = down->linear.parts[0].da;
+    }
+    qlora_tensor a;
+    qlora_tensor sb;
+    if (qlora__ds_lacks_share(pass, layer, down)) {
+        bool joined = qlora__linear_joined(&down->linear, down->pad, &a, &sb);
+        QLORA_ASSERT(joined); // or ds would lose the share
+        g.a = joined ? &a : NULL;
+    }
+    qlora_tensor most;
+    if (qlora__u_is_coded(m, layer)) {
+        most = qlora__window(&m->work.fp8_most, 1, 0, pass->rows);
+        QLORA__TRY(qlora__tensor_zero(pass->ctx, &most));
+        g.most = &most;
+    }
+    QLORA__TRY(qlora__gated_tiles(pass->ctx, &g));
+    QLORA__TRY(qlora__beside_begin(pass->ctx));
+    return qlora__beside_end(pass->ctx, QLORA__DOWN, qlora__gated_sum(pass->ctx, &g));
+}
+
+// Backward pass of down_proj and the activation: d_out -> the gradient of gate and up in kept.gu.
+static qlora_result qlora__gated_out_run(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    int64_t width = layer->linears[QLORA__DOWN].in;
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
+    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
+    qlora_tensor x = qlora__local(pass, &m->work.s, 0, width + stack.pad);
+    qlora_tensor s = qlora__local(pass, &m->work.s, 0, width);
+    qlora_tensor ds = qlora__local(pass, &m->work.ds, 0, width);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
+    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
+        QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &s));
+        QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
+        QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
+        return qlora__gated_activation_backward(pass, &ds, &gate, &up, NULL);
+    }
+    if (qlora__stack_is_dora(m, layer, QLORA__DOWN)) { // its output is computed again from s
+        QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &s));
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__DOWN, &stack, &x, &dy));
+        QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
+        return qlora__gated_activation_backward(pass, &ds, &gate, &up, NULL);
+    }
+    // The activation is computed again, over its gradient, in the same pass over gate and up.
+    if (qlora__ds_lacks_share(pass, layer, &stack)) {
+        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
+        QLORA__TRY(
+            qlora__fp8_product(ctx, stack.linear.fp8, true, stack.coded, &dy_inner, &ds, false));
+    } else {
+        QLORA__TRY(
+            qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded, &ds));
+    }
+    if (qlora__gated_sums(m, layer)) {
+        QLORA__TRY(qlora__gated_fused_backward(pass, layer, &stack, &ds, &dy));
+    } else if (qlora__u_comes(pass, layer)) {
+        qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
+        qlora_tensor u =
+            qlora__local(pass, &layer->kept.gu, 2 * width, layer->pads[QLORA__GATE_UP]);
+        QLORA__TRY(qlora__tails_backward(ctx, (m->arch->has & QLORA__HAS_GELU) != 0, &l, &ds, &gate,
+                                         &up, &s, &u));
+    } else {
+        QLORA__TRY(qlora__gated_activation_backward(pass, &ds, &gate, &up, &s));
+    }
+    return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
+}
+
+static qlora_result qlora__gated_out_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora__pass run;
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        if (run.rows > 0) {
+            QLORA__TRY(qlora__gated_out_run(&run, layer));
+        }
+    }
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+// The activation comes with the product.
+static qlora_result qlora__gated_step(const qlora_model* m, const qlora__layer* layer) {
+    return qlora__decode_product_run(m, layer, QLORA__GATE_UP, &m->decode.x, &m->decode.s);
+}
+#endif
+
+//@@ src/model/ffns/plain.h
+
+// ---- the MLP without a gate ---------------------------------------------------------------------
+//
+// up, squared ReLU, down. up is the stack that gate and up are elsewhere, and its output has their
+// memory.
+
+// Input of the MLP in m->work.x -> up.
+static qlora_result qlora__plain_in(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->work.x, &layer->kept.gu));
+    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->work.x);
+}
+
+// The activation and down_proj.
+static qlora_result qlora__plain_out(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.intermediate;
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, 0, width);
+    qlora_tensor s = qlora__window(&m->work.s, pass->rows, 0, width);
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
+    QLORA__TRY(qlora__relu2_forward(pass->ctx, &up, &s));
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__DOWN, &m->work.s,
+                                    qlora__branch_out(m, layer, QLORA__MLP)));
+    return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->work.s);
+}
+
+// Backward pass of down_proj and the activation: d_out -> the gradient of up in kept.gu.
+static qlora_result qlora__plain_out_run(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.intermediate;
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor x = qlora__local(pass, &m->work.s, 0, width + stack.pad);
+    qlora_tensor s = qlora__local(pass, &m->work.s, 0, width);
+    qlora_tensor ds = qlora__local(pass, &m->work.ds, 0, width);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
+    qlora__relu2 job;
+    memset(&job, 0, sizeof job);
+    job.ds = &ds;
+    job.u = &up;
+    job.du = &up;
+    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
+        QLORA__TRY(qlora__relu2_forward(pass->ctx, &up, &s));
+        QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
+        QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
+        return qlora__relu2_backward(pass->ctx, &job);
+    }
+    if (qlora__stack_is_dora(m, layer, QLORA__DOWN)) { // its output is computed again from s
+        QLORA__TRY(qlora__relu2_forward(pass->ctx, &up, &s));
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__DOWN, &stack, &x, &dy));
+        QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
+        return qlora__relu2_backward(pass->ctx, &job);
+    }
+    // The activation is computed again, over its gradient, in the same pass over up.
+    QLORA__TRY(
+        qlora__linear_u_dx(pass->ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded, &ds));
+    job.s = &s;
+    QLORA__TRY(qlora__relu2_backward(pass->ctx, &job));
+    return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
+}
+
+static qlora_result qlora__plain_out_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora__pass run;
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        if (run.rows > 0) {
+            QLORA__TRY(qlora__plain_out_run(&run, layer));
+        }
+    }
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+static qlora_result qlora__plain_step(const qlora_model* m, const qlora__layer* layer) {
+    const qlora_tensor* s = &m->decode.s;
+    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &m->decode.x, s));
+    return qlora__relu2_forward(m->ctx, s, s);
+}
+#endif
+
+//@@ src/model/ffns/experts.h
+
+// ---- experts ------------------------------------------------------------------------------------
+//
+// A router scores the experts for every token, the best ones run, and the sum of their outputs,
+// each times its weight, is that of the branch; an MLP that all tokens use may stand beside them.
+// The weight of an expert multiplies the activation before down, which is the same and gives the
+// gradient of the weight from products that the backward pass has anyway. On the CPU, expert after
+// expert gathers its rows; the order of sums is that of the experts.
+
+static qlora_tensor qlora__experts_some(const qlora_tensor* t, int64_t first, int64_t rows,
+                                        int64_t cols) {
+    return qlora__window(t, rows, first * t->ld, cols);
+}
+
+// The linear of a pass: without adapters, its ranks are zero.
+static qlora_linear_desc qlora__experts_linear(const qlora__pass* pass,
+                                               const qlora_linear_desc* linear) {
+    qlora_linear_desc own = *linear;
+    for (int32_t i = 0; i < own.count && !pass->m->use_adapters; i++) {
+        own.parts[i].rank = 0;
+    }
+    return own;
+}
+
+static qlora_result qlora__experts_forward(const qlora__pass* pass, qlora_math math,
+                                           const qlora_linear_desc* linear, const qlora_tensor* x,
+                                           const qlora_tensor* y) {
+    QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
+    return qlora__leave(pass->ctx, qlora__linear_forward(pass->ctx, math, linear, 0u, x, y));
+}
+
+// x has space for z, dy for u.
+static qlora_result qlora__experts_backward(const qlora__pass* pass, qlora_math math,
+                                            const qlora_linear_desc* linear, const qlora_tensor* x,
+                                            const qlora_tensor* dy, const qlora_tensor* dx) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_tensor inner = qlora__window(x, x->rows, 0, linear->in);
+    qlora_tensor gradient = qlora__window(dy, dy->rows, 0, qlora_linear_out(linear));
+    QLORA__ENTER(ctx, "qlora_linear_backward");
+    qlora_result r = qlora__linear_u_dx(ctx, math, linear, dy, &gradient, false, dx);
+    if (r == QLORA_OK && qlora_linear_pad(linear) > 0) {
+        r = qlora__linear_z(ctx, math, linear, x, &inner);
+    }
+    if (r == QLORA_OK && qlora_linear_pad(linear) > 0) {
+        qlora__linear_factors all =
+            qlora__linear_factors_of(x, NULL, dy, 1.0f, QLORA__GRADIENT_A | QLORA__GRADIENT_B);
+        r = qlora__linear_gradients(ctx, math, linear, &all, NULL, NULL);
+    }
+    return qlora__leave(ctx, r);
+}
+
+// The choice of a pass, from the scores in kept.scores.
+static qlora__route qlora__experts_route(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    const qlora__routed_work* w = &pass->m->work.experts;
+    qlora__route r;
+    memset(&r, 0, sizeof r);
+    r.rule.score = layer->layout->experts->score;
+    r.rule.experts = c->experts;
+    r.rule.chosen = c->experts_per_token;
+    r.rule.groups = qlora__max(c->expert_groups, 1);
+    r.rule.groups_used = qlora__max(c->expert_groups_used, 1);
+    r.rule.renormalise = c->renormalise;
+    r.rule.scale = c->routed_scale != 0.0 ? c->routed_scale : 1.0;
+    r.rule.correction = (const QLORA__REAL*)layer->experts->correction.data;
+    r.rows = pass->rows;
+    r.scores = &layer->kept.scores;
+    r.choice = (int32_t*)w->choice.data;
+    r.weights = (QLORA__REAL*)w->weights.data;
+    r.place = (int32_t*)w->place.data;
+    r.tokens = (int32_t*)w->tokens.data;
+    r.starts = (int32_t*)w->starts.data;
+    return r;
+}
+
+// Chooses, and sorts the weights as the rows are.
+static qlora__route qlora__experts_choose(const qlora__pass* pass, const qlora__layer* layer) {
+    qlora__route r = qlora__experts_route(pass, layer);
+    QLORA__REAL* sorted = (QLORA__REAL*)pass->m->work.experts.sorted.data;
+    qlora__route_tokens(pass->ctx, &r);
+    for (int64_t i = 0; i < r.rows * r.rule.chosen; i++) {
+        sorted[r.place[i]] = r.weights[i];
+    }
+    return r;
+}
+
+// A linear that reads all rows of m->work.x, whose last columns belong to stacks: through a copy.
+static qlora_result qlora__experts_all_rows(const qlora__pass* pass,
+                                            const qlora_linear_desc* linear,
+                                            const qlora_tensor* out) {
+    const qlora_model* m = pass->m;
+    qlora_linear_desc own = qlora__experts_linear(pass, linear);
+    int64_t pad = qlora_linear_pad(&own);
+    qlora_tensor from = qlora__local(pass, &m->work.x, 0, own.in);
+    qlora_tensor x = qlora__window(&m->work.experts.x, pass->rows, 0, own.in + pad);
+    qlora_tensor inner = qlora__window(&x, pass->rows, 0, own.in);
+    qlora_tensor y = qlora__window(out, pass->rows, 0, qlora_linear_out(&own));
+    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &from, &inner));
+    return qlora__experts_forward(pass, m->math, &own, &x, &y);
+}
+
+// Input of the branch in m->work.x -> the scores, and gate and up of every expert.
+static qlora_result qlora__experts_in(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    const qlora__experts* experts = layer->experts;
+    if (layer->layout->groups[QLORA__GATE_UP].count > 0) {
+        QLORA__TRY(qlora__gated_in(pass, layer));
+    }
+    if (experts->shared_gate.count > 0) {
+        QLORA__TRY(qlora__experts_all_rows(pass, &experts->shared_gate, &layer->kept.shared));
+    }
+    QLORA__TRY(qlora__experts_all_rows(pass, &experts->router, &layer->kept.scores));
+    qlora__route route = qlora__experts_choose(pass, layer);
+    for (int64_t e = 0; e < m->plan.config.experts; e++) {
+        int64_t first = route.starts[e];
+        int64_t rows = route.starts[e + 1] - first;
+        if (rows == 0) {
+            continue;
+        }
+        qlora_linear_desc own = qlora__experts_linear(pass, &experts->linears[2 * e]);
+        int64_t out = qlora_linear_out(&own);
+        qlora_tensor from = qlora__local(pass, &m->work.x, 0, own.in);
+        int64_t wide = own.in + qlora_linear_pad(&own);
+        qlora_tensor x = qlora__window(&m->work.experts.x, rows, 0, wide);
+        qlora_tensor inner = qlora__window(&x, rows, 0, own.in);
+        qlora_tensor y = qlora__experts_some(&layer->kept.routed, first, rows, out);
+        qlora__rows_gather(pass->ctx, &from, route.tokens + first, &inner);
+        QLORA__TRY(qlora__experts_forward(pass, pass->math, &own, &x, &y));
+    }
+    return QLORA_OK;
+}
+
+// The gate of the shared MLP: a factor for every row of its activation.
+static void qlora__shared_factors(const qlora__pass* pass, const qlora__layer* layer,
+                                  QLORA__REAL* out) {
+    const qlora_tensor* t = &layer->kept.shared;
+    for (int64_t r = 0; r < pass->rows; r++) {
+        double z = (double)((const QLORA__REAL*)t->data)[r * t->ld];
+        out[r] = (QLORA__REAL)qlora__route_sigmoid(z);
+    }
+}
+
+// Output of the MLP that all tokens use, or zero. Its factors have the memory of the weights, which
+// the experts choose later.
+static qlora_result qlora__shared_out(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    const qlora_tensor* to = qlora__branch_out(m, layer, QLORA__MLP);
+    qlora_tensor out = qlora__local(pass, to, 0, m->plan.config.hidden);
+    if (layer->layout->groups[QLORA__DOWN].count == 0) {
+        return qlora_fill(pass->ctx, 0.0f, &out);
+    }
+    if (layer->experts->shared_gate.count == 0) {
+        return qlora__gated_out(pass, layer);
+    }
+    int64_t width = layer->linears[QLORA__DOWN].in;
+    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
+    qlora_tensor s = qlora__window(&m->work.s, pass->rows, 0, width);
+    QLORA__REAL* factors = (QLORA__REAL*)m->work.experts.weights.data;
+    QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &s));
+    qlora__shared_factors(pass, layer, factors);
+    qlora__rows_scale(pass->ctx, factors, &s);
+    return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->work.s, to);
+}
+
+// The activation of the rows of expert number `e`, times their weights, in m->work.experts.s.
+static qlora_result qlora__expert_hidden(const qlora__pass* pass, qlora__layer* layer,
+                                         const qlora__route* route, int64_t e,
+                                         const qlora_tensor* s) {
+    const qlora_model* m = pass->m;
+    int64_t width = m->plan.config.expert_intermediate;
+    int64_t first = route->starts[e];
+    qlora_tensor gate = qlora__experts_some(&layer->kept.routed, first, s->rows, width);
+    qlora_tensor up = gate;
+    up.data = (QLORA__REAL*)gate.data + width;
+    qlora_tensor inner = qlora__window(s, s->rows, 0, width);
+    QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &inner));
+    qlora__rows_scale(pass->ctx, (const QLORA__REAL*)m->work.experts.sorted.data + first, &inner);
+    return QLORA_OK;
+}
+
+// Gate and up -> the output of the branch.
+static qlora_result qlora__experts_out(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__shared_out(pass, layer));
+    qlora__route route = qlora__experts_choose(pass, layer);
+    qlora_tensor sum =
+        qlora__local(pass, qlora__branch_out(m, layer, QLORA__MLP), 0, m->plan.config.hidden);
+    for (int64_t e = 0; e < m->plan.config.experts; e++) {
+        int64_t first = route.starts[e];
+        int64_t rows = route.starts[e + 1] - first;
+        if (rows == 0) {
+            continue;
+        }
+        qlora_linear_desc own = qlora__experts_linear(pass, &layer->experts->linears[2 * e + 1]);
+        int64_t wide = own.in + qlora_linear_pad(&own);
+        qlora_tensor s = qlora__window(&m->work.experts.s, rows, 0, wide);
+        qlora_tensor y = qlora__window(&m->work.experts.y, rows, 0, m->plan.config.hidden);
+        QLORA__TRY(qlora__expert_hidden(pass, layer, &route, e, &s));
+        QLORA__TRY(qlora__experts_forward(pass, pass->math, &own, &s, &y));
+        qlora__rows_spread_add(pass->ctx, &y, route.tokens + first, &sum);
+    }
+    return QLORA_OK;
+}
+
+// The backward pass of the MLP that all tokens use, down to its gate and up in kept.gu, and the
+// gradient of what its own gate multiplies it by, which is kept in m->work.experts.d_gate.
+static qlora_result qlora__shared_out_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    if (layer->layout->groups[QLORA__DOWN].count == 0) {
+        return QLORA_OK;
+    }
+    if (layer->experts->shared_gate.count == 0) {
+        return qlora__gated_out_backward(pass, layer);
+    }
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
+    int64_t width = stack.linear.in;
+    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
+    qlora_tensor s = qlora__local(pass, &m->work.s, 0, width);
+    qlora_tensor x = qlora__local(pass, &m->work.s, 0, width + stack.pad);
+    qlora_tensor ds = qlora__local(pass, &m->work.ds, 0, width);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    QLORA__REAL* factors = (QLORA__REAL*)m->work.experts.weights.data;
+    QLORA__REAL* dots = (QLORA__REAL*)m->work.experts.dw.data;
+    QLORA__TRY(qlora__gated_activation(pass, &gate, &up, &s));
+    qlora__shared_factors(pass, layer, factors);
+    qlora__rows_scale(pass->ctx, factors, &s);
+    QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
+    QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
+    QLORA__TRY(qlora__gated_activation_backward(pass, &ds, &gate, &up, &s));
+    qlora__rows_dot(pass->ctx, &s, &ds, dots);
+    qlora_tensor both = qlora__local(pass, &layer->kept.gu, 0, 2 * width);
+    qlora__rows_scale(pass->ctx, factors, &both);
+    for (int64_t r = 0; r < pass->rows; r++) {
+        double g = (double)factors[r];
+        const qlora_tensor* d = &m->work.experts.d_gate;
+        ((QLORA__REAL*)d->data)[r * d->ld] = (QLORA__REAL)((double)dots[r] * g * (1.0 - g));
+    }
+    return QLORA_OK;
+}
+
+// The backward pass of down and the activation of one expert: dy has the gradients of its rows.
+static qlora_result qlora__expert_out_backward(const qlora__pass* pass, qlora__layer* layer,
+                                               const qlora__route* route, int64_t e) {
+    qlora_model* m = pass->m;
+    const qlora__routed_work* w = &m->work.experts;
+    int64_t width = m->plan.config.expert_intermediate;
+    int64_t first = route->starts[e];
+    int64_t rows = route->starts[e + 1] - first;
+    qlora_linear_desc own = qlora__experts_linear(pass, &layer->experts->linears[2 * e + 1]);
+    int64_t pad = qlora_linear_pad(&own);
+    qlora_tensor from = qlora__layer_d_out(pass, m->plan.config.hidden);
+    qlora_tensor dy = qlora__window(&w->x, rows, 0, m->plan.config.hidden + pad);
+    qlora_tensor inner = qlora__window(&dy, rows, 0, m->plan.config.hidden);
+    qlora_tensor x = qlora__window(&w->s, rows, 0, width + pad);
+    qlora_tensor s = qlora__window(&w->s, rows, 0, width);
+    qlora_tensor ds = qlora__window(&w->ds, rows, 0, width);
+    qlora_tensor gate = qlora__experts_some(&layer->kept.routed, first, rows, width);
+    qlora_tensor up = gate;
+    up.data = (QLORA__REAL*)gate.data + width;
+    qlora_tensor both = gate;
+    both.cols = 2 * width;
+    const QLORA__REAL* weights = (const QLORA__REAL*)w->sorted.data + first;
+    qlora__rows_gather(pass->ctx, &from, route->tokens + first, &inner);
+    QLORA__TRY(qlora__expert_hidden(pass, layer, route, e, &x));
+    QLORA__TRY(qlora__experts_backward(pass, pass->math, &own, &x, &dy, &ds));
+    QLORA__TRY(qlora__gated_activation_backward(pass, &ds, &gate, &up, &s));
+    qlora__rows_dot(pass->ctx, &s, &ds, (QLORA__REAL*)w->dw.data + first);
+    qlora__rows_scale(pass->ctx, weights, &both);
+    return QLORA_OK;
+}
+
+// The gradient of the output of the branch -> those of gate and up, in their places, and of the
+// scores, in m->work.experts.dz.
+static qlora_result qlora__experts_out_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    QLORA__TRY(qlora__shared_out_backward(pass, layer));
+    qlora__route route = qlora__experts_choose(pass, layer);
+    for (int64_t e = 0; e < c->experts; e++) {
+        if (route.starts[e + 1] > route.starts[e]) {
+            QLORA__TRY(qlora__expert_out_backward(pass, layer, &route, e));
+        }
+    }
+    qlora_tensor dz = qlora__window(&m->work.experts.dz, pass->rows, 0, c->experts);
+    qlora__route_backward(pass->ctx, &route, (const QLORA__REAL*)m->work.experts.dw.data, &dz);
+    return QLORA_OK;
+}
+
+// Backward pass of a linear that reads all rows of m->work.x: adds to dx.
+static qlora_result qlora__experts_all_backward(const qlora__pass* pass,
+                                                const qlora_linear_desc* linear,
+                                                const qlora_tensor* dy, const qlora_tensor* dx) {
+    const qlora_model* m = pass->m;
+    const qlora__routed_work* w = &m->work.experts;
+    qlora_linear_desc own = qlora__experts_linear(pass, linear);
+    int64_t pad = qlora_linear_pad(&own);
+    qlora_tensor from = qlora__local(pass, &m->work.x, 0, own.in);
+    qlora_tensor x = qlora__window(&w->x, pass->rows, 0, own.in + pad);
+    qlora_tensor inner = qlora__window(&x, pass->rows, 0, own.in);
+    qlora_tensor d = qlora__window(dy, pass->rows, 0, qlora_linear_out(&own) + pad);
+    qlora_tensor y = qlora__window(&w->y, pass->rows, 0, own.in);
+    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &from, &inner));
+    QLORA__TRY(qlora__experts_backward(pass, m->math, &own, &x, &d, &y));
+    return qlora_add(pass->ctx, dx, &y, dx);
+}
+
+// The gradients of gate and up and of the scores -> that of the residual stream, with that of the
+// MLP that all tokens use: those of the experts are in m->work.d_beside when its backward pass adds
+// them.
+static qlora_result qlora__experts_in_backward(const qlora__pass* pass, qlora__layer* layer,
+                                               const qlora_tensor* h) {
+    qlora_model* m = pass->m;
+    const qlora__experts* experts = layer->experts;
+    const qlora__routed_work* w = &m->work.experts;
+    int64_t width = m->plan.config.hidden;
+    qlora_tensor in = qlora__local(pass, h, 0, width);
+    qlora_tensor inputs = qlora__local(pass, &m->work.x, 0, width);
+    qlora_tensor dx = qlora__slice(pass, &m->work.d_beside, 0, width);
+    QLORA__TRY(qlora__rows_input(pass, &in, qlora__branch_norm(m, layer, QLORA__MLP), &inputs));
+    QLORA__TRY(qlora_fill(pass->ctx, 0.0f, &dx));
+    qlora__route route = qlora__experts_choose(pass, layer);
+    for (int64_t e = 0; e < m->plan.config.experts; e++) {
+        int64_t first = route.starts[e];
+        int64_t rows = route.starts[e + 1] - first;
+        if (rows == 0) {
+            continue;
+        }
+        qlora_linear_desc own = qlora__experts_linear(pass, &experts->linears[2 * e]);
+        int64_t pad = qlora_linear_pad(&own);
+        qlora_tensor x = qlora__window(&w->x, rows, 0, width + pad);
+        qlora_tensor inner = qlora__window(&x, rows, 0, width);
+        qlora_tensor y = qlora__window(&w->y, rows, 0, width);
+        qlora_tensor dy =
+            qlora__experts_some(&layer->kept.routed, first, rows, qlora_linear_out(&own) + pad);
+        qlora__rows_gather(pass->ctx, &inputs, route.tokens + first, &inner);
+        QLORA__TRY(qlora__experts_backward(pass, pass->math, &own, &x, &dy, &y));
+        qlora__rows_spread_add(pass->ctx, &y, route.tokens + first, &dx);
+    }
+    QLORA__TRY(qlora__experts_all_backward(pass, &experts->router, &w->dz, &dx));
+    if (experts->shared_gate.count > 0) {
+        QLORA__TRY(qlora__experts_all_backward(pass, &experts->shared_gate, &w->d_gate, &dx));
+    }
+    if (layer->layout->groups[QLORA__GATE_UP].count > 0) {
+        return qlora__branch_input_backward(pass, layer, QLORA__MLP, &layer->kept.gu, h, true);
+    }
+    qlora_tensor none = qlora__local(pass, &m->work.delta, 0, width);
+    QLORA__TRY(qlora_fill(pass->ctx, 0.0f, &none));
+    return qlora__input_norm_backward(pass, layer, QLORA__MLP, &in, &none);
+}
+
+//@@ src/model/ffns/kinds.h
+
+// ---- the kinds of feed-forward parts ------------------------------------------------------------
+//
+// What the passes through a model call; a new kind is a row here and in plans.h, and a room beside
+// them.
+
+typedef struct qlora__ffn_kind {
+    // m->work.x -> what the backward pass needs, in kept.gu.
+    qlora_result (*in)(const qlora__pass* pass, qlora__layer* layer);
+    // kept.gu -> the output of the branch.
+    qlora_result (*out)(const qlora__pass* pass, qlora__layer* layer);
+    // The gradient of that output -> the one of kept.gu, in its place, and those of the adapters.
+    qlora_result (*out_backward)(const qlora__pass* pass, qlora__layer* layer);
+    // That of kept.gu -> that of the residual stream, of which the branch reads `h`.
+    qlora_result (*in_backward)(const qlora__pass* pass, qlora__layer* layer,
+                                const qlora_tensor* h);
+#ifndef QLORA_NO_CUDA
+    // In a step on the device, from x to the input of down in s.
+    qlora_result (*step)(const qlora_model* m, const qlora__layer* layer);
+#endif
+} qlora__ffn_kind;
+
+// Of kinds that begin with a stack.
+static qlora_result qlora__stack_in_backward(const qlora__pass* pass, qlora__layer* layer,
+                                             const qlora_tensor* h) {
+    return qlora__branch_input_backward(pass, layer, QLORA__MLP, &layer->kept.gu, h, true);
+}
+
+// Indexed by qlora__ffn.
+static const qlora__ffn_kind qlora__ffn_kinds[] = {
+    {qlora__gated_in, qlora__gated_out, QLORA__TRAINS ? qlora__gated_out_backward : NULL,
+     QLORA__TRAINS ? qlora__stack_in_backward : NULL,
+#ifndef QLORA_NO_CUDA
+     QLORA__GENERATES ? qlora__gated_step : NULL
+#endif
+    },
+    {qlora__plain_in, qlora__plain_out, QLORA__TRAINS ? qlora__plain_out_backward : NULL,
+     QLORA__TRAINS ? qlora__stack_in_backward : NULL,
+#ifndef QLORA_NO_CUDA
+     QLORA__GENERATES ? qlora__plain_step : NULL
+#endif
+    },
+    {qlora__experts_in, qlora__experts_out, QLORA__TRAINS ? qlora__experts_out_backward : NULL,
+     QLORA__TRAINS ? qlora__experts_in_backward : NULL,
+#ifndef QLORA_NO_CUDA
+     NULL
+#endif
+    }};
+
+static const qlora__ffn_kind* qlora__ffn_of(const qlora__layer* layer) {
+    return &qlora__ffn_kinds[layer->layout->ffn];
+}
+
+//@@ src/model/forward.h
+
+// ---- forward ------------------------------------------------------------------------------------
+//
+// The forward pass in pieces: begin; then, for each layer, its attention and its MLP. Whole passes,
+// steps in slices and decoding all run these pieces in this order.
+
+// NEFTune adds its noise to what the embedding returns: in transformers, some embeddings scale
+// their rows themselves, and others are scaled afterwards.
+static qlora_result qlora__forward_noise(const qlora__pass* pass, const qlora_tensor* h) {
+    const qlora_model* m = pass->m;
+    bool scaled = (m->arch->has & QLORA__HAS_ROOT_SCALE) != 0;
+    double factor = scaled ? 1.0 : m->plan.config.embedding_scale;
+    const qlora__batch_rows rows = {&m->batch.positions, &m->batch.sequences, &m->batch.seqs,
+                                    &m->batch.dropout};
+    return qlora__noise(pass->ctx, h, &rows, m->neftune * (float)factor);
+}
+
+// Token ids -> the input of layer 0 in m->work.x. With tiles, the input of a stack is computed by
+// the loop over tiles that uses it, everywhere.
+static qlora_result qlora__forward_begin(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
+    qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
+    pass->flow->placed_layer = 0; // adapters may have changed
+    pass->flow->coded = NULL;
+    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u)); // copies of a step that was given up
+    QLORA__TRY(qlora__tokens_place(pass->ctx, m));
+    QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
+    if (c->embedding_scale != 1.0) {
+        QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
+    }
+    if (QLORA__TRAINS && pass->training && m->neftune > 0.0f) {
+        QLORA__TRY(qlora__forward_noise(pass, &h));
+    }
+    return m->plan.tile > 0 ? QLORA_OK : qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
+}
+
+// Whether the input of a layer is copied to the host in this pass. If not all of them fit there,
+// the first layer of a group keeps its input from the forward pass on, and the others have theirs
+// only while the backward pass is in their group. The last group is the first one there.
+static bool qlora__input_leaves(const qlora__pass* pass, int64_t index) {
+    const qlora_model* m = pass->m;
+    int64_t every = qlora__max(m->plan.offload_every, 1);
+    bool head = index % every == 0;
+    bool last = index / every == (m->plan.config.layers - 1) / every;
+    return m->layers[index].away != NULL && (pass->group ? !head : head || last);
+}
+
+// If the input of a layer is offloaded, its copy to the host starts here; nothing waits for it
+// before the memory is needed for the input of the layer after the next.
+static qlora_result qlora__input_away(const qlora__pass* pass, int64_t index) {
+    qlora__layer* layer = &pass->m->layers[index];
+    return pass->training && qlora__input_leaves(pass, index)
+               ? qlora__away_copy(pass->ctx, (int)(index % 2), false, &layer->kept.h, layer->away)
+               : QLORA_OK;
+}
+
+// Gathers the output of attention and the residual stream of the labelled rows.
+static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__layer* layer,
+                                        qlora_tensor* o, qlora_tensor* h) {
+    const qlora_model* m = pass->m;
+    *o = qlora__labelled_o(m, pass->labelled);
+    // Memory that is not in use here, and has room for the stream.
+    const qlora_tensor* room = m->work.gathered.cols > 0 ? &m->work.gathered : &layer->kept.gu;
+    qlora__arena_window(room, 0, pass->rows, m->plan.config.hidden, h);
+    qlora_tensor heads = qlora__window(o, pass->rows, 0, layer->linears[QLORA__O].in);
+    QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));
+    return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
+}
+
+// Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->work.x,
+// gate and up.
+static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    qlora_tensor o = qlora__slice(pass, &layer->kept.o, 0, layer->kept.o.cols);
+    qlora_tensor h = qlora__slice(pass, &layer->kept.h, 0, m->plan.config.hidden);
+    qlora_tensor h2 = qlora__layer_h2(pass, layer);
+    if (pass->gathered) {
+        QLORA__TRY(qlora__layer_gather(pass, layer, &o, &h));
+    }
+    QLORA__TRY(qlora__mixer_of(layer)->out(pass, layer, &o));
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
+    QLORA__TRY(qlora__branch_add(pass, layer, QLORA__ATTENTION, &h, &h2,
+                                 qlora__branch_norm(m, layer, QLORA__MLP), true));
+    return qlora__ffn_of(layer)->in(pass, layer);
+}
+
+// When decoding, several rows at the beginning of a text see only each other. Rows that continue a
+// text see its state, which they are part of already.
+static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
+    qlora__layer* layer = &pass->m->layers[index];
+    const qlora__mixer_kind* kind = qlora__mixer_of(layer);
+    QLORA__TRY(qlora__input_away(pass, index));
+    if (pass->group && layer->keeps_attention) { // its output is there
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__offload_wait(pass, layer));
+    QLORA__TRY(kind->in(pass, layer, false));
+    QLORA__TRY(qlora__offload_begin(pass, layer, QLORA__OFFLOAD_HEADS));
+    bool decoding = QLORA__GENERATES && pass->decoding;
+    if (decoding) {
+        QLORA__TRY(kind->store(pass, index));
+    }
+    if (decoding && (pass->first > 0 || pass->rows == 1)) {
+        return kind->text(pass, index);
+    }
+    QLORA__TRY(kind->mix(pass, layer));
+    return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_ATTENTION);
+}
+
+// Leaves the input of the next layer, or of the head, in m->work.x, unless there are tiles.
+static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    int64_t width = m->plan.config.hidden;
+    qlora__pass after = qlora__pass_after(pass, index);
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < after.rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(&after, at);
+        qlora_tensor h2 = qlora__layer_h2(&tile, layer);
+        qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
+        QLORA__TRY(qlora__layer_middle(&tile, layer));
+        QLORA__TRY(qlora__ffn_of(layer)->out(&tile, layer));
+        // The copy of the input before that of this layer, which was in the same memory.
+        QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
+        QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__GATE_UP)); // z in x
+        QLORA__TRY(qlora__branch_add(&tile, layer, QLORA__MLP, &h2, &next,
+                                     qlora__norm_before(m, index + 1), m->plan.tile == 0));
+    }
+    return QLORA_OK;
+}
+
+// Token ids -> the output of the final norm in m->work.x.
+static qlora_result qlora__forward(const qlora__pass* pass) {
+    qlora_ctx* ctx = pass->ctx;
+    size_t scratch = qlora__scratch_mark(ctx);
+    QLORA__TRY(qlora__forward_begin(pass));
+    for (int64_t l = 0; l < pass->m->plan.config.layers; l++) {
+        if (pass->dry && pass->m->layers[l].like_another) {
+            continue;
+        }
+        QLORA__TRY(qlora__forward_attention(pass, l));
+        QLORA__TRY(qlora__forward_mlp(pass, l));
+        qlora__scratch_release(ctx, scratch);
+    }
+    return QLORA_OK;
+}
+
+//@@ src/model/head.h
+
+// ---- head ---------------------------------------------------------------------------------------
+
+// logits = x head^T / divisor, or, backward, dx = dlogits head / divisor.
+static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
+                                        const qlora_tensor* from, const qlora_tensor* to) {
+    const qlora_model* m = pass->m;
+    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    if (m->base.head_is_nf4) {
+        // No weights of a layer are needed until the next layer begins.
+        const qlora__coded_way way = {pass->math, backward, 0, alpha, &m->work.operand};
+        QLORA__TRY(qlora__operand_wait(pass));
+        size_t before = qlora__scratch_mark(pass->ctx);
+        qlora_result r = qlora__nf4_multiply(pass->ctx, &way, from, &m->base.head_nf4, to);
+        qlora__scratch_release(pass->ctx, before);
+        return r;
+    }
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_b = !backward;
+    gemm.alpha = alpha;
+    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, qlora__head_table(m), to);
+}
+
+// The gradient of a trained head: of the matrix, or of some rows of it. The gradients of the logits
+// and the rows that they belong to are in m->work.logits and m->work.rows_x.
+static qlora_result qlora__head_gradients(const qlora__pass* pass) {
+    const qlora_model* m = pass->m;
+    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    if (m->tables.saved_head || m->tables.saved_tied) {
+        return qlora__linear_gemm(pass->ctx, pass->math, QLORA__LINEAR_GRADIENT, alpha, 1.0f,
+                                  &m->work.logits, &m->work.rows_x,
+                                  m->tables.saved_head ? &m->tables.d_head : &m->tables.d_embed);
+    }
+    return qlora__head_gradient(
+        pass->ctx, &m->work.logits, &m->work.rows_x, &m->tables.token_rows, alpha,
+        m->tables.head_rows ? &m->tables.d_head_tokens : &m->tables.d_tokens);
+}
+
+// Losses of a chunk whose first labelled row is number `first`: the rows of each adapter have their
+// own scale and their own sums. The rows after the last label have none.
+static qlora_result qlora__head_runs(const qlora__pass* pass, int64_t first,
+                                     const qlora_cross_entropy_desc* all) {
+    qlora_model* m = pass->m;
+    int64_t count = all->logits->rows;
+    for (int64_t i = 0; i <= m->work.run_count; i++) {
+        bool rest = i == m->work.run_count;
+        const qlora__owned_rows* run = &m->work.runs[rest ? i - 1 : i];
+        int64_t from = qlora__max((rest ? run->label_end : run->label) - first, 0);
+        int64_t to = rest ? count : qlora__min(run->label_end - first, count);
+        if (from >= to) {
+            continue;
+        }
+        qlora_cross_entropy_desc args = *all;
+        qlora_tensor logits =
+            qlora__window(all->logits, to - from, from * all->logits->ld, all->logits->cols);
+        qlora_tensor labels = qlora__window(all->labels, 1, from, to - from);
+        qlora_tensor weights = qlora__window(all->weights, 1, from, to - from);
+        qlora_tensor losses = qlora__window(all->losses, 1, from, to - from);
+        qlora_tensor scale = qlora__window(all->scale, 1, run->adapter, 1);
+        const qlora_tensor* sums =
+            run->adapter == m->adapter ? &m->totals : &m->owns[run->adapter].totals;
+        qlora_tensor totals = qlora__window(sums, 1, 0, 3);
+        args.logits = &logits;
+        args.labels = &labels;
+        args.weights = &weights;
+        args.losses = &losses;
+        args.scale = &scale;
+        args.total = rest ? NULL : &totals;
+        QLORA__TRY(qlora_cross_entropy(pass->ctx, &args));
+    }
+    return QLORA_OK;
+}
+
+// The same for adapters that stand side by side, of all rows at once.
+static qlora_result qlora__head_owned(const qlora__pass* pass, int64_t first,
+                                      const qlora_cross_entropy_desc* all) {
+    qlora_model* m = pass->m;
+    qlora_cross_entropy_desc args = *all;
+    qlora_tensor claims = qlora__window(&m->batch.claims, 1, first, all->logits->rows);
+    const qlora_tensor* sums = m->adapter == 0 ? &m->totals : &m->owns[0].totals;
+    qlora_tensor totals = qlora__window(sums, 1, 0, 3);
+    const qlora__loss_owners owners = {&claims, m->adapters, QLORA__TOTALS_STRIDE};
+    args.total = &totals;
+    QLORA__ENTER(pass->ctx, "qlora_cross_entropy"); // frees the scratch on return
+    return qlora__leave(pass->ctx, qlora__cross_entropy(pass->ctx, &args, &owners));
+}
+
+// Chunk i of the labelled rows, from the output of the final norm, which may have only those. With
+// tiles, only the rows of the chunk are normalised.
+static qlora_result qlora__head_gather(const qlora__pass* pass, int64_t i) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t C = m->plan.head_chunk;
+    bool tiled = m->plan.tile > 0;
+    if (pass->labelled > 0) {
+        int64_t rows = qlora__min(C, pass->labelled - i * C);
+        qlora_tensor some = qlora__window(&m->work.x, rows, i * C * m->work.x.ld, c->hidden);
+        qlora_tensor copy = qlora__window(&m->work.rows_x, rows, 0, c->hidden);
+        if (rows < C) { // the others have no label
+            QLORA__TRY(qlora__tensor_zero(pass->ctx, &m->work.rows_x));
+        }
+        return qlora_scale(pass->ctx, 1.0f, &some, &copy);
+    }
+    qlora_tensor x = qlora__window(tiled ? &m->work.last_h : &m->work.x, pass->rows, 0, c->hidden);
+    qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
+    QLORA__TRY(qlora_embed(pass->ctx, &x, &rows, &m->work.rows_x, &m->flag));
+    return tiled ? qlora__stream_norm(pass, &m->work.rows_x, &m->base.final_norm, &m->work.rows_x)
+                 : QLORA_OK;
+}
+
+// Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
+// to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
+static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
+                                      const qlora_tensor* totals, bool gradient) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t C = m->plan.head_chunk;
+    qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
+    qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
+    qlora_tensor losses = qlora__window(&m->work.losses, 1, i * C, C);
+    pass->flow->placed_layer = 0;             // the logits are in the memory of the operand
+    QLORA__TRY(qlora__beside_wait(ctx, ~0u)); // z of the last layer is in that of s
+    QLORA__TRY(qlora__head_gather(pass, i));
+    QLORA__TRY(qlora__head_product(pass, false, &m->work.rows_x, &m->work.logits));
+    qlora_cross_entropy_desc args;
+    memset(&args, 0, sizeof args);
+    args.logits = &m->work.logits;
+    args.labels = &labels;
+    args.weights = &weights;
+    qlora_tensor scale = qlora__window(&m->batch.scale, 1, 0, 1);
+    args.scale = gradient && qlora__pass_is_shared(pass) ? &m->batch.scale : &scale;
+    args.losses = &losses;
+    args.total = totals;
+    args.flag = &m->flag;
+    args.forward_only = !gradient;
+    args.cap = (float)c->logits_cap;
+    bool own = QLORA__TRAINS && gradient;
+    QLORA__TRY(own && qlora__pass_is_wide(pass)    ? qlora__head_owned(pass, i * C, &args)
+               : own && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
+                                                   : qlora_cross_entropy(ctx, &args));
+    if (QLORA__TRAINS && gradient) {
+        qlora_tensor dx = m->work.rows_dx;
+        dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
+        dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
+        dx.rows = C;
+        QLORA__TRY(qlora__head_product(pass, true, &m->work.logits, &dx));
+        if (qlora__trains_head(m)) {
+            QLORA__TRY(qlora__head_gradients(pass));
+        }
+    }
+    return QLORA_OK;
+}
+
+// Copies the gradients of the labelled rows to their tokens in m->work.delta; other tokens get
+// zero.
+static qlora_result qlora__head_spread(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, pass->row, pass->rows);
+    qlora_tensor dx = qlora__window(&m->work.delta, pass->rows, 0, m->plan.config.hidden);
+    return qlora_embed(pass->ctx, &m->work.rows_dx, &inverse, &dx, &m->flag);
+}
+
+// Zeroes the row of tokens without a label: the memory has had another use since.
+static qlora_result qlora__head_clear(const qlora__pass* pass) {
+    const qlora_tensor* all = &pass->m->work.rows_dx;
+    qlora_tensor row = qlora__window(all, 1, (all->rows - 1) * all->ld, all->cols);
+    return qlora__tensor_zero(pass->ctx, &row);
+}
+
+static qlora_result qlora__head_end(const qlora__pass* pass) {
+    if (pass->m->plan.tile > 0 || pass->labelled > 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__head_clear(pass));
+    return qlora__head_spread(pass);
+}
+
+static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
+                                bool gradient) {
+    for (int64_t i = 0; i < chunks; i++) {
+        QLORA__TRY(qlora__head_chunk(pass, i, totals, gradient));
+    }
+    return QLORA__TRAINS && gradient ? qlora__head_end(pass) : QLORA_OK;
+}
+
+// Computes the logits of some rows of the pass, into the first rows of m->work.logits.
+static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, int64_t rows) {
+    qlora_model* m = pass->m;
+    qlora_tensor x;
+    const qlora_tensor* from = m->plan.tile > 0 ? &m->work.last_h : &m->work.x;
+    QLORA__TRY(qlora__tensor_view(pass->ctx, from, first, rows, 0, m->plan.config.hidden, &x));
+    if (m->plan.tile > 0) {
+        qlora_tensor h = x;
+        x = qlora__window(&m->work.rows_x, rows, 0, m->plan.config.hidden);
+        QLORA__TRY(qlora__stream_norm(pass, &h, &m->base.final_norm, &x));
+    }
+    qlora_tensor logits = qlora__window(&m->work.logits, rows, 0, m->plan.config.vocab);
+    pass->flow->placed_layer = 0; // the logits may be where the operands were
+    QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
+    float cap = (float)m->plan.config.logits_cap;
+    return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;
+}
+
+//@@ src/model/backward.h
+
+// ---- backward -----------------------------------------------------------------------------------
+//
+// The gradient of the residual stream passes through the layers on the main stream. The gradients
+// of the adapters (their inputs normalised again, z, dA, dB) do not affect it, so they run in
+// parallel, on the second stream; the work of stack g uses slot g. A buffer that the second stream
+// reads must not be overwritten before it has been read:
+//
+//   buffer                    read for               overwritten by
+//   d_out and last columns    down and o             the next norm; if it is not dh itself, the
+//                                                    gradient of the next output
+//   dqkv                      qkv                    the attention of the next layer
+//   output of attention       o                      recomputation of a layer; that of labelled
+//                                                    rows (qlora__labelled_o), their way back
+//   s                         down                   d_o, and ds of the next layer, after that norm
+//   x                         written there as well  recomputation; with DoRA, the next stack
+//   gradients of gate and up  gate_up                recomputation of a layer
+//   parts of sums             dA of down, dB of      the activation of the next layer, after that
+//                             gate and up            norm
+//   rstd                      dA of qkv, gate_up     the norm of the next layer
+//   the shared operand        z that was not kept    placing other weights: qlora__operand_wait
+//   last columns of x and s   keeping z, forward     the next norm; z of the next layer; the head
+//
+// The main stream uses some memory for one thing after another (qlora__layout_x and _overlaid):
+//
+//   x, while the head begins | gradients of its rows, until dh is there | x
+//   rows and logits of the head | s for the MLP, d_o for attention, operand, delta, dh and others
+
+// Recomputes the activations after attention: everything except down_proj, unless the backward pass
+// of a norm needs its output.
+static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer* layer) {
+    QLORA__TRY(qlora__layer_middle(pass, layer));
+    if (!qlora__has_norm(pass->m, QLORA__NORM_MLP_OUT)) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__ffn_of(layer)->out(pass, layer));
+    return qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN); // z in s
+}
+
+// Recomputes the activations that a layer did not keep; with tiles, only up to attention. The
+// attention of a long sequence takes as long as all products of its layer, and its output is as
+// small as the layer's input, so that is kept first where there is memory. after: the pass after
+// attention.
+static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pass* after,
+                                       qlora__layer* layer) {
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+    if (!layer->keeps_heads) {
+        QLORA__TRY(qlora__mixer_of(layer)->in(pass, layer, true));
+    }
+    if (!layer->keeps_attention) {
+        QLORA__TRY(qlora__mixer_of(layer)->mix(pass, layer));
+    }
+    return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(after, layer);
+}
+
+// Backward pass of o_proj of the last layer if it has only the labelled rows after attention: their
+// gradients go back to their tokens, those of the output of attention, in m->work.d_o, and of the
+// residual stream, in m->work.dh.
+static qlora_result qlora__backward_labelled(const qlora__pass* pass, int64_t index) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    qlora__pass after = qlora__pass_after(pass, index);
+    QLORA__TRY(qlora__mixer_of(layer)->out_backward(&after, layer));
+    // It still reads dh, and the output of attention in dqkv.
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__O));
+    qlora_tensor d_o = qlora__window(&m->work.d_o, pass->rows, 0, layer->linears[QLORA__O].in);
+    qlora_tensor dh = qlora__window(&m->work.dh, pass->rows, 0, m->plan.config.hidden);
+    QLORA__TRY(qlora__labelled_spread(ctx, m, pass->labelled, &m->work.dqkv, &d_o));
+    return qlora__labelled_spread(ctx, m, pass->labelled, &m->work.delta, &dh);
+}
+
+// The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
+// the first, its MLP and its attention; then end.
+
+// If the last layer has only the labelled rows after attention: gradient of the final norm's output
+// in m->work.rows_dx -> gradient of the residual stream in the first rows of m->work.dh. The head
+// has not written the rows that fill up the number of chunks.
+static qlora_result qlora__backward_begin_labelled(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.hidden;
+    int64_t end = pass->chunks * m->plan.head_chunk;
+    qlora_tensor dx;
+    qlora__arena_window(&m->work.rows_dx, 0, pass->labelled, width, &dx);
+    if (end < pass->labelled) {
+        qlora_tensor rest;
+        qlora__arena_window(&m->work.rows_dx, end * width, pass->labelled - end, width, &rest);
+        QLORA__TRY(qlora__tensor_zero(pass->ctx, &rest));
+    }
+    qlora_tensor h = qlora__window(&m->work.last_h, pass->labelled, 0, width);
+    qlora_tensor dh = qlora__window(&m->work.dh, pass->labelled, 0, width);
+    return qlora__final_norm_backward(pass, &dx, &h, &dh);
+}
+
+// Gradient of the final norm's output in m->work.delta -> gradient of the residual stream in
+// m->work.dh. With tiles, that of the output comes from the labelled rows here, and not from
+// qlora__head_end.
+static qlora_result qlora__backward_begin(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.hidden;
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // z of the last layer, in s
+    if (pass->labelled > 0) {
+        return qlora__backward_begin_labelled(pass);
+    }
+    if (m->plan.tile > 0) {
+        QLORA__TRY(qlora__head_clear(pass));
+    }
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        qlora_tensor dx = qlora__window(&m->work.delta, tile.rows, 0, width);
+        qlora_tensor h = qlora__slice(&tile, &m->work.last_h, 0, width);
+        qlora_tensor dh = qlora__slice(&tile, &m->work.dh, 0, width);
+        if (m->plan.tile > 0) {
+            QLORA__TRY(qlora__head_spread(&tile));
+        }
+        QLORA__TRY(qlora__final_norm_backward(pass, &dx, &h, &dh));
+    }
+    return QLORA_OK;
+}
+
+// Waits for the input of a layer if it is offloaded, and starts the copies of that of the one below
+// it, and of what it keeps of attention, in the memory of the one above, which is no longer needed.
+static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__away_wait(pass->ctx, 1u << index % 2));
+    if (index == 0 || m->layers[index - 1].away == NULL) {
+        return QLORA_OK;
+    }
+    qlora__layer* below = &m->layers[index - 1];
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
+    QLORA__TRY(
+        qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away));
+    return qlora__offload_back(pass, below);
+}
+
+// Whether the backward pass enters a group of layers of which only the first has its input on the
+// host: at its last layer, unless it is the last group.
+static bool qlora__group_begins(const qlora_model* m, int64_t index) {
+    int64_t every = m->plan.offload_every;
+    return m->plan.offloaded_layers > 0 && every > 1 && index % every == every - 1 &&
+           index / every != (m->plan.config.layers - 1) / every;
+}
+
+// Computes the inputs of the layers of a group once more, from that of its first layer up to that
+// of its last one, number `top`. The same operations on the same numbers give the same bits. Of the
+// layer above, nothing is needed any more but the gradient of the residual stream.
+static qlora_result qlora__group_again(const qlora__pass* pass, int64_t top) {
+    qlora_model* m = pass->m;
+    int64_t first = top - top % m->plan.offload_every;
+    qlora__layer* layer = &m->layers[first];
+    qlora__pass again = *pass;
+    again.group = true;
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u));
+    QLORA__TRY(
+        qlora__away_copy(pass->ctx, (int)(first % 2), true, &layer->kept.h, layer->away));
+    QLORA__TRY(qlora__away_wait(pass->ctx, 1u << first % 2));
+    if (m->plan.tile == 0) {
+        qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, m->plan.config.hidden);
+        QLORA__TRY(qlora__layer_input(&again, &h, qlora__norm_before(m, first)));
+    }
+    size_t scratch = qlora__scratch_mark(pass->ctx);
+    for (int64_t l = first; l < top; l++) {
+        QLORA__TRY(qlora__forward_attention(&again, l));
+        QLORA__TRY(qlora__forward_mlp(&again, l));
+        qlora__scratch_release(pass->ctx, scratch);
+    }
+    return QLORA_OK;
+}
+
+// With tiles, everything between attention and the end of the layer is done for one tile before the
+// next: first what was not kept, then its gradients down to the output of attention.
+static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    bool tiled = m->plan.tile > 0;
+    qlora__pass after = qlora__pass_after(pass, index);
+    if (qlora__group_begins(m, index)) {
+        QLORA__TRY(qlora__group_again(pass, index));
+    }
+    QLORA__TRY(qlora__input_back(pass, index));
+    if (layer->recompute) {
+        QLORA__TRY(qlora__offload_wait(pass, layer));
+        QLORA__TRY(qlora__layer_again(pass, &after, layer));
+    }
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < after.rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(&after, at);
+        if (tiled) {
+            QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it uses the memory of a tile
+            QLORA__TRY(qlora__layer_again_mlp(&tile, layer));
+        }
+        qlora_tensor h = qlora__mlp_stream(&tile, layer);
+        QLORA__TRY(qlora__branch_out_backward(&tile, layer, QLORA__MLP));
+        QLORA__TRY(qlora__ffn_of(layer)->out_backward(&tile, layer));
+        QLORA__TRY(qlora__ffn_of(layer)->in_backward(&tile, layer, &h));
+        if (tiled) {
+            QLORA__TRY(qlora__mixer_of(layer)->out_backward(&tile, layer));
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    const qlora__mixer_kind* kind = qlora__mixer_of(layer);
+    bool tiled = m->plan.tile > 0;
+    bool gathered = qlora__pass_after(pass, index).gathered;
+    QLORA__TRY(qlora__offload_next(pass, layer));
+    if (gathered) {
+        QLORA__TRY(qlora__backward_labelled(pass, index));
+    } else if (!tiled) {
+        QLORA__TRY(kind->out_backward(pass, layer));
+    }
+    QLORA__TRY(kind->mix_backward(pass, layer));
+    // Below layer 0, at most its norm and the embedding are trained.
+    bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
+        qlora_tensor dy = qlora__slice(&tile, &m->work.dqkv, 0, m->work.dqkv.cols);
+        if (tiled) {
+            QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+        }
+        QLORA__TRY(kind->in_backward(&tile, layer));
+        QLORA__TRY(
+            qlora__branch_input_backward(&tile, layer, QLORA__ATTENTION, &dy, &h, below));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__backward_end(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u));
+    if (!qlora__trains_embedding(m)) {
+        return QLORA_OK;
+    }
+    qlora_tensor dh = qlora__window(&m->work.dh, pass->rows, 0, m->plan.config.hidden);
+    qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
+    return qlora__embed_gradient(pass->ctx, &dh, &ids,
+                                 m->tables.saved_embed ? NULL : &m->tables.token_rows,
+                                 (float)m->plan.config.embedding_scale,
+                                 m->tables.saved_embed ? &m->tables.d_embed : &m->tables.d_tokens);
+}
+
+static qlora_result qlora__backward(const qlora__pass* pass) {
+    QLORA__TRY(qlora__backward_begin(pass));
+    for (int64_t l = pass->m->plan.config.layers - 1; l >= 0; l--) {
+        if (pass->dry && pass->m->layers[l].like_another) {
+            continue;
+        }
+        QLORA__TRY(qlora__backward_mlp(pass, l));
+        QLORA__TRY(qlora__backward_attention(pass, l));
+    }
+    return qlora__backward_end(pass);
+}
 
 //@@ src/model/step_layers.h
 
@@ -47290,7 +47692,11 @@ static bool qlora__decode_layer_of(const qlora_model* m, int64_t index, qlora__d
         }
         fits = fits && qlora__decode_layers_take(p, linear->parts[0].nf4 != NULL);
     }
-    to->attention = qlora__decode_attention_of(m, index);
+    const qlora__mixer_kind* mixer = qlora__mixer_of(layer);
+    fits = fits && mixer->layers != NULL;
+    if (fits) {
+        to->attention = mixer->layers(m, index);
+    }
     return fits;
 }
 
@@ -47497,25 +47903,15 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     return qlora__decode_multiply(m, m->base.head_is_nf4, false, &p);
 }
 
-// The activation of gate and up, or of up, in s; that of a gate comes with the product.
-static qlora_result qlora__decode_hidden(qlora_model* m, qlora__layer* layer) {
-    const qlora__decode* d = &m->decode;
-    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &d->x, &d->s));
-    return layer->layout->ffn == QLORA__FFN_PLAIN ? qlora__relu2_forward(m->ctx, &d->s, &d->s)
-                                                  : QLORA_OK;
-}
-
 // A branch, from its input in x to its output in y.
 static qlora_result qlora__decode_branch(qlora_model* m, int64_t l, int branch) {
     const qlora__decode* d = &m->decode;
     qlora__layer* layer = &m->layers[l];
-    if (branch == QLORA__MLP) {
-        QLORA__TRY(qlora__decode_hidden(m, layer));
-        return qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y);
+    if (branch == QLORA__ATTENTION) {
+        return qlora__mixer_of(layer)->step(m, l);
     }
-    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__QKV, &d->x, &d->qkv));
-    QLORA__TRY(qlora__decode_attention_run(m, l));
-    return qlora__decode_product_run(m, layer, QLORA__O, &d->o, &d->y);
+    QLORA__TRY(qlora__ffn_of(layer)->step(m, layer));
+    return qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y);
 }
 
 // What the norm after a branch needs.
@@ -47540,7 +47936,7 @@ static qlora_result qlora__decode_beside(qlora_model* m, int64_t l, qlora__decod
     again.again = true;
     again.next = &layer->linears[QLORA__GATE_UP];
     QLORA__TRY(qlora__decode_norm_run(m, &again));
-    QLORA__TRY(qlora__decode_hidden(m, layer));
+    QLORA__TRY(qlora__ffn_of(layer)->step(m, layer));
     qlora__decode_after(m, layer, QLORA__ATTENTION, b);
     b->next = NULL;
     QLORA__TRY(qlora__decode_norm_run(m, b));
@@ -47816,7 +48212,7 @@ static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
         qlora__arena own;
         own.ctx = m->ctx;
         own.base = (char*)m->work.operand.data +
-                   (size_t)m->flow.operand_at[group] * qlora_dtype_bytes(m->work.operand.dtype);
+                   (size_t)m->work.operand_at[group] * qlora_dtype_bytes(m->work.operand.dtype);
         own.used = 0;
         qlora__layout_fp8(&own, m, layer, group);
     }
@@ -47853,7 +48249,7 @@ static void qlora__model_operands(qlora_model* m) {
             bool needed = any_coded && (layer->cached || !qlora__model_reads_weights(m));
             linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
-                qlora__arena_window(&m->work.operand, m->flow.operand_at[g],
+                qlora__arena_window(&m->work.operand, m->work.operand_at[g],
                                     qlora_linear_out(linear) + layer->pads[g],
                                     linear->in + layer->pads[g], &layer->operands[g]);
             }
@@ -48028,13 +48424,12 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
         need |= qlora__decode_has_shared(m) ? QLORA__NEED_LAYERS : 0;
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
-        need |= qlora__has_gated(m) ? QLORA__NEED_GATED : 0;
         need |= c->logits_cap > 0.0 ? QLORA__NEED_CAP : 0;
         need |= m->base.head_is_nf4 ? QLORA__NEED_HEAD_NF4 : 0;
         need |= qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0;
         need |= (m->arch->has & QLORA__HAS_MEAN_NORM) != 0 ? QLORA__NEED_MEAN_NORM : 0;
         for (int64_t l = 0; l < c->layers; l++) {
-            need |= m->layers[l].layout->ffn == QLORA__FFN_PLAIN ? QLORA__NEED_RELU2 : 0;
+            need |= qlora__ffn_plan_of(&m->layers[l])->needs(m, &m->layers[l]);
         }
         // What several adapters run depends on the batch, not on the model alone.
         need |= qlora__has_several(m) || m->dora ? QLORA__NEED_ANY : 0;
@@ -49775,7 +50170,7 @@ qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
 // ---- GGUF ---------------------------------------------------------------------------------------
 
 // GGUF has other names and shapes for experts.
-static qlora_result qlora__experts_no_gguf(qlora_ctx* ctx, const qlora_model* m) {
+static qlora_result qlora__mixture_no_gguf(qlora_ctx* ctx, const qlora_model* m) {
     return m->plan.config.experts == 0
                ? QLORA_OK
                : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
@@ -49857,7 +50252,7 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
 
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
-    QLORA__TRY(qlora__experts_no_gguf(ctx, m));
+    QLORA__TRY(qlora__mixture_no_gguf(ctx, m));
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
     if (m->dora || m->desc.train_norms || m->tables.saved_embed || m->tables.saved_head ||
         m->tables.token_count > 0) {
@@ -51945,7 +52340,7 @@ static qlora_result qlora__merge_check(const qlora__merge* g, const char* path) 
 // The whole export.
 static qlora_result qlora__merge_gguf(qlora__merge* g, const char* path,
                                       const qlora__gguf_type* type) {
-    QLORA__TRY(qlora__experts_no_gguf(g->ctx, g->m));
+    QLORA__TRY(qlora__mixture_no_gguf(g->ctx, g->m));
     qlora_ctx* ctx = g->ctx;
     qlora__merge_file f;
     memset(&f, 0, sizeof f);
@@ -52041,12 +52436,12 @@ static void qlora__merge_put_sizes(qlora__merge_config* f) {
     }
     bool mean = (f->arch->has & QLORA__HAS_MEAN_NORM) != 0;
     bool gelu = (f->arch->has & QLORA__HAS_GELU) != 0;
-    bool plain = qlora__arch_first(f->arch)->ffn == QLORA__FFN_PLAIN;
+    const char* own = qlora__ffn_plans[qlora__arch_first(f->arch)->ffn].activation;
     qlora__merge_put_number(f, mean ? "layer_norm_eps" : "rms_norm_eps", c->rms_eps);
     qlora__json_write_string(&f->w, "hidden_act",
-                             plain  ? "relu2"
-                             : gelu ? "gelu_pytorch_tanh"
-                                    : "silu");
+                             own != NULL ? own
+                             : gelu      ? "gelu_pytorch_tanh"
+                                         : "silu");
     if (gelu) {
         qlora__json_write_string(&f->w, "hidden_activation", "gelu_pytorch_tanh");
     }
@@ -59297,4 +59692,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 969348796475967d
+//@@ end d46886f2b36fa684

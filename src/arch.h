@@ -91,11 +91,18 @@ typedef struct qlora__projection_row {
 
 #define QLORA__PROJECTIONS 7 // at most, per layer
 
+// The kinds of mixers, the parts in which tokens look at each other.
+typedef enum qlora__mixer {
+    QLORA__MIXER_SOFTMAX, // o(softmax attention of q, k and v)
+    QLORA__MIXERS
+} qlora__mixer;
+
 // The kinds of feed-forward parts.
 typedef enum qlora__ffn {
-    QLORA__FFN_GATED,  // down(act(gate) up)
-    QLORA__FFN_PLAIN,  // down(relu(up)^2); up is the stack QLORA__GATE_UP
-    QLORA__FFN_EXPERTS // such MLPs that a router chooses from, and one for all tokens or none
+    QLORA__FFN_GATED,   // down(act(gate) up)
+    QLORA__FFN_PLAIN,   // down(relu(up)^2); up is the stack QLORA__GATE_UP
+    QLORA__FFN_EXPERTS, // such MLPs that a router chooses from, and one for all tokens or none
+    QLORA__FFNS
 } qlora__ffn;
 
 // What a router makes of its scores.
@@ -129,6 +136,7 @@ typedef struct qlora__expert_rows {
 
 // The projections of a layer, stack by stack.
 typedef struct qlora__layout {
+    qlora__mixer mixer;
     qlora__ffn ffn;
     const qlora__expert_rows* experts; // NULL unless ffn is QLORA__FFN_EXPERTS
     int count;
@@ -160,7 +168,7 @@ typedef struct qlora__layout {
 #define QLORA__ROW_NONE \
     {0, 0, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_HIDDEN, QLORA__BIAS_MLP, false, NULL, NULL, NULL}
 
-static const qlora__layout qlora__layout_seven = {QLORA__FFN_GATED, NULL, 7,
+static const qlora__layout qlora__layout_seven = {QLORA__MIXER_SOFTMAX, QLORA__FFN_GATED, NULL, 7,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_MLP(4, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
                     "mlp.gate_proj", "ffn_gate", NULL),
@@ -169,25 +177,26 @@ static const qlora__layout qlora__layout_seven = {QLORA__FFN_GATED, NULL, 7,
      QLORA__ROW_DOWN("mlp.down_proj")},
     {{0, 3}, {3, 1}, {4, 2}, {6, 1}}};
 // Phi 3: q, k and v in one matrix, gate and up in another.
-static const qlora__layout qlora__layout_fused = {QLORA__FFN_GATED, NULL, 4,
+static const qlora__layout qlora__layout_fused = {QLORA__MIXER_SOFTMAX, QLORA__FFN_GATED, NULL, 4,
     {{7, QLORA__QKV, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_QKV, QLORA__BIAS_QKV, false,
       "self_attn.qkv_proj", "attn_qkv", NULL},
      QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
      QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE, QLORA__ROW_NONE, QLORA__ROW_NONE},
     {{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
 // GLM: only gate and up in one matrix.
-static const qlora__layout qlora__layout_gate_up = {QLORA__FFN_GATED, NULL, 6,
+static const qlora__layout qlora__layout_gate_up = {QLORA__MIXER_SOFTMAX, QLORA__FFN_GATED, NULL, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O, QLORA__ROW_GATE_UP("mlp.gate_up_proj", "ffn_up", NULL),
      QLORA__ROW_DOWN("mlp.down_proj"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // Granite 4: the same under the names of its shared MLP; GGUF files split the matrix.
-static const qlora__layout qlora__layout_shared_mlp = {QLORA__FFN_GATED, NULL, 6,
+static const qlora__layout qlora__layout_shared_mlp = {
+    QLORA__MIXER_SOFTMAX, QLORA__FFN_GATED, NULL, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_GATE_UP("shared_mlp.input_linear", "ffn_gate", "ffn_up"),
      QLORA__ROW_DOWN("shared_mlp.output_linear"), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 // Arcee: no gate.
-static const qlora__layout qlora__layout_plain = {QLORA__FFN_PLAIN, NULL, 6,
+static const qlora__layout qlora__layout_plain = {QLORA__MIXER_SOFTMAX, QLORA__FFN_PLAIN, NULL, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_MLP(5, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_MLP,
                     "mlp.up_proj", "ffn_up", NULL),
@@ -252,13 +261,13 @@ static const qlora__expert_rows qlora__experts_granite = {
      {{NULL, NULL}, 0}}};
 
 static const qlora__layout qlora__layout_moe = {
-    QLORA__FFN_EXPERTS, &qlora__experts_softmax, QLORA__ATTENTION_ONLY};
+    QLORA__MIXER_SOFTMAX, QLORA__FFN_EXPERTS, &qlora__experts_softmax, QLORA__ATTENTION_ONLY};
 static const qlora__layout qlora__layout_mixtral = {
-    QLORA__FFN_EXPERTS, &qlora__experts_mixtral, QLORA__ATTENTION_ONLY};
+    QLORA__MIXER_SOFTMAX, QLORA__FFN_EXPERTS, &qlora__experts_mixtral, QLORA__ATTENTION_ONLY};
 static const qlora__layout qlora__layout_granite_moe = {
-    QLORA__FFN_EXPERTS, &qlora__experts_granite, QLORA__ATTENTION_ONLY};
+    QLORA__MIXER_SOFTMAX, QLORA__FFN_EXPERTS, &qlora__experts_granite, QLORA__ATTENTION_ONLY};
 static const qlora__layout qlora__layout_granite4_moe = {
-    QLORA__FFN_EXPERTS, &qlora__experts_granite, 6,
+    QLORA__MIXER_SOFTMAX, QLORA__FFN_EXPERTS, &qlora__experts_granite, 6,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROW_MLP(8, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_SHARED_GATE_UP,
                     "shared_mlp.input_linear", "ffn_gate_shexp", "ffn_up_shexp"),
@@ -266,13 +275,13 @@ static const qlora__layout qlora__layout_granite4_moe = {
                     "shared_mlp.output_linear", "ffn_down_shexp", NULL), QLORA__ROW_NONE},
     {{0, 3}, {3, 1}, {4, 1}, {5, 1}}};
 static const qlora__layout qlora__layout_qwen2_moe = {
-    QLORA__FFN_EXPERTS, &qlora__experts_gated_mlp, 7,
+    QLORA__MIXER_SOFTMAX, QLORA__FFN_EXPERTS, &qlora__experts_gated_mlp, 7,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROWS_SHARED("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj",
                         "mlp.shared_expert.down_proj")},
     {{0, 3}, {3, 1}, {4, 2}, {6, 1}}};
 static const qlora__layout qlora__layout_glm4_moe = {
-    QLORA__FFN_EXPERTS, &qlora__experts_sigmoid, 7,
+    QLORA__MIXER_SOFTMAX, QLORA__FFN_EXPERTS, &qlora__experts_sigmoid, 7,
     {QLORA__ROWS_QKV, QLORA__ROW_O,
      QLORA__ROWS_SHARED("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj",
                         "mlp.shared_experts.down_proj")},

@@ -63,12 +63,12 @@ static void qlora__merge_put_sizes(qlora__merge_config* f) {
     }
     bool mean = (f->arch->has & QLORA__HAS_MEAN_NORM) != 0;
     bool gelu = (f->arch->has & QLORA__HAS_GELU) != 0;
-    bool plain = qlora__arch_first(f->arch)->ffn == QLORA__FFN_PLAIN;
+    const char* own = qlora__ffn_plans[qlora__arch_first(f->arch)->ffn].activation;
     qlora__merge_put_number(f, mean ? "layer_norm_eps" : "rms_norm_eps", c->rms_eps);
     qlora__json_write_string(&f->w, "hidden_act",
-                             plain  ? "relu2"
-                             : gelu ? "gelu_pytorch_tanh"
-                                    : "silu");
+                             own != NULL ? own
+                             : gelu      ? "gelu_pytorch_tanh"
+                                         : "silu");
     if (gelu) {
         qlora__json_write_string(&f->w, "hidden_activation", "gelu_pytorch_tanh");
     }

@@ -344,7 +344,7 @@ static qlora_result qlora__merge_check(const qlora__merge* g, const char* path) 
 // The whole export.
 static qlora_result qlora__merge_gguf(qlora__merge* g, const char* path,
                                       const qlora__gguf_type* type) {
-    QLORA__TRY(qlora__experts_no_gguf(g->ctx, g->m));
+    QLORA__TRY(qlora__mixture_no_gguf(g->ctx, g->m));
     qlora_ctx* ctx = g->ctx;
     qlora__merge_file f;
     memset(&f, 0, sizeof f);

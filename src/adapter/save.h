@@ -810,7 +810,7 @@ qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
 // ---- GGUF ---------------------------------------------------------------------------------------
 
 // GGUF has other names and shapes for experts.
-static qlora_result qlora__experts_no_gguf(qlora_ctx* ctx, const qlora_model* m) {
+static qlora_result qlora__mixture_no_gguf(qlora_ctx* ctx, const qlora_model* m) {
     return m->plan.config.experts == 0
                ? QLORA_OK
                : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
@@ -892,7 +892,7 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
 
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
-    QLORA__TRY(qlora__experts_no_gguf(ctx, m));
+    QLORA__TRY(qlora__mixture_no_gguf(ctx, m));
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
     if (m->dora || m->desc.train_norms || m->tables.saved_embed || m->tables.saved_head ||
         m->tables.token_count > 0) {

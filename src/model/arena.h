@@ -70,6 +70,15 @@ static int64_t qlora__stack_most(const qlora_model* m, int group) {
     return most;
 }
 
+// Columns of its input, in the widest layer.
+static int64_t qlora__stack_most_in(const qlora_model* m, int group) {
+    int64_t most = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        most = qlora__max(most, m->layers[l].linears[group].in);
+    }
+    return most;
+}
+
 // Whether q is multiplied by a factor that depends on the position, within the planned lengths.
 static bool qlora__scales_queries(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -348,45 +357,9 @@ static void qlora__layout_windows(qlora_model* m) {
     }
 }
 
-// Columns of the widest activation of an MLP that all tokens use.
-static int64_t qlora__mlp_most(const qlora_model* m) {
-    int64_t most = 0;
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        most = qlora__max(most, m->layers[l].linears[QLORA__DOWN].in);
-    }
-    return most;
-}
-
 // Rows of the buffers that are used for one tile at a time.
 static int64_t qlora__tile_rows(const qlora_model* m) {
     return m->plan.tile > 0 ? qlora__min(m->plan.tile, m->plan.tokens) : m->plan.tokens;
-}
-
-// The output of attention, with room for z of o_proj, and its row statistics.
-static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
-                                    const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
-    const qlora_model_config* c = &m->plan.config;
-    int64_t T = m->plan.tokens;
-    qlora__arena_tensor(arena, m->compute, T, qlora__q_width(c) + pads[QLORA__O], &kept->o);
-    qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
-}
-
-// Whether q, k and v are in the memory that layers use in turn, if attention is offloaded: those of
-// layers that are not recomputed are.
-static bool qlora__slots_have_heads(const qlora_model* m) {
-    return m->plan.offloaded_attention > 0 &&
-           (m->plan.heads_layers > 0 || m->plan.recompute_layers == 0);
-}
-
-// q, k and v, also before their norms.
-static void qlora__layout_heads(qlora__arena* arena, qlora_model* m, qlora__kept* kept) {
-    const qlora_model_config* c = &m->plan.config;
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    qlora__arena_tensor(arena, m->compute, m->plan.tokens, q + 2 * kv, &kept->qkv);
-    if (c->qk_norm) {
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, q + kv, &kept->qk);
-    }
 }
 
 // Whether z of the forward pass is the one that the gradients need. With dropout, DoRA or several
@@ -394,30 +367,6 @@ static void qlora__layout_heads(qlora__arena* arena, qlora_model* m, qlora__kept
 static bool qlora__keeps_z(const qlora_model* m) {
     return qlora__trains(m) && m->on_gpu && !(m->desc.dropout > 0.0f) && !m->dora &&
            !qlora__has_several(m);
-}
-
-// Whether the backward pass of the activation computes dB of gate and up and dA of down as well.
-// ranks: of gate, up and down; may be NULL.
-static bool qlora__gated_ranks(const qlora_model* m, const qlora__layer* layer, int64_t* ranks) {
-    const qlora_model_config* c = &m->plan.config;
-    const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
-    int64_t own[3] = {l->parts[0].rank, l->parts[l->count - 1].rank,
-                      layer->linears[QLORA__DOWN].parts[0].rank};
-    if (ranks != NULL) {
-        memcpy(ranks, own, sizeof own);
-    }
-    return layer->layout->ffn == QLORA__FFN_GATED && qlora__gated_takes(own) && qlora__keeps_z(m) &&
-           m->compute == QLORA_BF16 && qlora__tile_rows(m) * c->intermediate >= QLORA__GATED_FROM &&
-           c->hidden % 8 == 0 && c->intermediate % 8 == 0;
-}
-
-// Whether it does in any layer.
-static bool qlora__has_gated(const qlora_model* m) {
-    bool any = false;
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        any = any || qlora__gated_ranks(m, &m->layers[l], NULL);
-    }
-    return any;
 }
 
 // f32 elements of the parts of sums that the gradients of any stack need. Several adapters have
@@ -433,221 +382,4 @@ static int64_t qlora__skinny_most(const qlora_model* m) {
         }
     }
     return most;
-}
-
-// z of stacks (one bit each), if they have adapters. Rows of x or s that are not multiples of 8
-// have z where it is not aligned, and other kernels would add up the gradients: it stays there, in
-// layers that are recomputed and in others.
-static void qlora__layout_z(qlora__arena* arena, qlora_model* m, const int64_t pads[QLORA__GROUPS],
-                            unsigned stacks, qlora__kept* kept) {
-    for (int g = 0; g < QLORA__GROUPS && qlora__keeps_z(m); g++) {
-        bool aligned = m->layers[0].linears[g].in % 8 == 0;
-        if ((stacks & 1u << g) != 0 && pads[g] > 0 && aligned) {
-            qlora__arena_tensor(arena, m->compute, m->plan.tokens, pads[g], &kept->z[g]);
-        }
-    }
-}
-
-// Of which stacks it is kept: those that leave no other trace of it. A recomputed layer has that of
-// gate and up in x and that of down in s when it is needed; if the activation is not written once
-// more (ops/gated.h), it has its own of down.
-#define QLORA__Z_KEPT (1u << QLORA__QKV | 1u << QLORA__GATE_UP | 1u << QLORA__DOWN)
-#define QLORA__Z_SHARED (1u << QLORA__QKV)
-#define QLORA__Z_OWN (1u << QLORA__DOWN)
-
-// The columns that adapters of experts need beside a row, at most.
-static int64_t qlora__experts_pad(const qlora_model* m) {
-    int64_t pad = 0;
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        const qlora__experts* experts = m->layers[l].experts;
-        pad = experts != NULL ? qlora__max(pad, experts->pad) : pad;
-    }
-    return pad;
-}
-
-// Of pads, only those of o and of gate/up are used. heads, attention: q, k and v, and the output of
-// attention, are among the activations.
-static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
-                               const int64_t pads[QLORA__GROUPS], bool heads, bool attention,
-                               qlora__kept* kept) {
-    const qlora_model_config* c = &m->plan.config;
-    int64_t some = qlora__tile_rows(m);
-    if (heads) {
-        qlora__layout_heads(arena, m, kept);
-    }
-    if (attention) {
-        qlora__layout_attention(arena, m, pads, kept);
-    }
-    qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
-    qlora__arena_tensor(arena, m->compute, some,
-                        qlora__stack_most(m, QLORA__GATE_UP) + pads[QLORA__GATE_UP], &kept->gu);
-    if (c->experts > 0) {
-        int64_t pad = qlora__experts_pad(m);
-        qlora__arena_tensor(arena, m->compute, some * c->experts_per_token,
-                            2 * c->expert_intermediate + pad, &kept->routed);
-        qlora__arena_tensor(arena, m->compute, some, c->experts, &kept->scores);
-        qlora__arena_tensor(arena, m->compute, some, 1 + pad, &kept->shared);
-    }
-    for (int i = 0; i < QLORA__BRANCHES; i++) {
-        if (qlora__has_norm(m, qlora__branches[i].after)) {
-            qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[i]);
-        }
-    }
-}
-
-static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) {
-    memset(pads, 0, QLORA__GROUPS * sizeof pads[0]);
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int g = 0; g < QLORA__GROUPS; g++) {
-            pads[g] = qlora__max(pads[g], m->layers[l].pads[g]);
-        }
-    }
-}
-
-// Memory that layers use in turn for what they keep of attention while it is copied. One copy can
-// take all of it, so it is in one piece; what fewer layers keep is at the end, and last q, k and v,
-// which are there before the rest.
-static void qlora__layout_slot(qlora__arena* arena, qlora_model* m,
-                               const int64_t pads[QLORA__GROUPS], qlora__kept* slot) {
-    size_t first = arena->used;
-    memset(slot, 0, sizeof *slot);
-    qlora__layout_attention(arena, m, pads, slot);
-    m->work.offload_bytes[0] = arena->used - first;
-    m->work.offload_bytes[1] = m->work.offload_bytes[0];
-    if (qlora__slots_have_heads(m)) {
-        qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, slot);
-        m->work.offload_bytes[1] = arena->used - first;
-        qlora__layout_heads(arena, m, slot);
-    }
-    m->work.offload_bytes[2] = arena->used - first;
-}
-
-// Bytes of what a layer keeps of it.
-static size_t qlora__offload_bytes(const qlora_model* m, const qlora__layer* layer) {
-    return m->work.offload_bytes[layer->keeps_heads || !layer->recompute ? 2 : 0];
-}
-
-// What a layer has of attention is in its slot.
-static void qlora__layer_slot(qlora_model* m, qlora__layer* layer) {
-    const qlora__kept* slot = &m->work.offload_slots[layer->offload_number % 2];
-    qlora__kept* kept = &layer->kept;
-    kept->o = slot->o;
-    kept->lse = slot->lse;
-    if (qlora__slots_have_heads(m)) {
-        kept->qkv = slot->qkv;
-        kept->qk = slot->qk;
-        kept->z[QLORA__QKV] = slot->z[QLORA__QKV];
-    }
-}
-
-// What a recomputed layer keeps besides its input.
-static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
-    layer->kept = m->work.again;
-    if (qlora__gated_ranks(m, layer, NULL)) {
-        qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
-    }
-    if (m->plan.offloaded_attention > 0) {
-        qlora__layer_slot(m, layer);
-    } else if (layer->keeps_attention) {
-        qlora__layout_attention(arena, m, layer->pads, &layer->kept);
-    }
-}
-
-// What a layer that is not recomputed keeps besides its input.
-static void qlora__layout_whole(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
-    bool leaves = layer->offload_number >= 0;
-    unsigned z = leaves ? QLORA__Z_KEPT & ~QLORA__Z_SHARED : QLORA__Z_KEPT;
-    qlora__layout_kept(arena, m, layer->pads, !leaves, !leaves, &layer->kept);
-    memset(layer->kept.z, 0, sizeof layer->kept.z);
-    qlora__layout_z(arena, m, layer->pads, z, &layer->kept);
-    if (leaves) {
-        qlora__layer_slot(m, layer);
-    }
-}
-
-// In training, each layer keeps its own activations. Otherwise all layers share one set, and the
-// residual stream is updated in place.
-static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
-    const qlora_model_config* c = &m->plan.config;
-    int64_t pads[QLORA__GROUPS];
-    qlora__most_pads(m, pads);
-    bool away = m->plan.offloaded_layers > 0;
-    for (int i = 0; i < 2 && away; i++) {
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->work.streams[i]);
-    }
-    if (away) {
-        m->work.last_h = m->work.streams[c->layers % 2];
-    } else {
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->work.last_h);
-    }
-    memset(&m->work.again, 0, sizeof m->work.again);
-    if (!qlora__trains(m) || m->plan.recompute_layers > 0) {
-        // Without a layer that uses it, the shared output of attention has no memory.
-        bool attention =
-            !qlora__trains(m) || (m->plan.offloaded_attention == 0 &&
-                                  m->plan.attention_layers < m->plan.recompute_layers);
-        bool heads = !qlora__slots_have_heads(m);
-        qlora__layout_kept(arena, m, pads, heads, attention, &m->work.again);
-        qlora__layout_z(arena, m, pads, heads ? QLORA__Z_SHARED : 0, &m->work.again);
-    }
-    for (int i = 0; i < 2 && m->plan.offloaded_attention > 0; i++) {
-        qlora__layout_slot(arena, m, pads, &m->work.offload_slots[i]);
-    }
-    for (int64_t l = 0; l < c->layers; l++) {
-        qlora__layer* layer = &m->layers[l];
-        if (!qlora__trains(m)) {
-            layer->kept = m->work.again;
-            layer->kept.h = m->work.last_h;
-            layer->kept.h2 = m->work.last_h;
-            continue;
-        }
-        if (layer->recompute) {
-            qlora__layout_again(arena, m, layer);
-        } else {
-            qlora__layout_whole(arena, m, layer);
-        }
-        if (away) {
-            layer->kept.h = m->work.streams[l % 2];
-        } else {
-            qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &layer->kept.h);
-        }
-    }
-}
-
-// What is in host memory: the embedding, the inputs of layers, and what they keep of attention. The
-// input of the last layer is still on the device when the backward pass needs it, and so are that
-// of the last layer of a group and the attention of the last two layers that use memory in slot.
-// The inputs inside a group have the same memory in every group: the backward pass is in one at a
-// time.
-static void qlora__layout_host(qlora_model* m) {
-    const qlora_model_config* c = &m->plan.config;
-    qlora__arena host;
-    host.ctx = m->ctx;
-    host.base = (char*)m->host.data;
-    host.used = 0;
-    if (m->plan.offloaded_embedding) {
-        qlora__arena_tensor(&host, m->compute, c->vocab, c->hidden, &m->base.embed);
-    }
-    size_t bytes = (size_t)m->plan.tokens * (size_t)c->hidden * qlora_dtype_bytes(m->compute);
-    int64_t every = qlora__max(m->plan.offload_every, 1);
-    for (int64_t l = 0; l < c->layers; l++) {
-        int64_t place = l % every;
-        bool on_device = l >= m->plan.offloaded_layers || (place > 0 && place == every - 1);
-        m->layers[l].away = on_device              ? NULL
-                            : place > 0 && l > every ? m->layers[place].away
-                                                     : qlora__arena_take(&host, bytes);
-    }
-    qlora__arena slot;
-    memset(&slot, 0, sizeof slot);
-    int64_t pads[QLORA__GROUPS];
-    qlora__most_pads(m, pads);
-    qlora__layout_slot(&slot, m, pads, &m->work.offload_slots[0]); // counts its bytes
-    int64_t users = m->plan.recompute_layers > 0 ? c->layers : m->plan.offloaded_attention;
-    for (int64_t l = 0; l < c->layers; l++) {
-        int64_t number = m->layers[l].offload_number;
-        bool leaves = number >= 0 && number < qlora__min(m->plan.offloaded_attention, users - 2);
-        m->layers[l].away_attention =
-            leaves ? qlora__arena_take(&host, qlora__offload_bytes(m, &m->layers[l])) : NULL;
-    }
-    m->plan.host = host.used;
 }

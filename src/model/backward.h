@@ -44,10 +44,10 @@ static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pas
                                        qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
     if (!layer->keeps_heads) {
-        QLORA__TRY(qlora__softmax_heads(pass, layer, true));
+        QLORA__TRY(qlora__mixer_of(layer)->in(pass, layer, true));
     }
     if (!layer->keeps_attention) {
-        QLORA__TRY(qlora__softmax_forward(pass, layer));
+        QLORA__TRY(qlora__mixer_of(layer)->mix(pass, layer));
     }
     return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(after, layer);
 }
@@ -58,11 +58,12 @@ static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pas
 static qlora_result qlora__backward_labelled(const qlora__pass* pass, int64_t index) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
     qlora__pass after = qlora__pass_after(pass, index);
-    QLORA__TRY(qlora__softmax_out_backward(&after, &m->layers[index]));
+    QLORA__TRY(qlora__mixer_of(layer)->out_backward(&after, layer));
     // It still reads dh, and the output of attention in dqkv.
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__O));
-    qlora_tensor d_o = qlora__window(&m->work.d_o, pass->rows, 0, qlora__q_width(&m->plan.config));
+    qlora_tensor d_o = qlora__window(&m->work.d_o, pass->rows, 0, layer->linears[QLORA__O].in);
     qlora_tensor dh = qlora__window(&m->work.dh, pass->rows, 0, m->plan.config.hidden);
     QLORA__TRY(qlora__labelled_spread(ctx, m, pass->labelled, &m->work.dqkv, &d_o));
     return qlora__labelled_spread(ctx, m, pass->labelled, &m->work.delta, &dh);
@@ -193,7 +194,7 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
         QLORA__TRY(qlora__ffn_of(layer)->out_backward(&tile, layer));
         QLORA__TRY(qlora__ffn_of(layer)->in_backward(&tile, layer, &h));
         if (tiled) {
-            QLORA__TRY(qlora__softmax_out_backward(&tile, layer));
+            QLORA__TRY(qlora__mixer_of(layer)->out_backward(&tile, layer));
         }
     }
     return QLORA_OK;
@@ -202,15 +203,16 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
 static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
+    const qlora__mixer_kind* kind = qlora__mixer_of(layer);
     bool tiled = m->plan.tile > 0;
     bool gathered = qlora__pass_after(pass, index).gathered;
-    QLORA__TRY(qlora__attention_back(pass, layer));
+    QLORA__TRY(qlora__offload_next(pass, layer));
     if (gathered) {
         QLORA__TRY(qlora__backward_labelled(pass, index));
     } else if (!tiled) {
-        QLORA__TRY(qlora__softmax_out_backward(pass, layer));
+        QLORA__TRY(kind->out_backward(pass, layer));
     }
-    QLORA__TRY(qlora__softmax_backward(pass, layer));
+    QLORA__TRY(kind->mix_backward(pass, layer));
     // Below layer 0, at most its norm and the embedding are trained.
     bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);
     qlora__tiles_begin(pass);
@@ -221,7 +223,7 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
         if (tiled) {
             QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
         }
-        QLORA__TRY(qlora__softmax_heads_backward(&tile, layer));
+        QLORA__TRY(kind->in_backward(&tile, layer));
         QLORA__TRY(
             qlora__branch_input_backward(&tile, layer, QLORA__ATTENTION, &dy, &h, below));
     }

@@ -109,20 +109,21 @@ static qlora_tensor qlora__mlp_stream(const qlora__pass* pass, const qlora__laye
 // transposed, of dy.
 static const qlora__fp8* qlora__codes_note(const qlora__pass* pass, const qlora__layer* layer,
                                            int group, bool transposed) {
-    pass->m->flow.coded = &layer->fp8[group];
-    pass->m->flow.coded_transposed = transposed;
-    return pass->m->flow.coded;
+    pass->flow->coded = &layer->fp8[group];
+    pass->flow->coded_transposed = transposed;
+    return pass->flow->coded;
 }
 
-// Where the norm before or after a product of a stack writes such codes; NULL if nowhere.
-static const qlora__fp8* qlora__codes_of_norm(const qlora__pass* pass, const qlora__layer* layer,
-                                              int group, bool transposed) {
-    qlora_model* m = pass->m;
+// Has the norm before or after a product of a stack write such codes, where it can: returns where
+// to, or NULL. Codes that were noted before are no longer there.
+static const qlora__fp8* qlora__codes_offer(const qlora__pass* pass, const qlora__layer* layer,
+                                            int group, bool transposed) {
+    const qlora_model* m = pass->m;
     bool writes = m->on_gpu && qlora__is_fp8(m) && !qlora__norms_mean(m) &&
                   m->compute == QLORA_BF16 && !m->dora && !qlora__pass_has_runs(pass) &&
                   m->plan.config.hidden % 8 == 0 && m->plan.config.hidden <= QLORA__NORM_CODED &&
                   (transposed || !qlora__pass_reads_codes(pass, layer));
-    m->flow.coded = NULL;
+    pass->flow->coded = NULL;
     return writes ? qlora__codes_note(pass, layer, group, transposed) : NULL;
 }
 
@@ -135,7 +136,7 @@ static qlora_result qlora__branch_norm_add(const qlora__pass* pass, const qlora_
     const qlora__layer* next = last ? layer + 1 : layer;
     int group = qlora__branches[last ? 0 : branch + 1].in;
     bool any = next < m->layers + m->plan.config.layers;
-    job->fp8 = any ? qlora__codes_of_norm(pass, next, group, false) : NULL;
+    job->fp8 = any ? qlora__codes_offer(pass, next, group, false) : NULL;
     QLORA__ENTER(pass->ctx, "qlora_rmsnorm_residual_forward");
     return qlora__leave(pass->ctx, qlora__norm_forward(pass->ctx, job));
 }
@@ -257,7 +258,7 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     }
     *has = false;
     if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m) || qlora__norms_mean(m) ||
-        qlora__stands_beside(m) || layer->experts != NULL) {
+        qlora__stands_beside(m) || qlora__ffn_plan_of(layer)->adds) {
         return QLORA_OK;
     }
     unsigned which = qlora__gradients_left(pass, layer, qlora__branches[branch].in);
@@ -269,11 +270,11 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     return qlora__linear_skinny(pass->ctx, &stack->linear, &factors, k, has);
 }
 
-// Where the norm before a branch writes the codes of its result, which is dy of the product after
-// it: of the branch before in the same layer, or of the last one of the layer below, unless that is
+// Has the norm before a branch write the codes of its result, which is dy of the product after it:
+// of the branch before in the same layer, or of the last one of the layer below, unless that is
 // computed again before; NULL if nowhere.
-static const qlora__fp8* qlora__dh_codes(const qlora__pass* pass, const qlora__layer* layer,
-                                         int branch) {
+static const qlora__fp8* qlora__codes_offer_dh(const qlora__pass* pass, const qlora__layer* layer,
+                                               int branch) {
     const qlora_model* m = pass->m;
     bool below = branch == 0;
     if (below && layer == m->layers) {
@@ -283,7 +284,7 @@ static const qlora__fp8* qlora__dh_codes(const qlora__pass* pass, const qlora__l
     int to = qlora__branches[below ? QLORA__BRANCHES - 1 : branch - 1].out;
     bool any = !qlora__has_own_d_out(m) && m->desc.dropout == 0.0f &&
                (!below || (m->plan.tile == 0 && !next->recompute));
-    return any ? qlora__codes_of_norm(pass, next, to, true) : NULL;
+    return any ? qlora__codes_offer(pass, next, to, true) : NULL;
 }
 
 // The backward pass of the input of such a branch.
@@ -313,7 +314,7 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     QLORA__TRY(qlora__stack_u(pass, stack, b->in, dy, &inner, &coded));
     QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, coded, &dx));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << b->out | 1u << b->in));
-    job.fp8 = qlora__dh_codes(pass, layer, branch);
+    job.fp8 = qlora__codes_offer_dh(pass, layer, branch);
     QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));
     qlora__skinny_norm(k, &rstd, job.w);
@@ -329,7 +330,7 @@ static qlora_result qlora__input_norm_backward(const qlora__pass* pass, qlora__l
     int64_t width = m->plan.config.hidden;
     const qlora_tensor* norm = qlora__branch_norm(m, layer, branch);
     qlora_tensor dh = qlora__slice(pass, &m->work.dh, 0, width);
-    if (qlora__stands_beside(m) || (branch == QLORA__MLP && layer->experts != NULL)) {
+    if (qlora__stands_beside(m) || (branch == QLORA__MLP && qlora__ffn_plan_of(layer)->adds)) {
         qlora_tensor others = qlora__slice(pass, &m->work.d_beside, 0, width);
         QLORA__TRY(qlora_add(pass->ctx, dx, &others, dx));
     }
@@ -345,7 +346,7 @@ static qlora_result qlora__input_norm_backward(const qlora__pass* pass, qlora__l
     job.dx = &dh;
     job.dw = m->desc.train_norms ? &layer->d_norms[qlora__norm_of_branch(m, branch)] : NULL;
     job.eps = (float)m->plan.config.rms_eps;
-    job.fp8 = qlora__dh_codes(pass, layer, branch);
+    job.fp8 = qlora__codes_offer_dh(pass, layer, branch);
     return qlora__stream_norm_backward(pass, &job);
 }
 

@@ -21,8 +21,8 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
-    m->flow.placed_layer = 0; // adapters may have changed
-    m->flow.coded = NULL;
+    pass->flow->placed_layer = 0; // adapters may have changed
+    pass->flow->coded = NULL;
     QLORA__TRY(qlora__away_wait(pass->ctx, ~0u)); // copies of a step that was given up
     QLORA__TRY(qlora__tokens_place(pass->ctx, m));
     QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
@@ -61,9 +61,9 @@ static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__la
     const qlora_model* m = pass->m;
     *o = qlora__labelled_o(m, pass->labelled);
     // Memory that is not in use here, and has room for the stream.
-    const qlora_tensor* room = layer->experts != NULL ? &m->work.experts.y : &layer->kept.gu;
+    const qlora_tensor* room = m->work.gathered.cols > 0 ? &m->work.gathered : &layer->kept.gu;
     qlora__arena_window(room, 0, pass->rows, m->plan.config.hidden, h);
-    qlora_tensor heads = qlora__window(o, pass->rows, 0, qlora__q_width(&m->plan.config));
+    qlora_tensor heads = qlora__window(o, pass->rows, 0, layer->linears[QLORA__O].in);
     QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));
     return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
 }
@@ -78,7 +78,7 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
     if (pass->gathered) {
         QLORA__TRY(qlora__layer_gather(pass, layer, &o, &h));
     }
-    QLORA__TRY(qlora__softmax_out(pass, layer, &o));
+    QLORA__TRY(qlora__mixer_of(layer)->out(pass, layer, &o));
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
     QLORA__TRY(qlora__branch_add(pass, layer, QLORA__ATTENTION, &h, &h2,
                                  qlora__branch_norm(m, layer, QLORA__MLP), true));
@@ -86,25 +86,26 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
 }
 
 // When decoding, several rows at the beginning of a text see only each other. Rows that continue a
-// text see the cache, which already has the keys and values of all of them.
+// text see its state, which they are part of already.
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
+    const qlora__mixer_kind* kind = qlora__mixer_of(layer);
     QLORA__TRY(qlora__input_away(pass, index));
     if (pass->group && layer->keeps_attention) { // its output is there
         return QLORA_OK;
     }
     QLORA__TRY(qlora__offload_wait(pass, layer));
-    QLORA__TRY(qlora__softmax_heads(pass, layer, false));
+    QLORA__TRY(kind->in(pass, layer, false));
     QLORA__TRY(qlora__offload_begin(pass, layer, QLORA__OFFLOAD_HEADS));
-    if (pass->decoding) {
-        QLORA__TRY(qlora__cache_store(pass, index));
+    bool decoding = QLORA__GENERATES && pass->decoding;
+    if (decoding) {
+        QLORA__TRY(kind->store(pass, index));
     }
-    if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
-        QLORA__TRY(qlora__softmax_forward(pass, layer));
-        return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_ATTENTION);
+    if (decoding && (pass->first > 0 || pass->rows == 1)) {
+        return kind->text(pass, index);
     }
-    return pass->rows > 1 ? qlora__cache_attention_rows(pass, index)
-                          : qlora__cache_attention(pass, index);
+    QLORA__TRY(kind->mix(pass, layer));
+    return qlora__offload_begin(pass, layer, QLORA__OFFLOAD_ATTENTION);
 }
 
 // Leaves the input of the next layer, or of the head, in m->work.x, unless there are tiles.

@@ -119,7 +119,7 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
     qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
     qlora_tensor losses = qlora__window(&m->work.losses, 1, i * C, C);
-    m->flow.placed_layer = 0;                 // the logits are in the memory of the operand
+    pass->flow->placed_layer = 0;             // the logits are in the memory of the operand
     QLORA__TRY(qlora__beside_wait(ctx, ~0u)); // z of the last layer is in that of s
     QLORA__TRY(qlora__head_gather(pass, i));
     QLORA__TRY(qlora__head_product(pass, false, &m->work.rows_x, &m->work.logits));
@@ -196,7 +196,7 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
         QLORA__TRY(qlora__stream_norm(pass, &h, &m->base.final_norm, &x));
     }
     qlora_tensor logits = qlora__window(&m->work.logits, rows, 0, m->plan.config.vocab);
-    m->flow.placed_layer = 0; // the logits may be where the operands were
+    pass->flow->placed_layer = 0; // the logits may be where the operands were
     QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
     float cap = (float)m->plan.config.logits_cap;
     return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;

@@ -4,6 +4,7 @@
 typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
+    qlora__flow* flow; // what the pass has placed so far
     int64_t rows;      // number of tokens
     int64_t row;       // the first of them, if they are a tile of a larger pass
     int64_t sequences; // that there is room for
@@ -26,6 +27,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
     memset(&pass, 0, sizeof pass);
     pass.ctx = m->ctx;
     pass.m = m;
+    pass.flow = &m->flow;
     pass.rows = rows;
     pass.sequences = m->plan.max_sequences;
     pass.training = training;
@@ -124,7 +126,7 @@ static qlora__pass qlora__tile_at(const qlora__pass* pass, int64_t at) {
 // A loop over tiles begins: no weights are in the shared operand. Within the loop, those of each
 // stack are placed once.
 static void qlora__tiles_begin(const qlora__pass* pass) {
-    memset(pass->m->flow.placed, 0, sizeof pass->m->flow.placed);
+    memset(pass->flow->placed, 0, sizeof pass->flow->placed);
 }
 
 // The bounds of the sequences.

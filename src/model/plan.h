@@ -533,7 +533,7 @@ static size_t qlora__projections_bytes(const qlora_model* m) {
     return count * sizeof(qlora__projection);
 }
 
-static size_t qlora__experts_bytes(const qlora_model* m) {
+static size_t qlora__mixture_bytes(const qlora_model* m) {
     return sizeof(qlora__experts) +
            (size_t)(2 * m->plan.config.experts) * sizeof(qlora_linear_desc);
 }
@@ -541,7 +541,7 @@ static size_t qlora__experts_bytes(const qlora_model* m) {
 static void qlora__projections_free(qlora_model* m) {
     for (int64_t l = 0; m->layers != NULL && l < m->plan.config.layers; l++) {
         qlora__free(m->ctx, m->layers[l].experts,
-                    m->layers[l].experts != NULL ? qlora__experts_bytes(m) : 0);
+                    m->layers[l].experts != NULL ? qlora__mixture_bytes(m) : 0);
     }
     if (m->layers != NULL && m->layers[0].projections != NULL) {
         qlora__free(m->ctx, m->layers[0].projections, qlora__projections_bytes(m));
@@ -629,14 +629,20 @@ static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
         m->desc.targets &= ~(uint32_t)QLORA_TARGET_ATTENTION;
         m->desc.targets |= has & attention;
     }
-    for (int bit = 9; bit < 32; bit++) {
+    const uint32_t known =
+        (uint32_t)QLORA_TARGET_ALL | QLORA_TARGET_ROUTER | QLORA_TARGET_SHARED_GATE;
+    if ((m->desc.targets & ~known) != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.targets is %u, which has bits that qlora_target does not",
+                           (unsigned)m->desc.targets);
+    }
+    for (int bit = 11; bit < 15; bit++) {
         if ((m->desc.targets & ~has & 1u << bit) != 0) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                                "desc.targets contains %s, which this model does not have",
-                               bit == 13                ? "the router"
-                               : bit == 14              ? "the gate of the shared expert"
-                               : bit == 11 || bit == 12 ? "experts"
-                                                        : "an unknown bit");
+                               bit == 13   ? "the router"
+                               : bit == 14 ? "the gate of the shared expert"
+                                           : "experts");
         }
     }
     for (int bit = 0; bit < 9; bit++) {
@@ -681,11 +687,10 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
         int64_t value;
         int64_t of;
     } widths[] = {{"hidden", c->hidden, 8},
-                  // gate and up are next to each other
                   {"intermediate", c->intermediate,
-                   qlora__arch_first(m->arch)->ffn == QLORA__FFN_GATED ? 4 : 8},
+                   qlora__ffn_plans[qlora__arch_first(m->arch)->ffn].fp8_multiple},
                   {"heads * head_dim", qlora__q_width(c), 8},
-                  {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
+                  {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // k and v are next to each other
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
         if (widths[i].value % widths[i].of != 0) {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
@@ -861,7 +866,7 @@ static qlora_result qlora__skeleton_projections(qlora_ctx* ctx, qlora_model* m) 
         layer->count = layer->layout->count;
         if (experts != NULL) {
             layer->count = qlora__first_expert(layer->layout) + (int)c->experts * experts->count;
-            layer->experts = (qlora__experts*)qlora__alloc_zero(ctx, qlora__experts_bytes(m));
+            layer->experts = (qlora__experts*)qlora__alloc_zero(ctx, qlora__mixture_bytes(m));
             if (layer->experts == NULL) {
                 return QLORA_ERR_MEMORY;
             }
@@ -877,28 +882,14 @@ static qlora_result qlora__skeleton_projections(qlora_ctx* ctx, qlora_model* m) 
     return all != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
 }
 
-// What mixtures of experts do not support yet.
-static qlora_result qlora__experts_check(qlora_ctx* ctx, const qlora_model* m) {
-    const qlora_model_config* c = &m->plan.config;
-    uint32_t experts = QLORA_TARGET_EXPERTS_IN | QLORA_TARGET_EXPERTS_OUT;
-    if (c->experts == 0) {
-        return QLORA_OK;
+// Refuses what kinds of parts do not support.
+static qlora_result qlora__parts_refuse(qlora_ctx* ctx, const qlora_model* m) {
+    const char* what = NULL;
+    for (int64_t l = 0; l < m->plan.config.layers && what == NULL; l++) {
+        const qlora__ffn_plan* plan = qlora__ffn_plan_of(&m->layers[l]);
+        what = plan->refuse != NULL ? plan->refuse(m) : NULL;
     }
-    const char* what =
-        m->on_gpu                        ? "a GPU; open a context for the CPU"
-        : qlora__has_several(m)          ? "several adapters"
-        : m->dora                        ? "DoRA"
-        : m->plan.mode == QLORA_MODE_FP8 ? "desc.mode FP8"
-        : m->desc.base == QLORA_BASE_FP8 ? "desc.base FP8"
-        : m->desc.dropout > 0.0f && (m->desc.targets & experts) != 0
-            ? "dropout on experts, which PEFT refuses as well; set desc.dropout to 0, or "
-              "desc.targets without experts"
-            : NULL;
-    return what == NULL ? QLORA_OK
-                        : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                      "this model is a mixture of experts, which does not "
-                                      "support %s",
-                                      what);
+    return what == NULL ? QLORA_OK : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "this model %s", what);
 }
 
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
@@ -1041,7 +1032,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
     r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
     r = r == QLORA_OK ? qlora__skeleton_head_format(ctx, desc, m) : r;
-    r = r == QLORA_OK ? qlora__experts_check(ctx, m) : r;
+    r = r == QLORA_OK ? qlora__parts_refuse(ctx, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }

@@ -79,7 +79,7 @@ static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
         qlora__arena own;
         own.ctx = m->ctx;
         own.base = (char*)m->work.operand.data +
-                   (size_t)m->flow.operand_at[group] * qlora_dtype_bytes(m->work.operand.dtype);
+                   (size_t)m->work.operand_at[group] * qlora_dtype_bytes(m->work.operand.dtype);
         own.used = 0;
         qlora__layout_fp8(&own, m, layer, group);
     }
@@ -116,7 +116,7 @@ static void qlora__model_operands(qlora_model* m) {
             bool needed = any_coded && (layer->cached || !qlora__model_reads_weights(m));
             linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
-                qlora__arena_window(&m->work.operand, m->flow.operand_at[g],
+                qlora__arena_window(&m->work.operand, m->work.operand_at[g],
                                     qlora_linear_out(linear) + layer->pads[g],
                                     linear->in + layer->pads[g], &layer->operands[g]);
             }
@@ -291,13 +291,12 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
         need |= qlora__decode_has_shared(m) ? QLORA__NEED_LAYERS : 0;
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
-        need |= qlora__has_gated(m) ? QLORA__NEED_GATED : 0;
         need |= c->logits_cap > 0.0 ? QLORA__NEED_CAP : 0;
         need |= m->base.head_is_nf4 ? QLORA__NEED_HEAD_NF4 : 0;
         need |= qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0;
         need |= (m->arch->has & QLORA__HAS_MEAN_NORM) != 0 ? QLORA__NEED_MEAN_NORM : 0;
         for (int64_t l = 0; l < c->layers; l++) {
-            need |= m->layers[l].layout->ffn == QLORA__FFN_PLAIN ? QLORA__NEED_RELU2 : 0;
+            need |= qlora__ffn_plan_of(&m->layers[l])->needs(m, &m->layers[l]);
         }
         // What several adapters run depends on the batch, not on the model alone.
         need |= qlora__has_several(m) || m->dora ? QLORA__NEED_ANY : 0;

@@ -3,16 +3,17 @@
 // Forward and backward of a stack of projections that share an input, with their adapters. The work
 // of stack g on the second stream uses slot g.
 
-// Whether these weights are already in the shared operand, next to the matrices of the adapter; if
-// not, they are about to be.
-static bool qlora__stack_is_placed(const qlora__pass* pass, int64_t layer, int group,
-                                   bool transposed) {
-    qlora_model* m = pass->m;
+// Takes the shared operand for these weights, next to the matrices of the adapter. Returns whether
+// they are there already; if not, they are about to be.
+static bool qlora__stack_claim(const qlora__pass* pass, int64_t layer, int group,
+                               bool transposed) {
+    const qlora_model* m = pass->m;
     int64_t key = 1 + 2 * (layer * m->adapters + pass->adapter) + (transposed ? 1 : 0);
-    bool placed = m->flow.places_layers ? m->flow.placed_layer == key
-                                        : m->plan.tile > 0 && m->flow.placed[group] == key;
-    m->flow.placed[group] = key;
-    m->flow.placed_layer = key;
+    qlora__flow* flow = pass->flow;
+    bool placed = m->work.places_layers ? flow->placed_layer == key
+                                        : m->plan.tile > 0 && flow->placed[group] == key;
+    flow->placed[group] = key;
+    flow->placed_layer = key;
     return placed;
 }
 
@@ -79,8 +80,8 @@ static void qlora__stack_rows(const qlora__pass* pass, qlora__stack* s) {
 
 // Waits until the second stream no longer reads the shared operand, or the adapters beside it.
 static qlora_result qlora__operand_wait(const qlora__pass* pass) {
-    unsigned readers = pass->m->flow.readers;
-    pass->m->flow.readers = 0;
+    unsigned readers = pass->flow->readers;
+    pass->flow->readers = 0;
     return qlora__beside_wait(pass->ctx, readers);
 }
 
@@ -98,8 +99,9 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
     bool wide = qlora__pass_is_wide(pass);
-    out->coded = m->flow.coded == &layer->fp8[group] && m->flow.coded_transposed == backward;
-    m->flow.coded = NULL; // the next product overwrites the codes
+    qlora__flow* flow = pass->flow;
+    out->coded = flow->coded == &layer->fp8[group] && flow->coded_transposed == backward;
+    flow->coded = NULL; // the next product overwrites the codes
     out->linear = qlora__linear_of(m, layer, group, wide ? QLORA__ALL_ADAPTERS : pass->adapter);
     if (wide) {
         out->owners.rows = qlora__window(&m->batch.owners, 1, pass->row, pass->rows);
@@ -127,7 +129,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         qlora__stack_alone(layer, group, out);
     }
     if (out->linear.fp8 != NULL && !layer->cached) {
-        if (qlora__stack_is_placed(pass, out->linear.layer, group, backward)) {
+        if (qlora__stack_claim(pass, out->linear.layer, group, backward)) {
             return QLORA_OK;
         }
         QLORA__TRY(qlora__operand_wait(pass));
@@ -144,11 +146,11 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         QLORA__TRY(qlora__operand_wait(pass));
         return qlora__linear_place(pass->ctx, &out->linear, QLORA_LINEAR_ADAPTERS);
     }
-    if (layer->cached || qlora__stack_is_placed(pass, out->linear.layer, group, false)) {
+    if (layer->cached || qlora__stack_claim(pass, out->linear.layer, group, false)) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__operand_wait(pass));
-    return m->flow.places_layers
+    return m->work.places_layers
                ? qlora__layer_place(pass, layer)
                : qlora__linear_place(pass->ctx, &out->linear,
                                      QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
@@ -158,7 +160,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
 // ops/tails.h. With dropout, DoRA or several adapters there are other ways.
 static bool qlora__tails_come(const qlora__pass* pass, const qlora__layer* layer, int group) {
     const qlora_model* m = pass->m;
-    return layer->layout->ffn == QLORA__FFN_GATED && m->on_gpu && m->compute == QLORA_BF16 &&
+    return qlora__ffn_plan_of(layer)->joins && m->on_gpu && m->compute == QLORA_BF16 &&
            m->use_adapters && !pass->decoding && !(m->desc.dropout > 0.0f) && !m->dora &&
            !qlora__has_several(m) && m->plan.config.intermediate % 8 == 0 &&
            qlora__tails_full(qlora__tile_rows(m), QLORA__TAILS_FULL) &&
@@ -172,7 +174,7 @@ static bool qlora__z_comes(const qlora__pass* pass, const qlora__layer* layer) {
 // Not if it computes other gradients from its tiles (ops/gated.h).
 static bool qlora__u_comes(const qlora__pass* pass, const qlora__layer* layer) {
     return qlora__tails_come(pass, layer, QLORA__GATE_UP) &&
-           !qlora__gated_ranks(pass->m, layer, NULL);
+           !qlora__ffn_sums(pass->m, layer);
 }
 
 // z of down from the activation in s, with the activation if gate and up are not NULL.
@@ -242,7 +244,7 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
     if (group == QLORA__DOWN && qlora__z_comes(pass, layer)) {
         return qlora__layer_tail(pass, layer, NULL, NULL, &inner);
     }
-    pass->m->flow.readers |= 1u << group;
+    pass->flow->readers |= 1u << group;
     return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
@@ -250,7 +252,7 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
 static unsigned qlora__gradients_left(const qlora__pass* pass, const qlora__layer* layer,
                                       int group) {
     bool gated = (group == QLORA__GATE_UP || group == QLORA__DOWN) &&
-                 qlora__gated_ranks(pass->m, layer, NULL);
+                 qlora__ffn_sums(pass->m, layer);
     return !gated                   ? QLORA__GRADIENT_A | QLORA__GRADIENT_B
            : group == QLORA__GATE_UP ? QLORA__GRADIENT_A
                                      : QLORA__GRADIENT_B;
@@ -298,7 +300,7 @@ static bool qlora__u_is_coded(const qlora_model* m, const qlora__layer* layer) {
     const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
     int64_t part = qlora_linear_out(l) / l->count;
     int64_t room = qlora__fp8_u_room(qlora__tile_rows(m), part, l->count);
-    return qlora__is_fp8(m) && qlora__gated_ranks(m, layer, NULL) &&
+    return qlora__is_fp8(m) && qlora__ffn_sums(m, layer) &&
            layer->pads[QLORA__GATE_UP] > 0 && (uint64_t)room * sizeof(float) <= m->work.ds.bytes;
 }
 

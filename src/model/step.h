@@ -91,25 +91,15 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     return qlora__decode_multiply(m, m->base.head_is_nf4, false, &p);
 }
 
-// The activation of gate and up, or of up, in s; that of a gate comes with the product.
-static qlora_result qlora__decode_hidden(qlora_model* m, qlora__layer* layer) {
-    const qlora__decode* d = &m->decode;
-    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &d->x, &d->s));
-    return layer->layout->ffn == QLORA__FFN_PLAIN ? qlora__relu2_forward(m->ctx, &d->s, &d->s)
-                                                  : QLORA_OK;
-}
-
 // A branch, from its input in x to its output in y.
 static qlora_result qlora__decode_branch(qlora_model* m, int64_t l, int branch) {
     const qlora__decode* d = &m->decode;
     qlora__layer* layer = &m->layers[l];
-    if (branch == QLORA__MLP) {
-        QLORA__TRY(qlora__decode_hidden(m, layer));
-        return qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y);
+    if (branch == QLORA__ATTENTION) {
+        return qlora__mixer_of(layer)->step(m, l);
     }
-    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__QKV, &d->x, &d->qkv));
-    QLORA__TRY(qlora__decode_attention_run(m, l));
-    return qlora__decode_product_run(m, layer, QLORA__O, &d->o, &d->y);
+    QLORA__TRY(qlora__ffn_of(layer)->step(m, layer));
+    return qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y);
 }
 
 // What the norm after a branch needs.
@@ -134,7 +124,7 @@ static qlora_result qlora__decode_beside(qlora_model* m, int64_t l, qlora__decod
     again.again = true;
     again.next = &layer->linears[QLORA__GATE_UP];
     QLORA__TRY(qlora__decode_norm_run(m, &again));
-    QLORA__TRY(qlora__decode_hidden(m, layer));
+    QLORA__TRY(qlora__ffn_of(layer)->step(m, layer));
     qlora__decode_after(m, layer, QLORA__ATTENTION, b);
     b->next = NULL;
     QLORA__TRY(qlora__decode_norm_run(m, b));

@@ -264,11 +264,11 @@ static bool qlora__decode_attends_many(const qlora_model* m) {
 // Whether the product of gate and up leaves z of down: not without a gate, and not where z of o may
 // still be there, as attention and MLP read the same input.
 static bool qlora__decode_leaves_z(const qlora_model* m) {
-    bool gated = true;
+    bool joins = true;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        gated = gated && m->layers[l].layout->ffn == QLORA__FFN_GATED;
+        joins = joins && qlora__ffn_plan_of(&m->layers[l])->joins;
     }
-    return gated && !qlora__stands_beside(m);
+    return joins && !qlora__stands_beside(m);
 }
 
 // The partial sums of z of a stack that the kernel before it leaves: o or down.
@@ -457,7 +457,7 @@ static void qlora__decode_stack(const qlora_model* m, const qlora__layer* layer,
     const qlora_linear_desc* l = &layer->linears[group];
     int64_t wide = m->plan.config.intermediate;
     bool halves =
-        group == QLORA__GATE_UP && l->count == 1 && layer->layout->ffn == QLORA__FFN_GATED;
+        group == QLORA__GATE_UP && l->count == 1 && qlora__ffn_plan_of(layer)->joins;
     int64_t z_at = l->in;
     int64_t y_at = 0;
     memset(p, 0, sizeof *p);
@@ -589,7 +589,7 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     p.y = y->data;
     p.ldy = y->ld;
     p.y_is_bf16 = y->dtype == QLORA_BF16 ? 1 : 0;
-    if (group == QLORA__GATE_UP && layer->layout->ffn == QLORA__FFN_GATED) {
+    if (group == QLORA__GATE_UP && qlora__ffn_plan_of(layer)->joins) {
         p.gated = (m->arch->has & QLORA__HAS_GELU) != 0 ? 2 : 1;
     }
     if (row) {
@@ -600,6 +600,14 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
         return qlora__decode_all(m, nf4, qlora__decode_apart(m, layer, group) > 1, &p);
     }
     return qlora__decode_multiply(m, nf4, row, &p);
+}
+
+// The shared memory of a block of attention: keys and values of a tile, as in
+// kernels/decode/decode_attention.cuh.
+static int64_t qlora__decode_tiles_shared(const qlora_model* m) {
+    int64_t dim = m->plan.config.head_dim;
+    int64_t tile = dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
+    return 2 * tile * (qlora__ceil_div(dim, 16) * 16 + 8) * 2;
 }
 
 // The norm before a stack (`next`; NULL = the head). `before` is the stack whose output is added to
@@ -688,102 +696,6 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     }
     void* z = (uint16_t*)d->x.data + c->hidden;
     return qlora__decode_low(m, b->next, &d->x, z, d->x.ld, true);
-}
-
-// Attention of many texts. A block takes several pages, unless blocks would be too few.
-static qlora_result qlora__decode_attend_all(const qlora_model* m, const qlora__layer* layer,
-                                             const qlora__decode_attention* p) {
-    const qlora__decode* d = &m->decode;
-    const qlora_linear_part* next = &layer->linears[QLORA__O].parts[0];
-    int64_t spans = qlora__ceil_div(2 * m->ctx->gpu->sm_count, d->counters.cols * d->texts);
-    qlora__decode_many_attention many;
-    memset(&many, 0, sizeof many);
-    many.p = *p;
-    many.each = (int32_t)qlora__ceil_div(d->pages, qlora__min(spans, d->pages));
-    many.all_pages = (int32_t)d->pages;
-    many.rows = (int32_t)d->texts;
-    many.splits = (int32_t)qlora__decode_apart(m, layer, QLORA__QKV);
-    if (many.splits > 1) {
-        many.sums = d->split_sums.data;
-        many.p.ld = qlora__q_width(&m->plan.config) + 2 * qlora__kv_width(&m->plan.config);
-    }
-    if (m->use_adapters && next->rank > 0 && qlora__decode_slices(m, QLORA__O) > 1) {
-        many.p.a = next->a->data;
-        many.p.a_rank = (int32_t)next->rank;
-        many.p.z = d->z.data;
-    }
-    void* args[] = {&many};
-    // Of four warps, three stages of 16 keys and values each.
-    uint32_t shared = 4 * 3 * 16 * 4 * (uint32_t)p->dim;
-    return qlora__decode_launch(m,
-                                p->dim == 64 ? QLORA__K_decode_many_attention_64
-                                             : QLORA__K_decode_many_attention_128,
-                                d->counters.cols, qlora__ceil_div(d->pages, many.each), d->texts,
-                                128, shared, args);
-}
-
-static qlora__decode_attention qlora__decode_attention_of(const qlora_model* m, int64_t index) {
-    const qlora_model_config* c = &m->plan.config;
-    const qlora__decode* d = &m->decode;
-    const qlora__layer* layer = &m->layers[index];
-    const qlora_tensor* table = layer->sliding ? &m->base.rope_sliding : &m->base.rope;
-    qlora_tensor rows = qlora__cache_rows(m, index, 0, 1);
-    qlora__decode_attention p;
-    memset(&p, 0, sizeof p);
-    p.qkv = d->qkv.data;
-    p.ld = d->qkv.ld;
-    p.bias = c->qkv_bias && !c->qk_norm ? layer->qkv_bias.data : NULL;
-    p.q_norm = c->qk_norm ? layer->norms[QLORA__NORM_Q].data : NULL;
-    p.k_norm = c->qk_norm ? layer->norms[QLORA__NORM_K].data : NULL;
-    p.norm_heads = (m->arch->has & QLORA__HAS_WIDE_QK_NORM) != 0 ? 0 : 1;
-    p.rotary = layer->no_rope ? NULL : table->data; // rows by position: qlora__angle_row
-    p.rotary_q = qlora__scales_queries(m) ? m->base.rope_query.data : table->data;
-    p.cache = rows.data;
-    p.ld_cache = rows.ld;
-    p.pages = d->table.data;
-    p.texts = d->state.data;
-    p.partials = d->partials.data;
-    p.counters = d->counters.data;
-    p.o = d->o.data;
-    p.ldo = d->o.ld;
-    p.heads = (int32_t)c->heads;
-    p.kv_heads = (int32_t)c->kv_heads;
-    p.dim = (int32_t)c->head_dim;
-    p.half = (int32_t)c->rope_dims / 2;
-    p.neighbours = (m->arch->has & QLORA__HAS_PAIRED_ROPE) != 0 ? 1 : 0;
-    p.window = layer->sliding ? (int32_t)qlora__min(c->window, INT32_MAX) : 0;
-    p.chunk = (int32_t)d->chunk;
-    p.scale =
-        c->attention_scale > 0.0 ? (float)c->attention_scale : 1.0f / sqrtf((float)c->head_dim);
-    p.cap = (float)c->attention_cap;
-    p.eps = (float)c->rms_eps;
-    return p;
-}
-
-// The shared memory of a block of attention: keys and values of a tile, as in
-// kernels/decode/decode_attention.cuh.
-static int64_t qlora__decode_tiles_shared(const qlora_model* m) {
-    int64_t dim = m->plan.config.head_dim;
-    int64_t tile = dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
-    return 2 * tile * (qlora__ceil_div(dim, 16) * 16 + 8) * 2;
-}
-
-static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t index) {
-    const qlora__decode* d = &m->decode;
-    const qlora__layer* layer = &m->layers[index];
-    qlora__decode_attention p = qlora__decode_attention_of(m, index);
-    if (qlora__decode_attends_many(m)) {
-        return qlora__decode_attend_all(m, layer, &p);
-    }
-    const qlora_linear_part* o = &layer->linears[QLORA__O].parts[0];
-    if (m->use_adapters && o->rank > 0 && qlora__decode_row_fits(m, layer)) {
-        p.a = o->a->data;
-        p.a_rank = (int32_t)o->rank;
-        p.z = d->z.data;
-    }
-    void* args[] = {&p};
-    return qlora__decode_launch(m, QLORA__K_decode_attention, d->counters.cols, d->pages, d->texts,
-                                256, (uint32_t)qlora__decode_tiles_shared(m), args);
 }
 
 #endif // QLORA_NO_CUDA

@@ -167,7 +167,11 @@ static bool qlora__decode_layer_of(const qlora_model* m, int64_t index, qlora__d
         }
         fits = fits && qlora__decode_layers_take(p, linear->parts[0].nf4 != NULL);
     }
-    to->attention = qlora__decode_attention_of(m, index);
+    const qlora__mixer_kind* mixer = qlora__mixer_of(layer);
+    fits = fits && mixer->layers != NULL;
+    if (fits) {
+        to->attention = mixer->layers(m, index);
+    }
     return fits;
 }
 

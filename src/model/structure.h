@@ -48,7 +48,8 @@ static const qlora_tensor* qlora__codes_memory(const qlora__projection* p) {
     return p->is_nf4 ? &p->nf4.memory : &p->fp8.memory;
 }
 
-// The activations of a layer that the backward pass needs.
+// The activations of a layer that the backward pass needs. Which of them a layer has, and with how
+// many columns, its kinds of parts say: model/slots.h.
 typedef struct qlora__kept {
     qlora_tensor h;   // [T, H] residual stream at the layer's input
     qlora_tensor qkv; // [T, q + 2 kv] after the rotation; with q/k norm, before norm and rotation
@@ -337,7 +338,7 @@ typedef struct qlora__model_tables {
 } qlora__model_tables;
 
 // What the experts of a layer use while they run.
-typedef struct qlora__experts_work {
+typedef struct qlora__routed_work {
     qlora_tensor x;       // [T, H + pad] rows of an expert, and of the router
     qlora_tensor y;       // [T, H] its output, or the gradient of its input
     qlora_tensor s;       // [T, I + pad] the activation
@@ -351,7 +352,7 @@ typedef struct qlora__experts_work {
     qlora_tensor place;   // I32 [1, T k]
     qlora_tensor tokens;  // I32 [1, T k]
     qlora_tensor starts;  // I32 [1, experts + 1]
-} qlora__experts_work;
+} qlora__routed_work;
 
 // The activations of a pass, of layers and of the head. x, delta, s, ds, raw, an own d_out, and of
 // a layer h2, gu and out have one row per token of a tile; everything else has one per token of the
@@ -365,12 +366,15 @@ typedef struct qlora__model_work {
     qlora_tensor s;       // [T, I + pad] output of SwiGLU
     qlora_tensor ds;      // its gradient; the same memory unless there is dropout
     qlora_tensor operand; // shared by the layers without a copy of their own
+    int64_t operand_at[QLORA__GROUPS]; // where the stacks have theirs in it
+    bool places_layers;   // all stacks of a layer have theirs there at the same time
     qlora_tensor dh;      // [T, H + pad]
     qlora_tensor d_out;   // [T, H + pad] gradient of the output of attention or MLP; dh itself
                           // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
-    qlora__experts_work experts;
+    qlora__routed_work experts;
+    qlora_tensor gathered; // room for the stream of labelled rows, if kept.gu has too little
     qlora_tensor gated_parts; // f32: see ops/gated.h
     qlora_tensor skinny_parts; // f32: see ops/skinny.h; used on the second stream alone
     qlora_tensor rstd[QLORA__BRANCHES]; // f32 [1, T]: of the norms before them, backward
@@ -398,21 +402,20 @@ typedef struct qlora__model_work {
     qlora_tensor wide_grads; // f32: the gradients of one stack, all adapters
 } qlora__model_work;
 
-// What a pass in flight has placed, and who reads it.
-typedef struct qlora__model_flow {
+// What a pass in flight has placed, and who reads it: qlora__pass.flow. It is of the model only
+// because a step in slices goes on with it.
+typedef struct qlora__flow {
     // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
     // tells which weights of a layer are there. If places_layers is set, all stacks of a layer do,
     // and placed_layer tells which layer it is.
-    int64_t operand_at[QLORA__GROUPS];
     int64_t placed[QLORA__GROUPS];
     int64_t placed_layer;
-    bool places_layers;
     unsigned readers; // slots of the second stream in which the shared operand is read
     // The stack whose next product has its codes already, by the kernel that wrote its operand, or
     // the codes in its place; that is dy if `coded_transposed`. NULL if there is none.
     const qlora__fp8* coded;
     bool coded_transposed;
-} qlora__model_flow;
+} qlora__flow;
 
 // Keys and values of the texts in flight.
 typedef struct qlora__model_texts {
@@ -488,7 +491,7 @@ struct qlora_model {
     qlora__model_base base;
     qlora__model_tables tables;
     qlora__model_work work;
-    qlora__model_flow flow;
+    qlora__flow flow;
     qlora__model_texts texts;
 };
 

@@ -62,14 +62,14 @@ static bool qlora__can_place_layers(const qlora_model* m) {
 static int64_t qlora__operand_elements(qlora_model* m) {
     int64_t most = 0;
     int64_t at = 0;
-    m->flow.places_layers = qlora__can_place_layers(m);
+    m->work.places_layers = qlora__can_place_layers(m);
     static const int order[QLORA__GROUPS] = {QLORA__GATE_UP, QLORA__DOWN, QLORA__O, QLORA__QKV};
     for (int i = 0; i < QLORA__GROUPS; i++) {
         int64_t n = qlora__operand_most(m, order[i]);
         bool tiled = m->plan.tile > 0 && order[i] != QLORA__QKV;
-        m->flow.operand_at[order[i]] = tiled || m->flow.places_layers ? at : 0;
+        m->work.operand_at[order[i]] = tiled || m->work.places_layers ? at : 0;
         at += n;
-        most = qlora__max(most, m->flow.operand_at[order[i]] + n);
+        most = qlora__max(most, m->work.operand_at[order[i]] + n);
     }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int i = 0; i < m->layers[l].count; i++) {
@@ -164,7 +164,7 @@ static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
     int64_t pitch = qlora__fp8_pitch(widest); // not less than the width of a result
     qlora__arena_tensor(arena, QLORA_U8, 1, qlora__tile_rows(m) * pitch, &m->work.fp8_codes);
     qlora__arena_tensor(arena, QLORA_F32, 1, qlora__tile_rows(m), &m->work.fp8_scales);
-    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__has_gated(m) ? qlora__tile_rows(m) : 0,
+    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__any_ffn_sums(m) ? qlora__tile_rows(m) : 0,
                         &m->work.fp8_most);
     qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->work.fp8_ones);
     qlora__arena_tensor(arena, QLORA_F32, m->plan.config.layers * QLORA__GROUPS, 2,
@@ -189,24 +189,17 @@ static void qlora__layout_x(qlora__arena* arena, qlora_model* m, int64_t pad) {
     }
 }
 
-// The gradients of q, k and v. With tiles, those of the rows of the head, which are used up when
-// the first layer begins, share their memory.
+// The gradients of what mixing reads. With tiles, those of the rows of the head, which are used up
+// when the first layer begins, share their memory.
 static void qlora__layout_dqkv(qlora__arena* arena, qlora_model* m, int64_t pad) {
-    const qlora_model_config* c = &m->plan.config;
-    int64_t wide = qlora__q_width(c) + 2 * qlora__kv_width(c) + pad;
+    int64_t wide = qlora__stack_most(m, QLORA__QKV) + pad;
     qlora__arena shared = *arena;
     qlora__arena_tensor(arena, m->compute, m->plan.tokens, wide, &m->work.dqkv);
     if (m->plan.tile > 0) {
-        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, c->hidden,
+        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, m->plan.config.hidden,
                             &m->work.rows_dx);
         qlora__arena_join(arena, &shared);
     }
-}
-
-// Attention keeps two numbers per head and token, in the scratch buffer unless they would fill it.
-static bool qlora__has_own_stats(const qlora_model* m) {
-    const qlora_model_config* c = &m->plan.config;
-    return m->on_gpu && (uint64_t)(c->heads * m->plan.tokens) * 8 > ((uint64_t)32 << 20);
 }
 
 // What is not needed while the head runs, which has its logits in the same memory: they begin at
@@ -219,7 +212,8 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     qlora__most_pads(m, pads);
     int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
     // FP8 products fill the columns of ds up; those are the ones of z, which is computed later.
-    int64_t wide = qlora__mlp_most(m);
+    int64_t wide = qlora__stack_most_in(m, QLORA__DOWN);
+    int64_t mixed = qlora__stack_most_in(m, QLORA__O);
     wide = qlora__is_fp8(m) ? qlora__fp8_width(wide) : wide;
     if (m->base.head_is_nf4) {
         qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->work.operand);
@@ -228,7 +222,7 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     qlora__arena shared = *arena;
     qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->work.s);
     if (qlora__trains(m) && m->plan.tile == 0) {
-        qlora__arena_tensor(&shared, m->compute, m->plan.tokens, qlora__q_width(c), &m->work.d_o);
+        qlora__arena_tensor(&shared, m->compute, m->plan.tokens, mixed, &m->work.d_o);
         qlora__arena_join(arena, &shared);
     }
     if (!m->base.head_is_nf4) {
@@ -239,7 +233,7 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
         return;
     }
     m->work.ds = m->work.s;
-    if (m->desc.dropout > 0.0f || m->dora || c->experts > 0) {
+    if (m->desc.dropout > 0.0f || m->dora || qlora__any_ffn_adds(m)) {
         qlora__arena_tensor(arena, m->compute, some, wide, &m->work.ds);
     }
     qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden + dh_pad, &m->work.dh);
@@ -247,11 +241,11 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     if (qlora__has_own_d_out(m)) {
         qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->work.d_out);
     }
-    if (qlora__stands_beside(m) || c->experts > 0) {
+    if (qlora__stands_beside(m) || qlora__any_ffn_adds(m)) {
         qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->work.d_beside);
     }
     if (m->plan.tile > 0) {
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, qlora__q_width(c), &m->work.d_o);
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, mixed, &m->work.d_o);
     }
     if (m->dora) {
         int64_t widest = 0;
@@ -262,56 +256,27 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-static void qlora__layout_experts(qlora__arena* arena, qlora_model* m) {
-    const qlora_model_config* c = &m->plan.config;
-    qlora__experts_work* w = &m->work.experts;
-    int64_t some = qlora__tile_rows(m);
-    int64_t pad = qlora__experts_pad(m);
-    int64_t routed = some * c->experts_per_token;
-    qlora__arena_tensor(arena, m->compute, some, c->hidden + pad, &w->x);
-    qlora__arena_tensor(arena, m->compute, some, c->hidden, &w->y);
-    qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate + pad, &w->s);
-    qlora__arena_tensor(arena, m->compute, 1, routed, &w->weights);
-    qlora__arena_tensor(arena, m->compute, 1, routed, &w->sorted);
-    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->choice);
-    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->place);
-    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->tokens);
-    qlora__arena_tensor(arena, QLORA_I32, 1, c->experts + 1, &w->starts);
-    if (qlora__trains(m)) {
-        qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate, &w->ds);
-        qlora__arena_tensor(arena, m->compute, some, c->experts + pad, &w->dz);
-        qlora__arena_tensor(arena, m->compute, 1, routed, &w->dw);
-        qlora__arena_tensor(arena, m->compute, some, 1 + pad, &w->d_gate);
-    }
-}
-
 static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
-    const qlora_model_config* c = &m->plan.config;
     int64_t some = qlora__tile_rows(m);
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
     qlora__layout_x(arena, m, qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]));
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
-    if (c->experts > 0) {
-        qlora__layout_experts(arena, m);
-    }
+    qlora__ffns_share(arena, m, false);
     qlora__layout_wide(arena, m);
     if (qlora__is_fp8(m)) {
         qlora__layout_fp8_shared(arena, m);
     }
     memset(&m->work.stats, 0, sizeof m->work.stats);
     if (qlora__trains(m)) {
-        int64_t parts = qlora__has_gated(m) ? qlora__gated_room(some, c->intermediate) : 0;
-        qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->work.gated_parts);
+        qlora__ffns_share(arena, m, true);
         qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->work.skinny_parts);
         for (int i = 0; i < 2; i++) {
             qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0,
                                 &m->work.rstd[i]);
         }
         qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
-        if (qlora__has_own_stats(m)) {
-            qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * m->plan.tokens, &m->work.stats);
-        }
+        qlora__mixers_share(arena, m);
     }
     qlora__layout_overlaid(arena, m); // the last, so that the head can go beyond its end
 }

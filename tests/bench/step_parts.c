@@ -62,7 +62,7 @@ static qlora_result part_enqueue(qlora_ctx* ctx, void* user) {
             QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__QKV, &d->x, &d->qkv));
             break;
         case PART_ATTENTION:
-            QLORA__TRY(qlora__decode_attention_run(m, l));
+            QLORA__TRY(qlora__softmax_step_mix(m, l));
             break;
         case PART_O:
             QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__O, &d->o, &d->y));

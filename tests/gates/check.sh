@@ -297,6 +297,15 @@ gate_words() {
     # What differs between methods of training is asked of their rows.
     faults "a method by name, not by its row: " < <(grep -rn QLORA_METHOD_ src programs |
         grep -vE '^(src/(api/[a-z_]*|trainer/methods)|programs/finetune/options/method)\.h:')
+    # What walks a model asks the rows of the kinds of its parts, whose names are those of the rows.
+    local kinds
+    kinds=$(sed -nE 's/^    \{"([a-z0-9]+)",.*/\1/p' src/model/*/plans.h | paste -sd "|")
+    [[ $kinds == *"|"* ]] || fault "src/model/*/plans.h: no rows with names of kinds"
+    kinds="qlora__($kinds)_|QLORA__(MIXER|FFN)_[A-Z]"
+    kinds="$kinds|qlora_+(swiglu|geglu|relu2|attention)_(for|back)ward"
+    faults "a kind of part by name, not by its row: " < <(
+        grep -rnE "$kinds" src/model src/generate src/train src/trainer src/adapter |
+            grep -vE '^src/model/(mixers|ffns)/' | sed 's/qlora__plain_name//g' | grep -E "$kinds")
     # Documents: sentences that can be followed, and figures in tables.
     local page pages=()
     for page in *.md docs/*.md tests/README.md; do

@@ -197,6 +197,14 @@ defect words "a method by name, not by its row" \
 defect words "a method by name in finetune" \
     'sed -i "s/if (method->preferences)/if (a->o.method.kind != QLORA_METHOD_SFT)/" \
         programs/finetune/reports/log.h'
+defect words "a kind of mixer by name, not by its row" \
+    'sed -i "s/QLORA__TRY(kind->mix(/QLORA__TRY(qlora__softmax_mix(/" src/model/forward.h'
+defect words "a kind of MLP by name" \
+    'sed -i "s/qlora__ffn_plan_of(layer)->joins/layer->layout->ffn == QLORA__FFN_GATED/" \
+        src/model/stacks.h'
+defect words "an activation by name" \
+    'sed -i "s/qlora__ffn_of(layer)->step(m, layer)/qlora__relu2_forward(m->ctx, x, y)/" \
+        src/model/step.h'
 defect words "a sentence that nobody can follow" \
     '{ echo; yes and so on | head -14 | tr "\n" " "; echo; } >>docs/questions.md'
 defect words "a paragraph of figures" \

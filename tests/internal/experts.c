@@ -273,7 +273,7 @@ TEST experts_refuse(const test_machine* machine) {
                  {"desc.base FP8", 0.0f, false, QLORA_BASE_FP8, QLORA_MODE_F32, 0, 0},
                  {"desc.mode FP8", 0.0f, false, QLORA_BASE_NF4, QLORA_MODE_FP8, 0, 0},
                  {"several adapters", 0.0f, false, QLORA_BASE_NF4, QLORA_MODE_F32, 2, 0},
-                 {"a GPU", 0.0f, false, QLORA_BASE_NF4, QLORA_MODE_AUTO, 0, 90}};
+                 {"do not run on a GPU", 0.0f, false, QLORA_BASE_NF4, QLORA_MODE_AUTO, 0, 90}};
     qlora_ctx* ctx = test_open(machine, NULL);
     ASSERTm(test_open_reason(), ctx != NULL);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -308,7 +308,7 @@ static bool gated_micro(const setup* s, bool wants, gated_gradients* g) {
     data_make(&d, "gated", run_lengths[0], 3);
     bool ok = rig_open(&r, s);
     for (int64_t l = 0; ok && l < s->config.layers; l++) {
-        ok = qlora__gated_ranks(r.model, &r.model->layers[l], NULL) == wants;
+        ok = qlora__ffn_sums(r.model, &r.model->layers[l]) == wants;
     }
     ok = ok && (qlora_train_micro(r.trainer, &d.batch, 10.0) == QLORA_OK || rig_says(&r, "micro"));
     g->values = ok ? rig_read(&r, true, &g->count) : NULL;

@@ -144,7 +144,7 @@ TEST operands_are_placed_after_the_head(const test_machine* machine) {
         s.model.cache = i == 0 ? QLORA_CHOICE_OFF : QLORA_CHOICE_ON;
         ASSERT(rig_open(&r, &s));
         const qlora_model* m = r.model;
-        ASSERT(m->flow.places_layers);
+        ASSERT(m->work.places_layers);
         ASSERT((char*)m->work.logits.data + m->work.logits.bytes >=
                (char*)m->work.operand.data + m->work.operand.bytes);
         ASSERT(rig_close(&r, &s));

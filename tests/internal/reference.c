@@ -34,6 +34,8 @@ static const reference_case reference_cases[] = {
     {"glm4", QLORA_FAMILY_GLM4, 4, 2, 12, 8, 0, true, false, 0},       // pairs of neighbours
     {"granite", QLORA_FAMILY_GRANITE, 4, 2, 8, 0, 0, true, false, 0},  // factors everywhere
     {"exaone4", QLORA_FAMILY_EXAONE4, 4, 2, 8, 0, 3, false, true, 1},
+    {"arcee", QLORA_FAMILY_ARCEE, 4, 2, 8, 0, 0, true, false, 0},      // no gate
+    {"cohere2", QLORA_FAMILY_COHERE2, 4, 2, 8, 0, 3, false, false, 1}, // side by side, LayerNorm
 };
 
 // A model, and all that the reference needs of it in double.
@@ -98,7 +100,7 @@ static void reference_config(const reference_case* k, qlora_model_config* c) {
     c->rope.theta = 100.0;
     c->rope_dims = k->rope_dims;
     c->qkv_bias = k->biases;
-    c->o_bias = k->biases && k->family == QLORA_FAMILY_LLAMA;
+    c->o_bias = k->biases && (k->family == QLORA_FAMILY_LLAMA || k->family == QLORA_FAMILY_ARCEE);
     c->mlp_bias = c->o_bias;
     c->qk_norm = k->qk_norm;
     c->window = k->window;
@@ -113,6 +115,8 @@ static void reference_config(const reference_case* k, qlora_model_config* c) {
         c->residual_scale = 0.4;
         c->attention_scale = 0.2;
         c->logits_divisor = 1.7;
+    } else if (k->family == QLORA_FAMILY_COHERE2) {
+        c->logits_divisor = 4.0;
     }
 }
 
@@ -260,7 +264,11 @@ static void reference_layer(reference_rig* r, int64_t layer) {
     l->rotated = from->no_rope ? 0 : c->rope_dims > 0 ? c->rope_dims : c->head_dim;
     l->theta = c->rope.theta;
     l->neighbours = (m->arch->has & QLORA__HAS_PAIRED_ROPE) != 0;
-    l->activation = (m->arch->has & QLORA__HAS_GELU) != 0 ? REF_GELU : REF_SILU;
+    l->plain = from->layout->ffn == QLORA__FFN_PLAIN;
+    l->beside = qlora__stands_beside(m);
+    l->activation = l->plain                                 ? REF_SQUARED_RELU
+                    : (m->arch->has & QLORA__HAS_GELU) != 0 ? REF_GELU
+                                                            : REF_SILU;
     ref_norm* norms[QLORA__NORMS] = {&l->before_attention,
                                      &l->after_attention,
                                      &l->before_mlp,
@@ -269,6 +277,7 @@ static void reference_layer(reference_rig* r, int64_t layer) {
                                      &l->of_k};
     for (int i = 0; i < QLORA__NORMS; i++) {
         reference_norm(r, &from->norms[i], norms[i]);
+        norms[i]->centred = i < QLORA__NORM_Q && qlora__norms_mean(m);
     }
     reference_matrices(r, layer);
 }
@@ -409,6 +418,7 @@ TEST model_is_the_reference(const reference_case* k) {
         reference_layer(&r, l);
     }
     reference_norm(&r, &r.model->base.final_norm, &r.final_norm);
+    r.final_norm.centred = qlora__norms_mean(r.model);
     double labels = qlora_batch_labels(&r.batch);
     double loss = 0.0;
     int32_t first = 0;

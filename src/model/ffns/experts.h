@@ -51,7 +51,7 @@ static qlora_result qlora__experts_backward(const qlora__pass* pass, qlora_math 
 // The choice of a pass, from the scores in kept.scores.
 static qlora__route qlora__experts_route(const qlora__pass* pass, const qlora__layer* layer) {
     const qlora_model_config* c = &pass->m->plan.config;
-    const qlora__experts_work* w = &pass->m->work.experts;
+    const qlora__routed_work* w = &pass->m->work.experts;
     qlora__route r;
     memset(&r, 0, sizeof r);
     r.rule.score = layer->layout->experts->score;
@@ -244,7 +244,7 @@ static qlora_result qlora__shared_out_backward(const qlora__pass* pass, qlora__l
 static qlora_result qlora__expert_out_backward(const qlora__pass* pass, qlora__layer* layer,
                                                const qlora__route* route, int64_t e) {
     qlora_model* m = pass->m;
-    const qlora__experts_work* w = &m->work.experts;
+    const qlora__routed_work* w = &m->work.experts;
     int64_t width = m->plan.config.expert_intermediate;
     int64_t first = route->starts[e];
     int64_t rows = route->starts[e + 1] - first;
@@ -293,7 +293,7 @@ static qlora_result qlora__experts_all_backward(const qlora__pass* pass,
                                                 const qlora_linear_desc* linear,
                                                 const qlora_tensor* dy, const qlora_tensor* dx) {
     const qlora_model* m = pass->m;
-    const qlora__experts_work* w = &m->work.experts;
+    const qlora__routed_work* w = &m->work.experts;
     qlora_linear_desc own = qlora__experts_linear(pass, linear);
     int64_t pad = qlora_linear_pad(&own);
     qlora_tensor from = qlora__local(pass, &m->work.x, 0, own.in);
@@ -313,7 +313,7 @@ static qlora_result qlora__experts_in_backward(const qlora__pass* pass, qlora__l
                                                const qlora_tensor* h) {
     qlora_model* m = pass->m;
     const qlora__experts* experts = layer->experts;
-    const qlora__experts_work* w = &m->work.experts;
+    const qlora__routed_work* w = &m->work.experts;
     int64_t width = m->plan.config.hidden;
     qlora_tensor in = qlora__local(pass, h, 0, width);
     qlora_tensor inputs = qlora__local(pass, &m->work.x, 0, width);

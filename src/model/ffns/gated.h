@@ -166,7 +166,7 @@ static qlora_result qlora__gated_out_run(const qlora__pass* pass, qlora__layer* 
         QLORA__TRY(
             qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded, &ds));
     }
-    if (qlora__gated_ranks(m, layer, NULL)) {
+    if (qlora__gated_sums(m, layer)) {
         QLORA__TRY(qlora__gated_fused_backward(pass, layer, &stack, &ds, &dy));
     } else if (qlora__u_comes(pass, layer)) {
         qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
@@ -189,3 +189,10 @@ static qlora_result qlora__gated_out_backward(const qlora__pass* pass, qlora__la
     }
     return QLORA_OK;
 }
+
+#ifndef QLORA_NO_CUDA
+// The activation comes with the product.
+static qlora_result qlora__gated_step(const qlora_model* m, const qlora__layer* layer) {
+    return qlora__decode_product_run(m, layer, QLORA__GATE_UP, &m->decode.x, &m->decode.s);
+}
+#endif

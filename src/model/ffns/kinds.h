@@ -1,9 +1,9 @@
 // ---- the kinds of feed-forward parts ------------------------------------------------------------
 //
-// What the passes through a model call; a new kind is a row here and a room beside this one.
+// What the passes through a model call; a new kind is a row here and in plans.h, and a room beside
+// them.
 
 typedef struct qlora__ffn_kind {
-    const char* name;
     // m->work.x -> what the backward pass needs, in kept.gu.
     qlora_result (*in)(const qlora__pass* pass, qlora__layer* layer);
     // kept.gu -> the output of the branch.
@@ -13,6 +13,10 @@ typedef struct qlora__ffn_kind {
     // That of kept.gu -> that of the residual stream, of which the branch reads `h`.
     qlora_result (*in_backward)(const qlora__pass* pass, qlora__layer* layer,
                                 const qlora_tensor* h);
+#ifndef QLORA_NO_CUDA
+    // In a step on the device, from x to the input of down in s.
+    qlora_result (*step)(const qlora_model* m, const qlora__layer* layer);
+#endif
 } qlora__ffn_kind;
 
 // Of kinds that begin with a stack.
@@ -23,12 +27,24 @@ static qlora_result qlora__stack_in_backward(const qlora__pass* pass, qlora__lay
 
 // Indexed by qlora__ffn.
 static const qlora__ffn_kind qlora__ffn_kinds[] = {
-    {"gated", qlora__gated_in, qlora__gated_out, qlora__gated_out_backward,
-     qlora__stack_in_backward},
-    {"plain", qlora__plain_in, qlora__plain_out, qlora__plain_out_backward,
-     qlora__stack_in_backward},
-    {"experts", qlora__experts_in, qlora__experts_out, qlora__experts_out_backward,
-     qlora__experts_in_backward}};
+    {qlora__gated_in, qlora__gated_out, QLORA__TRAINS ? qlora__gated_out_backward : NULL,
+     QLORA__TRAINS ? qlora__stack_in_backward : NULL,
+#ifndef QLORA_NO_CUDA
+     QLORA__GENERATES ? qlora__gated_step : NULL
+#endif
+    },
+    {qlora__plain_in, qlora__plain_out, QLORA__TRAINS ? qlora__plain_out_backward : NULL,
+     QLORA__TRAINS ? qlora__stack_in_backward : NULL,
+#ifndef QLORA_NO_CUDA
+     QLORA__GENERATES ? qlora__plain_step : NULL
+#endif
+    },
+    {qlora__experts_in, qlora__experts_out, QLORA__TRAINS ? qlora__experts_out_backward : NULL,
+     QLORA__TRAINS ? qlora__experts_in_backward : NULL,
+#ifndef QLORA_NO_CUDA
+     NULL
+#endif
+    }};
 
 static const qlora__ffn_kind* qlora__ffn_of(const qlora__layer* layer) {
     return &qlora__ffn_kinds[layer->layout->ffn];

@@ -69,3 +69,11 @@ static qlora_result qlora__plain_out_backward(const qlora__pass* pass, qlora__la
     }
     return QLORA_OK;
 }
+
+#ifndef QLORA_NO_CUDA
+static qlora_result qlora__plain_step(const qlora_model* m, const qlora__layer* layer) {
+    const qlora_tensor* s = &m->decode.s;
+    QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &m->decode.x, s));
+    return qlora__relu2_forward(m->ctx, s, s);
+}
+#endif

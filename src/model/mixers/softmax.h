@@ -1,6 +1,6 @@
 // ---- softmax attention --------------------------------------------------------------------------
 //
-// q, k and v, their norms and rotation, attention, o; and the copies of what it keeps to the host.
+// q, k and v, their norms and rotation, attention, o.
 
 // The inputs of attention.
 typedef struct qlora__heads {
@@ -94,62 +94,8 @@ static qlora_result qlora__softmax_qkv(const qlora__pass* pass, qlora__layer* la
     return qlora__softmax_rotate(pass, layer, &rotated, bias, false);
 }
 
-// A copy of bytes [from, end) of what a layer keeps of attention, to the host or back.
-static qlora_result qlora__offload_copy(const qlora__pass* pass, const qlora__layer* layer,
-                                     size_t from, size_t end, bool back) {
-    if (layer->away_attention == NULL || from == end) {
-        return QLORA_OK;
-    }
-    qlora_tensor some = layer->kept.o;
-    some.data = (char*)some.data + from;
-    some.dtype = QLORA_U8;
-    some.rows = 1;
-    some.cols = (int64_t)(end - from);
-    some.ld = some.cols;
-    return qlora__away_copy(pass->ctx, 2 + (int)(layer->offload_number % 2), back, &some,
-                            (char*)layer->away_attention + from);
-}
-
-// The copy back.
-static qlora_result qlora__offload_back(const qlora__pass* pass, const qlora__layer* layer) {
-    return qlora__offload_copy(pass, layer, 0, qlora__offload_bytes(pass->m, layer), true);
-}
-
-// Waits for the copies of the slot of a layer: of what it keeps of attention, or before that of the
-// last layer that had this slot.
-static qlora_result qlora__offload_wait(const qlora__pass* pass, const qlora__layer* layer) {
-    return layer->offload_number >= 0
-               ? qlora__away_wait(pass->ctx, 4u << layer->offload_number % 2)
-               : QLORA_OK;
-}
-
-// Begins the copies to the host, each as soon as its part is there. Those of a layer take longer
-// than the layer itself if its products are fast. A recomputed layer has one, before o_proj, whose
-// z is computed once more before it is needed.
-typedef enum qlora__offload_part {
-    QLORA__OFFLOAD_HEADS,     // q, k and v, rotated
-    QLORA__OFFLOAD_ATTENTION, // its output
-    QLORA__OFFLOAD_O          // z of o_proj, in the same rows
-} qlora__offload_part;
-
-static qlora_result qlora__offload_begin(const qlora__pass* pass, const qlora__layer* layer,
-                                     qlora__offload_part part) {
-    const qlora_model* m = pass->m;
-    if (!pass->training || layer->away_attention == NULL ||
-        layer->recompute != (part == QLORA__OFFLOAD_ATTENTION)) {
-        return QLORA_OK;
-    }
-    if (part == QLORA__OFFLOAD_HEADS) {
-        return qlora__offload_copy(pass, layer, m->work.offload_bytes[1], m->work.offload_bytes[2],
-                                   false);
-    }
-    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z of q, k and v
-    size_t end = layer->recompute ? qlora__offload_bytes(m, layer) : m->work.offload_bytes[1];
-    return qlora__offload_copy(pass, layer, 0, end, false);
-}
-
 // Input of a layer -> rotated q, k and v, tile by tile.
-static qlora_result qlora__softmax_heads(const qlora__pass* pass, qlora__layer* layer, bool again) {
+static qlora_result qlora__softmax_in(const qlora__pass* pass, qlora__layer* layer, bool again) {
     qlora_model* m = pass->m;
     qlora__tiles_begin(pass);
     for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
@@ -169,7 +115,7 @@ static qlora_result qlora__softmax_heads(const qlora__pass* pass, qlora__layer* 
     return QLORA_OK;
 }
 
-static qlora_result qlora__softmax_forward(const qlora__pass* pass, qlora__layer* layer) {
+static qlora_result qlora__softmax_mix(const qlora__pass* pass, qlora__layer* layer) {
     const qlora_model_config* c = &pass->m->plan.config;
     qlora__heads heads = qlora__heads_of(pass, layer);
     qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, qlora__q_width(c));
@@ -255,7 +201,7 @@ static qlora_result qlora__softmax_out_backward(const qlora__pass* pass, qlora__
 }
 
 // d_o -> gradients of q, k and v, normalised and rotated, in m->work.dqkv.
-static qlora_result qlora__softmax_backward(const qlora__pass* pass, qlora__layer* layer) {
+static qlora_result qlora__softmax_mix_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -303,7 +249,7 @@ static bool qlora__rotation_writes_codes(const qlora__pass* pass, const qlora__l
 }
 
 // Gradients of q, k and v -> those before norm and rotation.
-static qlora_result qlora__softmax_heads_backward(const qlora__pass* pass, qlora__layer* layer) {
+static qlora_result qlora__softmax_in_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     if (qlora__rotation_writes_codes(pass, layer)) {
@@ -318,23 +264,4 @@ static qlora_result qlora__softmax_heads_backward(const qlora__pass* pass, qlora
         qlora__slice(pass, &pass->m->work.dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
     QLORA__TRY(qlora__softmax_rotate(pass, layer, &rotated, NULL, true));
     return c->qk_norm ? qlora__softmax_norms_backward(pass, layer) : QLORA_OK;
-}
-
-// The same for what a layer keeps of attention and is not recomputed: the layer below it is the one
-// with the number before. The second stream no longer reads that memory: it has finished the
-// gradients of o of the layer above, and is waited for here with those of q, k and v.
-static qlora_result qlora__attention_back(const qlora__pass* pass, const qlora__layer* layer) {
-    const qlora__layer* below = layer;
-    QLORA__TRY(qlora__offload_wait(pass, layer));
-    if (layer->offload_number < 1 || layer->recompute) {
-        return QLORA_OK;
-    }
-    while (below->offload_number != layer->offload_number - 1) {
-        below--;
-    }
-    if (below->away_attention == NULL) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV));
-    return qlora__offload_back(pass, below);
 }

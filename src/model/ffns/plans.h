@@ -1,0 +1,198 @@
+// ---- what the kinds of feed-forward parts need --------------------------------------------------
+//
+// What plan and memory ask; what the passes call is in kinds.h.
+
+typedef struct qlora__ffn_plan {
+    const char* name;
+    // Adds what a layer keeps for the backward pass.
+    void (*keep)(const qlora_model* m, const qlora__layer* layer, qlora__kept_slots* slots);
+    // Memory that all layers use, in training and in every pass; NULL = none.
+    void (*share)(qlora__arena* arena, qlora_model* m);
+    void (*work)(qlora__arena* arena, qlora_model* m);
+    // What a model with such a part cannot do; NULL = nothing, or returns NULL.
+    const char* (*refuse)(const qlora_model* m);
+    // The kernels of a layer that others do not need.
+    qlora__needs (*needs)(const qlora_model* m, const qlora__layer* layer);
+    // Whether the backward pass of the activation computes dB of the stack before it and dA of the
+    // one after it as well; NULL = never.
+    bool (*sums)(const qlora_model* m, const qlora__layer* layer);
+    bool adds;              // parts stand side by side: their gradients meet in d_beside
+    bool joins;             // the activation has kernels with parts of the products beside it
+    unsigned z;             // stacks (one bit each) whose z is kept, as x is overwritten
+    unsigned z_sums;        // of recomputed layers, if it sums
+    int64_t fp8_multiple;   // that the width must be for aligned rows of FP8 products
+    const char* activation; // in config.json; NULL = it depends on the family
+} qlora__ffn_plan;
+
+// The output of the first stack, with room for u.
+static void qlora__stack_keep(const qlora_model* m, const qlora__layer* layer,
+                              qlora__kept_slots* slots) {
+    const qlora__kept_slot gu = {QLORA__KEPT_TILE, offsetof(qlora__kept, gu), m->compute,
+                            qlora__tile_rows(m),
+                            qlora_linear_out(&layer->linears[QLORA__GATE_UP]) +
+                                layer->pads[QLORA__GATE_UP]};
+    qlora__kept_add(slots, &gu);
+}
+
+// Whether the backward pass of the activation computes dB of gate and up and dA of down as well.
+// ranks: of gate, up and down; may be NULL.
+static bool qlora__gated_ranks(const qlora_model* m, const qlora__layer* layer, int64_t* ranks) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
+    int64_t own[3] = {l->parts[0].rank, l->parts[l->count - 1].rank,
+                      layer->linears[QLORA__DOWN].parts[0].rank};
+    if (ranks != NULL) {
+        memcpy(ranks, own, sizeof own);
+    }
+    return qlora__gated_takes(own) && qlora__keeps_z(m) &&
+           m->compute == QLORA_BF16 && qlora__tile_rows(m) * c->intermediate >= QLORA__GATED_FROM &&
+           c->hidden % 8 == 0 && c->intermediate % 8 == 0;
+}
+
+static bool qlora__gated_sums(const qlora_model* m, const qlora__layer* layer) {
+    return qlora__gated_ranks(m, layer, NULL);
+}
+
+static qlora__needs qlora__gated_needs(const qlora_model* m, const qlora__layer* layer) {
+    return qlora__gated_sums(m, layer) ? QLORA__NEED_GATED : 0;
+}
+
+static qlora__needs qlora__plain_needs(const qlora_model* m, const qlora__layer* layer) {
+    (void)m;
+    (void)layer;
+    return QLORA__NEED_RELU2;
+}
+
+static void qlora__gated_share(qlora__arena* arena, qlora_model* m) {
+    int64_t parts = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layer* layer = &m->layers[l];
+        if (layer->layout->ffn == QLORA__FFN_GATED && qlora__gated_sums(m, layer)) {
+            parts = qlora__gated_room(qlora__tile_rows(m), m->plan.config.intermediate);
+        }
+    }
+    qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->work.gated_parts);
+}
+
+// The columns that adapters of experts need beside a row, at most.
+static int64_t qlora__experts_pad(const qlora_model* m) {
+    int64_t pad = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__experts* experts = m->layers[l].experts;
+        pad = experts != NULL ? qlora__max(pad, experts->pad) : pad;
+    }
+    return pad;
+}
+
+// Gate and up of the rows that experts get, and what chose them.
+static void qlora__experts_keep(const qlora_model* m, const qlora__layer* layer,
+                                qlora__kept_slots* slots) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t some = qlora__tile_rows(m);
+    int64_t pad = qlora__experts_pad(m);
+    const qlora__kept_slot all[] = {
+        {QLORA__KEPT_TILE, offsetof(qlora__kept, routed), m->compute, some * c->experts_per_token,
+         2 * c->expert_intermediate + pad},
+        {QLORA__KEPT_TILE, offsetof(qlora__kept, scores), m->compute, some, c->experts},
+        {QLORA__KEPT_TILE, offsetof(qlora__kept, shared), m->compute, some, 1 + pad}};
+    qlora__stack_keep(m, layer, slots);
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        qlora__kept_add(slots, &all[i]);
+    }
+}
+
+static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__routed_work* w = &m->work.experts;
+    int64_t some = qlora__tile_rows(m);
+    int64_t pad = qlora__experts_pad(m);
+    int64_t routed = some * c->experts_per_token;
+    qlora__arena_tensor(arena, m->compute, some, c->hidden + pad, &w->x);
+    qlora__arena_tensor(arena, m->compute, some, c->hidden, &w->y);
+    m->work.gathered = w->y;
+    qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate + pad, &w->s);
+    qlora__arena_tensor(arena, m->compute, 1, routed, &w->weights);
+    qlora__arena_tensor(arena, m->compute, 1, routed, &w->sorted);
+    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->choice);
+    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->place);
+    qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->tokens);
+    qlora__arena_tensor(arena, QLORA_I32, 1, c->experts + 1, &w->starts);
+    if (qlora__trains(m)) {
+        qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate, &w->ds);
+        qlora__arena_tensor(arena, m->compute, some, c->experts + pad, &w->dz);
+        qlora__arena_tensor(arena, m->compute, 1, routed, &w->dw);
+        qlora__arena_tensor(arena, m->compute, some, 1 + pad, &w->d_gate);
+    }
+}
+
+static const char* qlora__experts_refuse(const qlora_model* m) {
+    const uint32_t experts = QLORA_TARGET_EXPERTS_IN | QLORA_TARGET_EXPERTS_OUT;
+    bool drops = m->desc.dropout > 0.0f && (m->desc.targets & experts) != 0;
+    return m->on_gpu                        ? "has experts, which do not run on a GPU; open a "
+                                              "context for the CPU"
+           : qlora__has_several(m)          ? "has experts, without support for several adapters"
+           : m->dora                        ? "has experts, without support for DoRA"
+           : m->plan.mode == QLORA_MODE_FP8 ? "has experts, without support for desc.mode FP8"
+           : m->desc.base == QLORA_BASE_FP8 ? "has experts, without support for desc.base FP8"
+           : drops ? "has experts, without support for dropout on experts, as in PEFT; set "
+                     "desc.dropout to 0, or desc.targets without experts"
+                   : NULL;
+}
+
+static qlora__needs qlora__experts_needs(const qlora_model* m, const qlora__layer* layer) {
+    (void)m;
+    (void)layer;
+    return 0; // they run on the CPU
+}
+
+// Indexed by qlora__ffn. Of the gated one, gate and up are next to each other in rows of FP8.
+static const qlora__ffn_plan qlora__ffn_plans[] = {
+    {"gated", qlora__stack_keep, qlora__gated_share, NULL, NULL, qlora__gated_needs,
+     qlora__gated_sums, false, true, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 1u << QLORA__DOWN, 4,
+     NULL},
+    {"plain", qlora__stack_keep, NULL, NULL, NULL, qlora__plain_needs, NULL, false, false,
+     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2"},
+    {"experts", qlora__experts_keep, NULL, qlora__experts_work, qlora__experts_refuse,
+     qlora__experts_needs, NULL, true, false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8,
+     NULL}};
+
+static const qlora__ffn_plan* qlora__ffn_plan_of(const qlora__layer* layer) {
+    return &qlora__ffn_plans[layer->layout->ffn];
+}
+
+// The memory that the feed-forward parts of a model share: each kind that it has, once.
+static void qlora__ffns_share(qlora__arena* arena, qlora_model* m, bool training) {
+    bool done[QLORA__FFNS];
+    memset(done, 0, sizeof done);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__ffn_plan* plan = qlora__ffn_plan_of(&m->layers[l]);
+        void (*lay)(qlora__arena * arena, qlora_model * m) = training ? plan->share : plan->work;
+        if (!done[plan - qlora__ffn_plans] && lay != NULL) {
+            lay(arena, m);
+        }
+        done[plan - qlora__ffn_plans] = true;
+    }
+}
+
+// Whether any layer has parts side by side.
+static bool qlora__any_ffn_adds(const qlora_model* m) {
+    bool any = false;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        any = any || qlora__ffn_plan_of(&m->layers[l])->adds;
+    }
+    return any;
+}
+
+// Whether the activation of a layer computes gradients of adapters, or that of any layer.
+static bool qlora__ffn_sums(const qlora_model* m, const qlora__layer* layer) {
+    const qlora__ffn_plan* plan = qlora__ffn_plan_of(layer);
+    return plan->sums != NULL && plan->sums(m, layer);
+}
+
+static bool qlora__any_ffn_sums(const qlora_model* m) {
+    bool any = false;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        any = any || qlora__ffn_sums(m, &m->layers[l]);
+    }
+    return any;
+}
