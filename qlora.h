@@ -54094,7 +54094,7 @@ static qlora_result qlora__trainer_sound(qlora_ctx* ctx, const qlora_trainer* t)
 // The settings and facts on which results depend, as a table of numbers: a checkpoint stores them,
 // and processes that train together compare them.
 
-#define QLORA__STATE_ROWS 72
+#define QLORA__STATE_ROWS 80
 #define QLORA__STATE_PREFERENCE (QLORA__PREFERENCE_SUMS + 3)
 
 // The numbers stored in a checkpoint. SAME: a different value is an error, because it would change
@@ -59692,4 +59692,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d46886f2b36fa684
+//@@ end d0f24b7144d53d2f

@@ -3,7 +3,7 @@
 // The settings and facts on which results depend, as a table of numbers: a checkpoint stores them,
 // and processes that train together compare them.
 
-#define QLORA__STATE_ROWS 72
+#define QLORA__STATE_ROWS 80
 #define QLORA__STATE_PREFERENCE (QLORA__PREFERENCE_SUMS + 3)
 
 // The numbers stored in a checkpoint. SAME: a different value is an error, because it would change
