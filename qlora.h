@@ -110,7 +110,7 @@
        and generation allocate no device memory, except a step of more micro-batches than
        desc.accumulate of the model for its partial sums. On the CPU, the first slice of a context
        starts a thread and uses the memory of the context, as a whole step does. Only what is
-       computed in the middle of it (another model, an operator, another step or text in slices)
+       computed in the middle of it (another model, an operator, something else in slices)
        allocates qlora_plan.context once more, which no plan counts, and keeps it for the next time.
        The operators use a scratch buffer of desc.scratch_bytes that is allocated with the context.
        A tensor is a small struct that points to memory; qlora_tensor_create allocates,
@@ -118,9 +118,9 @@
 
    TIME
        A step can be taken whole, by halves (micro, update) or in slices of a few milliseconds, with
-       the same bits each way, and a generated token whole or in slices. qlora_train_query waits for
-       the last step, qlora_train_poll never waits. Long calls take a progress function that can
-       stop them.
+       the same bits each way; an evaluation and a generated token whole or in slices.
+       qlora_train_query waits for the last step, qlora_train_poll never waits. Long calls take a
+       progress function that can stop them.
 
    THREADS
        A context and everything created from it must be used by one thread at a time; different
@@ -1132,6 +1132,7 @@ typedef struct qlora_eval_info {
     double loss;   // sum of weighted losses
     double labels; // sum of weights
     int64_t tokens;
+    double share; // of the batch that has been computed, from 0 to 1: see qlora_eval_slice
 } qlora_eval_info;
 // Runs the forward pass only, with adapters on or off as set, and waits for the result. Does not
 // affect gradients that are being accumulated.
@@ -1142,6 +1143,18 @@ QLORA_API qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch,
 // multiply their terms. Waits for the device.
 QLORA_API qlora_result qlora_eval_sequences(qlora_model* model, const qlora_batch* batch,
                                             double* out);
+// Both in slices, for programs that have a frame to draw or a user who may stop: call begin, then
+// slice until *done is true; *out is then that of qlora_eval and `sequences`, unless it is NULL,
+// the result of qlora_eval_sequences, to the bit. Until then, out->share tells how far it is, and
+// the rest of *out is zero. A slice ends before the next piece would exceed the time; it does
+// something in any case. Pieces are those of qlora_train_slice on the CPU; on a GPU, the batch is
+// one piece. In between, the model accepts no other call that computes with it or changes its
+// adapters; other models of the context can be used. cancel drops the evaluation, and so does a
+// slice that fails.
+QLORA_API qlora_result qlora_eval_begin(qlora_model* model, const qlora_batch* batch);
+QLORA_API qlora_result qlora_eval_slice(qlora_model* model, double milliseconds,
+                                        qlora_eval_info* out, double* sequences, bool* done);
+QLORA_API qlora_result qlora_eval_cancel(qlora_model* model);
 // Writes the logits of every token, tokens * vocab floats; for tests and tools. Waits for the
 // device.
 QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, float* out);
@@ -37108,6 +37121,27 @@ typedef struct qlora__model_work {
     qlora_tensor wide_grads; // f32: the gradients of one stack, all adapters
 } qlora__model_work;
 
+// The sizes of a micro-batch.
+typedef struct qlora__micro {
+    int64_t rows;     // rows of the pass, including padding
+    int64_t chunks;   // chunks of the head
+    int64_t labelled; // rows of the last layer after attention, 0 = all: qlora__labelled_rows
+    int64_t size_class; // of the number of sequences: qlora__size_class_of
+    int64_t tokens;   // tokens of the caller
+    bool preference;  // the loss is that of whole sequences
+    bool reference;   // the log-probabilities of the base are computed first
+    bool mismatched;  // the sequences are those of KTO's kl, which have no gradient
+} qlora__micro;
+
+// An evaluation in slices.
+typedef struct qlora__evaluation {
+    bool begun;             // the model is in the middle of it
+    qlora__errand* errand;  // that computes it on the CPU; NULL = none
+    qlora__micro micro;
+    int64_t sequences;
+    qlora_eval_info info;   // the result
+} qlora__evaluation;
+
 // What a pass in flight has placed, and who reads it: qlora__pass.flow. It is of the model only
 // because a step in slices goes on with it.
 typedef struct qlora__flow {
@@ -37121,6 +37155,7 @@ typedef struct qlora__flow {
     // the codes in its place; that is dy if `coded_transposed`. NULL if there is none.
     const qlora__fp8* coded;
     bool coded_transposed;
+    int64_t passed; // layers of the last pass, and then chunks of the head, that have been computed
 } qlora__flow;
 
 // Keys and values of the texts in flight.
@@ -37153,6 +37188,7 @@ struct qlora_model {
     const struct qlora_trainer* stepping;
     qlora__errand* updating; // the errand that is in the middle of that update; NULL = none
     const struct qlora_generation* speaking; // a text in the middle of a pass; NULL = none
+    qlora__evaluation evaluation;
     int64_t elements;    // of the parameter arena, including gaps
     int64_t positions;   // that a text can have
     int64_t short_texts; // tokens of the longest text with short factors, see qlora__is_long
@@ -37560,6 +37596,14 @@ static QLORA__UNUSED void qlora__model_errand_end(qlora_model* m, qlora__errand*
         qlora__model_slice(m, e, 1e300);
     }
     e->taken = false;
+}
+
+// Ends an evaluation in slices: it is done, has failed, or is dropped.
+static void qlora__evaluation_end(qlora_model* m) {
+    if (m->evaluation.errand != NULL) {
+        qlora__model_errand_end(m, m->evaluation.errand, true);
+    }
+    memset(&m->evaluation, 0, sizeof m->evaluation);
 }
 
 // For calls that read parameters: finishes an update in slices that has changed some of them.
@@ -43558,18 +43602,6 @@ static qlora_result qlora__labelled_spread(qlora_ctx* ctx, const qlora_model* m,
 
 // ---- batches ------------------------------------------------------------------------------------
 
-// The sizes of a micro-batch.
-typedef struct qlora__micro {
-    int64_t rows;     // rows of the pass, including padding
-    int64_t chunks;   // chunks of the head
-    int64_t labelled; // rows of the last layer after attention, 0 = all: qlora__labelled_rows
-    int64_t size_class; // of the number of sequences: qlora__size_class_of
-    int64_t tokens;   // tokens of the caller
-    bool preference;  // the loss is that of whole sequences
-    bool reference;   // the log-probabilities of the base are computed first
-    bool mismatched;  // the sequences are those of KTO's kl, which have no gradient
-} qlora__micro;
-
 // What a step adds to the caller's tokens.
 typedef struct qlora__micro_desc {
     double total_labels;
@@ -43928,6 +43960,12 @@ static qlora_result qlora__model_idle(qlora_ctx* ctx, const qlora_model* m, cons
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "a text of the model is in the middle of a pass; finish it with "
                            "qlora_generate_slice or end it with qlora_generate_end before %s",
+                           what);
+    }
+    if (m->evaluation.begun) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "an evaluation of the model is in the middle of a micro-batch; finish "
+                           "it with qlora_eval_slice or drop it with qlora_eval_cancel before %s",
                            what);
     }
     return qlora__not_in_capture(ctx, what);
@@ -47050,6 +47088,7 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
         QLORA__TRY(qlora__forward_attention(pass, l));
         QLORA__TRY(qlora__forward_mlp(pass, l));
         qlora__scratch_release(ctx, scratch);
+        pass->flow->passed = l + 1;
     }
     return QLORA_OK;
 }
@@ -47238,6 +47277,7 @@ static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const q
                                 bool gradient) {
     for (int64_t i = 0; i < chunks; i++) {
         QLORA__TRY(qlora__head_chunk(pass, i, totals, gradient));
+        pass->flow->passed++;
     }
     return QLORA__TRAINS && gradient ? qlora__head_end(pass) : QLORA_OK;
 }
@@ -49119,6 +49159,7 @@ static qlora_result qlora__model_close(qlora_ctx* ctx, qlora_model* m) {
                            : m->trainers == 0  ? "a generation"
                                                : "a trainer and a generation");
     }
+    qlora__evaluation_end(m);
     qlora__model_free(m);
     ctx->living[QLORA__MODELS]--;
     return QLORA_OK;
@@ -49252,19 +49293,27 @@ QLORA__ONCE_PER_CALL
 
 // ---- evaluation ---------------------------------------------------------------------------------
 
-// Checks a batch and runs the forward pass; the output of the final norm is then in m->work.x.
-// labelled: rows without a label are not needed.
-static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
-                                        const void* out, bool labelled, qlora__micro* micro) {
+static qlora_result qlora__eval_out(qlora_ctx* ctx, const void* out) {
+    return out != NULL ? QLORA_OK : qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+}
+
+// Checks a batch and sends it to the device.
+static qlora_result qlora__eval_send(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
+                                     qlora__micro* micro) {
     int64_t tokens = 0;
-    if (out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
-    }
     QLORA__TRY(qlora__model_has_weights(ctx, m, "evaluating"));
     QLORA__TRY(qlora__model_idle(ctx, m, "evaluating"));
     QLORA__TRY(qlora__batch_check(ctx, m, batch, &tokens));
     qlora__micro_desc desc = {1.0, 0, 0, NULL, m->chosen, NULL};
-    QLORA__TRY(qlora__batch_send(ctx, m, batch, &desc, micro));
+    return qlora__batch_send(ctx, m, batch, &desc, micro);
+}
+
+// Sends a batch and runs the forward pass; the output of the final norm is then in m->work.x.
+// labelled: rows without a label are not needed.
+static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
+                                        const void* out, bool labelled, qlora__micro* micro) {
+    QLORA__TRY(qlora__eval_out(ctx, out));
+    QLORA__TRY(qlora__eval_send(ctx, m, batch, micro));
     micro->labelled = labelled ? micro->labelled : 0;
     qlora__pass pass = qlora__pass_of_micro(m, micro, false);
     return qlora__forward(&pass);
@@ -49276,21 +49325,28 @@ static qlora_result qlora__flag_read(qlora_ctx* ctx, const qlora_model* m) {
     return qlora__flag_check(ctx, flag);
 }
 
-static qlora_result qlora__eval(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
-                                qlora_eval_info* out) {
-    qlora__micro micro;
-    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, true, &micro));
+// The loss of a batch after the forward pass.
+static qlora_result qlora__eval_head(qlora_ctx* ctx, qlora_model* m, const qlora__micro* micro,
+                                     qlora_eval_info* out) {
     qlora_tensor totals = qlora__window(&m->totals, 1, 3, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
-    qlora__pass pass = qlora__pass_of_micro(m, &micro, false);
-    QLORA__TRY(qlora__head(&pass, micro.chunks, &totals, false));
+    qlora__pass pass = qlora__pass_of_micro(m, micro, false);
+    QLORA__TRY(qlora__head(&pass, micro->chunks, &totals, false));
     float sums[3];
     QLORA__TRY(qlora__floats_out(ctx, totals.data, 3, sums));
     QLORA__TRY(qlora__flag_read(ctx, m));
     out->loss = (double)sums[0] + (double)sums[1];
     out->labels = (double)sums[2];
-    out->tokens = micro.tokens;
+    out->tokens = micro->tokens;
+    out->share = 1.0;
     return QLORA_OK;
+}
+
+static qlora_result qlora__eval(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
+                                qlora_eval_info* out) {
+    qlora__micro micro;
+    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, true, &micro));
+    return qlora__eval_head(ctx, m, &micro, out);
 }
 
 qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch, qlora_eval_info* out) {
@@ -49299,16 +49355,21 @@ qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch, qlora_eval
     return qlora__leave(ctx, qlora__eval(ctx, model, batch, out));
 }
 
+// The log-probabilities of a batch after the losses of its rows.
+static qlora_result qlora__eval_logps(qlora_ctx* ctx, qlora_model* m, int64_t count, double* out) {
+    const qlora_tensor* logps = &m->work.preference.logps;
+    QLORA__TRY(qlora__preference_logps(ctx, &m->work.preference, &m->work.losses, logps));
+    QLORA__TRY(qlora__copy_out(ctx, out, logps->data, (size_t)count * sizeof *out));
+    return qlora__flag_read(ctx, m);
+}
+
 static qlora_result qlora__eval_sequences(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
                                           double* out) {
     qlora__micro micro;
     QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, true, &micro));
     qlora__pass pass = qlora__pass_of_micro(m, &micro, false);
-    const qlora_tensor* logps = &m->work.preference.logps;
     QLORA__TRY(qlora__head(&pass, micro.chunks, NULL, false));
-    QLORA__TRY(qlora__preference_logps(ctx, &m->work.preference, &m->work.losses, logps));
-    QLORA__TRY(qlora__copy_out(ctx, out, logps->data, (size_t)batch->count * sizeof *out));
-    return qlora__flag_read(ctx, m);
+    return qlora__eval_logps(ctx, m, batch->count, out);
 }
 
 qlora_result qlora_eval_sequences(qlora_model* model, const qlora_batch* batch, double* out) {
@@ -49354,6 +49415,105 @@ qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, flo
     qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_eval_logits");
     return qlora__leave(ctx, qlora__eval_logits(ctx, model, batch, out));
+}
+
+// ---- evaluation in slices -----------------------------------------------------------------------
+
+static qlora_result qlora__eval_begin(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch) {
+    qlora__evaluation* v = &m->evaluation;
+    qlora__micro micro;
+    QLORA__TRY(qlora__eval_send(ctx, m, batch, &micro));
+    v->micro = micro;
+    v->sequences = batch->count;
+    v->begun = true;
+    m->flow.passed = 0;
+    return QLORA_OK;
+}
+
+qlora_result qlora_eval_begin(qlora_model* model, const qlora_batch* batch) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_eval_begin");
+    return qlora__leave(ctx, qlora__eval_begin(ctx, model, batch));
+}
+
+// The whole evaluation: an errand, or what a single slice does.
+static qlora_result qlora__eval_all(void* user) {
+    qlora_model* m = (qlora_model*)user;
+    qlora__evaluation* v = &m->evaluation;
+    qlora__pass pass = qlora__pass_of_micro(m, &v->micro, false);
+    QLORA__TRY(qlora__forward(&pass));
+    return qlora__eval_head(m->ctx, m, &v->micro, &v->info);
+}
+
+// What has been computed of an evaluation.
+static double qlora__eval_share(const qlora_model* m) {
+    int64_t all = m->plan.config.layers + m->evaluation.micro.chunks;
+    return (double)m->flow.passed / (double)all;
+}
+
+static qlora_result qlora__eval_turn(qlora_model* m, double until, bool* done) {
+    qlora__evaluation* v = &m->evaluation;
+    if (v->errand == NULL) {
+        QLORA__TRY(qlora__model_errand(m, qlora__eval_all, m, &v->errand));
+    }
+    if (v->errand == NULL) {
+        *done = true;
+        return qlora__eval_all(m);
+    }
+    qlora__model_slice(m, v->errand, until);
+    *done = !v->errand->under_way;
+    return *done ? v->errand->result : QLORA_OK;
+}
+
+static qlora_result qlora__eval_slice(qlora_model* m, double milliseconds, qlora_eval_info* out,
+                                      double* sequences, bool* done) {
+    double start = qlora__clock_ms();
+    qlora_ctx* ctx = m->ctx;
+    qlora__evaluation* v = &m->evaluation;
+    qlora_eval_info info;
+    memset(&info, 0, sizeof info);
+    QLORA__TRY(qlora__eval_out(ctx, out));
+    if (done == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "done is NULL");
+    }
+    if (!v->begun) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "no evaluation has been started; call qlora_eval_begin first");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "evaluating"));
+    bool ended = false;
+    qlora_result r = qlora__eval_turn(m, start + milliseconds, &ended);
+    if (r == QLORA_OK && ended && sequences != NULL) {
+        r = qlora__eval_logps(ctx, m, v->sequences, sequences);
+    }
+    info.share = qlora__eval_share(m);
+    info = ended ? v->info : info;
+    if (ended || r != QLORA_OK) {
+        qlora__evaluation_end(m);
+    }
+    QLORA__TRY(r);
+    *out = info;
+    *done = ended;
+    return QLORA_OK;
+}
+
+qlora_result qlora_eval_slice(qlora_model* model, double milliseconds, qlora_eval_info* out,
+                              double* sequences, bool* done) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_eval_slice");
+    return qlora__leave(ctx, qlora__eval_slice(model, milliseconds, out, sequences, done));
+}
+
+static qlora_result qlora__eval_cancel(qlora_ctx* ctx, qlora_model* m) {
+    QLORA__TRY(qlora__not_in_capture(ctx, "evaluating"));
+    qlora__evaluation_end(m);
+    return QLORA_OK;
+}
+
+qlora_result qlora_eval_cancel(qlora_model* model) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_eval_cancel");
+    return qlora__leave(ctx, qlora__eval_cancel(ctx, model));
 }
 
 //@@ src/adapter/save.h
@@ -56498,7 +56658,7 @@ static qlora_result qlora__step_need(qlora_ctx* ctx, const qlora_trainer* t) {
                            "another trainer of the model is in the middle of a micro-batch; finish "
                            "it with qlora_train_slice or drop it with qlora_train_cancel");
     }
-    if (t->m->speaking != NULL) {
+    if (t->m->speaking != NULL || t->m->evaluation.begun) {
         return qlora__model_idle(ctx, t->m, "training");
     }
     return qlora__not_in_capture(ctx, "a training call");
@@ -59692,4 +59852,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d0f24b7144d53d2f
+//@@ end 277663bb1620820e

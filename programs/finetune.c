@@ -78,6 +78,7 @@ __declspec(dllimport) void __stdcall Sleep(unsigned long);
 #include "finetune/output/lock.h"
 #include "finetune/ranks/connect.h"
 #include "finetune/output/folder.h"
+#include "finetune/run/evaluate.h"
 #include "finetune/run/preferences.h"
 #include "finetune/reports/curves.h"
 #include "finetune/reports/picture.h"

@@ -110,7 +110,7 @@
        and generation allocate no device memory, except a step of more micro-batches than
        desc.accumulate of the model for its partial sums. On the CPU, the first slice of a context
        starts a thread and uses the memory of the context, as a whole step does. Only what is
-       computed in the middle of it (another model, an operator, another step or text in slices)
+       computed in the middle of it (another model, an operator, something else in slices)
        allocates qlora_plan.context once more, which no plan counts, and keeps it for the next time.
        The operators use a scratch buffer of desc.scratch_bytes that is allocated with the context.
        A tensor is a small struct that points to memory; qlora_tensor_create allocates,
@@ -118,9 +118,9 @@
 
    TIME
        A step can be taken whole, by halves (micro, update) or in slices of a few milliseconds, with
-       the same bits each way, and a generated token whole or in slices. qlora_train_query waits for
-       the last step, qlora_train_poll never waits. Long calls take a progress function that can
-       stop them.
+       the same bits each way; an evaluation and a generated token whole or in slices.
+       qlora_train_query waits for the last step, qlora_train_poll never waits. Long calls take a
+       progress function that can stop them.
 
    THREADS
        A context and everything created from it must be used by one thread at a time; different

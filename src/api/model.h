@@ -446,6 +446,7 @@ typedef struct qlora_eval_info {
     double loss;   // sum of weighted losses
     double labels; // sum of weights
     int64_t tokens;
+    double share; // of the batch that has been computed, from 0 to 1: see qlora_eval_slice
 } qlora_eval_info;
 // Runs the forward pass only, with adapters on or off as set, and waits for the result. Does not
 // affect gradients that are being accumulated.
@@ -456,6 +457,18 @@ QLORA_API qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch,
 // multiply their terms. Waits for the device.
 QLORA_API qlora_result qlora_eval_sequences(qlora_model* model, const qlora_batch* batch,
                                             double* out);
+// Both in slices, for programs that have a frame to draw or a user who may stop: call begin, then
+// slice until *done is true; *out is then that of qlora_eval and `sequences`, unless it is NULL,
+// the result of qlora_eval_sequences, to the bit. Until then, out->share tells how far it is, and
+// the rest of *out is zero. A slice ends before the next piece would exceed the time; it does
+// something in any case. Pieces are those of qlora_train_slice on the CPU; on a GPU, the batch is
+// one piece. In between, the model accepts no other call that computes with it or changes its
+// adapters; other models of the context can be used. cancel drops the evaluation, and so does a
+// slice that fails.
+QLORA_API qlora_result qlora_eval_begin(qlora_model* model, const qlora_batch* batch);
+QLORA_API qlora_result qlora_eval_slice(qlora_model* model, double milliseconds,
+                                        qlora_eval_info* out, double* sequences, bool* done);
+QLORA_API qlora_result qlora_eval_cancel(qlora_model* model);
 // Writes the logits of every token, tokens * vocab floats; for tests and tools. Waits for the
 // device.
 QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, float* out);

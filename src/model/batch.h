@@ -1,17 +1,5 @@
 // ---- batches ------------------------------------------------------------------------------------
 
-// The sizes of a micro-batch.
-typedef struct qlora__micro {
-    int64_t rows;     // rows of the pass, including padding
-    int64_t chunks;   // chunks of the head
-    int64_t labelled; // rows of the last layer after attention, 0 = all: qlora__labelled_rows
-    int64_t size_class; // of the number of sequences: qlora__size_class_of
-    int64_t tokens;   // tokens of the caller
-    bool preference;  // the loss is that of whole sequences
-    bool reference;   // the log-probabilities of the base are computed first
-    bool mismatched;  // the sequences are those of KTO's kl, which have no gradient
-} qlora__micro;
-
 // What a step adds to the caller's tokens.
 typedef struct qlora__micro_desc {
     double total_labels;
@@ -370,6 +358,12 @@ static qlora_result qlora__model_idle(qlora_ctx* ctx, const qlora_model* m, cons
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "a text of the model is in the middle of a pass; finish it with "
                            "qlora_generate_slice or end it with qlora_generate_end before %s",
+                           what);
+    }
+    if (m->evaluation.begun) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "an evaluation of the model is in the middle of a micro-batch; finish "
+                           "it with qlora_eval_slice or drop it with qlora_eval_cancel before %s",
                            what);
     }
     return qlora__not_in_capture(ctx, what);

@@ -34,6 +34,14 @@ static QLORA__UNUSED void qlora__model_errand_end(qlora_model* m, qlora__errand*
     e->taken = false;
 }
 
+// Ends an evaluation in slices: it is done, has failed, or is dropped.
+static void qlora__evaluation_end(qlora_model* m) {
+    if (m->evaluation.errand != NULL) {
+        qlora__model_errand_end(m, m->evaluation.errand, true);
+    }
+    memset(&m->evaluation, 0, sizeof m->evaluation);
+}
+
 // For calls that read parameters: finishes an update in slices that has changed some of them.
 static qlora_result qlora__model_settle(qlora_model* m) {
     qlora__errand* e = m->updating;

@@ -142,6 +142,7 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
         QLORA__TRY(qlora__forward_attention(pass, l));
         QLORA__TRY(qlora__forward_mlp(pass, l));
         qlora__scratch_release(ctx, scratch);
+        pass->flow->passed = l + 1;
     }
     return QLORA_OK;
 }

@@ -180,6 +180,7 @@ static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const q
                                 bool gradient) {
     for (int64_t i = 0; i < chunks; i++) {
         QLORA__TRY(qlora__head_chunk(pass, i, totals, gradient));
+        pass->flow->passed++;
     }
     return QLORA__TRAINS && gradient ? qlora__head_end(pass) : QLORA_OK;
 }

@@ -399,6 +399,7 @@ static qlora_result qlora__model_close(qlora_ctx* ctx, qlora_model* m) {
                            : m->trainers == 0  ? "a generation"
                                                : "a trainer and a generation");
     }
+    qlora__evaluation_end(m);
     qlora__model_free(m);
     ctx->living[QLORA__MODELS]--;
     return QLORA_OK;

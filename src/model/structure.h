@@ -402,6 +402,27 @@ typedef struct qlora__model_work {
     qlora_tensor wide_grads; // f32: the gradients of one stack, all adapters
 } qlora__model_work;
 
+// The sizes of a micro-batch.
+typedef struct qlora__micro {
+    int64_t rows;     // rows of the pass, including padding
+    int64_t chunks;   // chunks of the head
+    int64_t labelled; // rows of the last layer after attention, 0 = all: qlora__labelled_rows
+    int64_t size_class; // of the number of sequences: qlora__size_class_of
+    int64_t tokens;   // tokens of the caller
+    bool preference;  // the loss is that of whole sequences
+    bool reference;   // the log-probabilities of the base are computed first
+    bool mismatched;  // the sequences are those of KTO's kl, which have no gradient
+} qlora__micro;
+
+// An evaluation in slices.
+typedef struct qlora__evaluation {
+    bool begun;             // the model is in the middle of it
+    qlora__errand* errand;  // that computes it on the CPU; NULL = none
+    qlora__micro micro;
+    int64_t sequences;
+    qlora_eval_info info;   // the result
+} qlora__evaluation;
+
 // What a pass in flight has placed, and who reads it: qlora__pass.flow. It is of the model only
 // because a step in slices goes on with it.
 typedef struct qlora__flow {
@@ -415,6 +436,7 @@ typedef struct qlora__flow {
     // the codes in its place; that is dy if `coded_transposed`. NULL if there is none.
     const qlora__fp8* coded;
     bool coded_transposed;
+    int64_t passed; // layers of the last pass, and then chunks of the head, that have been computed
 } qlora__flow;
 
 // Keys and values of the texts in flight.
@@ -447,6 +469,7 @@ struct qlora_model {
     const struct qlora_trainer* stepping;
     qlora__errand* updating; // the errand that is in the middle of that update; NULL = none
     const struct qlora_generation* speaking; // a text in the middle of a pass; NULL = none
+    qlora__evaluation evaluation;
     int64_t elements;    // of the parameter arena, including gaps
     int64_t positions;   // that a text can have
     int64_t short_texts; // tokens of the longest text with short factors, see qlora__is_long

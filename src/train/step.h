@@ -185,7 +185,7 @@ static qlora_result qlora__step_need(qlora_ctx* ctx, const qlora_trainer* t) {
                            "another trainer of the model is in the middle of a micro-batch; finish "
                            "it with qlora_train_slice or drop it with qlora_train_cancel");
     }
-    if (t->m->speaking != NULL) {
+    if (t->m->speaking != NULL || t->m->evaluation.begun) {
         return qlora__model_idle(ctx, t->m, "training");
     }
     return qlora__not_in_capture(ctx, "a training call");

@@ -336,6 +336,19 @@ interrupts() {
     check "before the first step: nothing to save" grep -q "there is nothing to save" out
     check "and no folder" [ ! -e slow ]
 
+    # The attention of a single long text takes twenty seconds.
+    echo '{"text": "'"$(seq -s ' ' 1000 5000)"'"}' >book.jsonl
+    QLORA_CPU_TIER=portable "$finetune" --model model --tokens 24000 --length 24000 --rank 1 \
+        --rope-scale linear:256 --backend cpu --threads 1 --eval-data book.jsonl --eval-only \
+        >out 2>err &
+    pid=$!
+    soon 60 grep -q "^evaluation data" out
+    sleep 1
+    kill -INT $pid
+    check "Ctrl-C within a micro-batch of an evaluation is answered" soon 4 gone $pid
+    wait $pid
+    check "and there is no result" [ "$(grep -c "^loss" out)" -eq 0 ]
+
     # The fake GPU takes minutes for this step, which must not be waited for.
     [[ -e $root/$B/fake/libcuda.so.1 ]] || return
     LD_LIBRARY_PATH=$root/$B/fake "$finetune" --model model --tokens 128 --length 64 --rank 1 \

@@ -328,7 +328,8 @@ static void check_logits(fixture* f, golden_session* s, const char* what, const 
 
 static void check_loss(fixture* f, golden_session* s, const char* what, const char* name) {
     qlora_batch b = golden_batch(f, 0);
-    qlora_eval_info info = {0.0, 0.0, 0};
+    qlora_eval_info info;
+    memset(&info, 0, sizeof info);
     if (qlora_eval(s->model, &b, &info) != QLORA_OK) {
         trouble(f, what);
         return;

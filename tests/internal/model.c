@@ -212,7 +212,8 @@ static double stories_loss(qlora_ctx* ctx, const char* folder, qlora_base_format
     char path[512];
     qlora_model* model = NULL;
     qlora_model_desc desc;
-    qlora_eval_info info = {0.0, 0.0, 0};
+    qlora_eval_info info;
+    memset(&info, 0, sizeof info);
     memset(&desc, 0, sizeof desc);
     desc.dir = model_shared_path(folder, path);
     desc.base = base;

@@ -938,6 +938,137 @@ TEST texts_come_in_slices(const test_machine* machine) {
     PASS();
 }
 
+// An evaluation whose batch is overwritten once it has begun, in slices.
+static qlora_result eval_slices(rig* r, int step, double budget, qlora_eval_info* info,
+                                double* sums, int* slices) {
+    data d[MICRO];
+    qlora_batch batches[MICRO];
+    double share = 0.0;
+    steps_data(d, batches, step);
+    qlora_result result = qlora_eval_begin(r->model, &batches[0]);
+    memset(d, 0xff, sizeof d);
+    memset(batches, 0xff, sizeof batches);
+    for (bool done = false; result == QLORA_OK && !done; (*slices)++) {
+        result = qlora_eval_slice(r->model, budget, info, sums, &done);
+        if (result == QLORA_OK && (!(info->share >= share) || (info->share < 1.0) == done)) {
+            return QLORA_ERR_ARGUMENT;
+        }
+        share = info->share;
+    }
+    return result;
+}
+
+static bool eval_same(const qlora_eval_info* a, const qlora_eval_info* b) {
+    return memcmp(&a->loss, &b->loss, sizeof a->loss) == 0 && a->labels == b->labels &&
+           a->tokens == b->tokens && a->share == 1.0 && b->share == 1.0;
+}
+
+// An evaluation in slices has the bits of a whole one, with adapters and without, also between two
+// micro-batches of a step, which it does not change.
+TEST evaluations_come_in_slices(const test_machine* machine) {
+    setup s = steps_setup(machine);
+    bool cpu = strcmp(machine->backend, "cpu") == 0;
+    rig r;
+    data d[MICRO];
+    qlora_batch batches[MICRO];
+    qlora_eval_info want;
+    qlora_eval_info got;
+    qlora_train_info info;
+    double sums[2][MAX_SEQUENCES];
+    int slices = 0;
+    steps_data(d, batches, 4);
+    ASSERT(batches[0].count <= MAX_SEQUENCES);
+    ASSERT(rig_open(&r, &s));
+    ASSERT_OK(r, steps_run(&r, WHOLE, 0, &info, &slices));
+    for (int on = 0; on < 2; on++) {
+        ASSERT_OK(r, qlora_adapter_use(r.model, on == 1));
+        ASSERT_OK(r, qlora_eval(r.model, &batches[0], &want));
+        ASSERT_OK(r, qlora_eval_sequences(r.model, &batches[0], sums[0]));
+        for (int way = 0; way < 3; way++) { // as short as possible, without sums, at once
+            slices = 0;
+            memset(sums[1], 0, sizeof sums[1]);
+            ASSERT_OK(r, eval_slices(&r, 4, way == 2 ? 1e9 : 0.0, &got,
+                                     way == 1 ? NULL : sums[1], &slices));
+            ASSERT(eval_same(&want, &got));
+            ASSERT(way == 1 || memcmp(sums[0], sums[1], (size_t)batches[0].count * 8) == 0);
+            ASSERT(cpu && way < 2 ? slices > 10 : slices == 1);
+        }
+    }
+    ASSERT_OK(r, steps_run(&r, WHOLE, 1, &info, &slices));
+    double loss = info.loss;
+    ASSERT_OK(r, qlora_eval(r.model, &batches[0], &want));
+    ASSERT(rig_close(&r, &s));
+    ASSERT(rig_open(&r, &s));
+    ASSERT_OK(r, steps_run(&r, WHOLE, 0, &info, &slices));
+    steps_data(d, batches, 1);
+    int between = 0;
+    ASSERT_OK(r, qlora_train_begin(r.trainer, batches, MICRO));
+    for (bool done = false; !done;) {
+        ASSERT_OK(r, qlora_train_slice(r.trainer, 0.0, &done));
+        between += eval_slices(&r, 3, 0.0, &got, NULL, &slices) == QLORA_OK ? 1 : 0;
+    }
+    ASSERT(between >= MICRO && between <= MICRO + 1); // the last one after the step
+    ASSERT_OK(r, qlora_train_query(r.trainer, &info));
+    ASSERT_MEM_EQ(&loss, &info.loss, sizeof loss);
+    ASSERT_OK(r, eval_slices(&r, 4, 0.0, &got, NULL, &slices));
+    ASSERT(eval_same(&want, &got));
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// In the middle of an evaluation, the model does nothing else; it can be dropped without a trace,
+// also by closing the model.
+TEST evaluations_keep_their_ground(const test_machine* machine) {
+    setup s = steps_setup(machine);
+    rig r;
+    data d[MICRO];
+    qlora_batch batches[MICRO];
+    qlora_eval_info want;
+    qlora_eval_info got;
+    qlora_train_info info;
+    qlora_generation* g = NULL;
+    const int32_t prompt[] = {3, 17, 42};
+    qlora_generate_desc text = text_desc(prompt, 3);
+    bool done = false;
+    int slices = 0;
+    steps_data(d, batches, 4);
+    ASSERT(rig_open(&r, &s));
+    ASSERT_OK(r, qlora_eval(r.model, &batches[0], &want));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_eval_begin(NULL, &batches[0]));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_eval_begin(r.model, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_eval_slice(NULL, 0.0, &got, NULL, &done));
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_eval_slice(r.model, 0.0, &got, NULL, &done));
+    ASSERT(strstr(qlora_last_error(r.ctx), "qlora_eval_begin") != NULL);
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_eval_cancel(NULL));
+    ASSERT_OK(r, qlora_eval_cancel(r.model)); // nothing to drop
+    for (int i = 0; i < 6; i++) {
+        ASSERT_OK(r, qlora_eval_begin(r.model, &batches[0]));
+        for (int k = 0; k < i * 5 && strcmp(machine->backend, "cpu") == 0; k++) {
+            ASSERT_OK(r, qlora_eval_slice(r.model, 0.0, &got, NULL, &done));
+            ASSERT(!done && got.loss == 0.0 && got.tokens == 0);
+        }
+        ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_eval_slice(r.model, 0.0, NULL, NULL, &done));
+        ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_eval_slice(r.model, 0.0, &got, NULL, NULL));
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_eval_begin(r.model, &batches[0]));
+        ASSERT(strstr(qlora_last_error(r.ctx), "qlora_eval_cancel before evaluating") != NULL);
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_eval(r.model, &batches[0], &got));
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_adapter_use(r.model, false));
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_train_step(r.trainer, batches, MICRO, &info));
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_generate_begin(r.model, &text, &g));
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_checkpoint_load(r.trainer, "nowhere", NULL, NULL));
+        if (i == 5) {
+            break;
+        }
+        ASSERT_OK(r, qlora_eval_cancel(r.model));
+        ASSERT_OK(r, qlora_eval(r.model, &batches[0], &got));
+        ASSERT(eval_same(&want, &got));
+        ASSERT_OK(r, eval_slices(&r, 4, 0.0, &got, NULL, &slices));
+        ASSERT(eval_same(&want, &got));
+    }
+    ASSERT(rig_close(&r, &s)); // in the middle
+    PASS();
+}
+
 // A stop token ends the turn and belongs to the text.
 TEST stops_end_a_turn(const test_machine* machine) {
     setup s = steps_setup(machine);
@@ -1032,6 +1163,8 @@ SUITE(steps_suite) {
     RUN_ON(TEST_ONE_EACH, a_failed_step_must_be_dropped);
     RUN_ON(TEST_ONE_EACH, slices_keep_their_ground);
     RUN_ON(TEST_ONE_EACH, slices_share_the_memory);
+    RUN_ON(TEST_ONE_EACH, evaluations_come_in_slices);
+    RUN_ON(TEST_ONE_EACH, evaluations_keep_their_ground);
     RUN_ON(TEST_ONE_EACH, an_update_is_whole);
     RUN_ON(TEST_ONE_EACH, long_norms_are_copied);
     RUN_ON(TEST_ONE_EACH, steps_are_checked_first);

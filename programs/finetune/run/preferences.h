@@ -97,6 +97,15 @@ static void logps_clear(double* out, size_t count) {
     }
 }
 
+// The log-probabilities of the texts of a batch. Ctrl-C makes it fail.
+static bool logps_batch(app* a, const eval_place* place, const qlora_batch* batch, double* out) {
+    qlora_eval_info info;
+    bool cut = false;
+    bool ok = eval_batch(a, place, batch, &info, out, &cut);
+    a->stopped = a->stopped || cut;
+    return ok && (!cut || error_set(a->error, "stopped"));
+}
+
 // The log-probabilities of all texts of `s`, by the model as it is. The packs are divided between
 // the processes.
 static bool logps_find(app* a, const samples* s, const packs* p, const char* what, double* out) {
@@ -104,18 +113,16 @@ static bool logps_find(app* a, const samples* s, const packs* p, const char* wha
     double* got = (double*)take(a, (size_t)a->model_desc.max_sequences, sizeof *got);
     bool ok = got != NULL;
     logps_clear(out, s->count * texts);
+    eval_place place = {what, 0, p->count};
     (void)load_progress(a, what, 0, p->count);
     for (size_t pack = (size_t)a->ranks.rank; pack < p->count && ok;
          pack += (size_t)a->ranks.world) {
+        place.at = pack;
         ok = batches_fill(a, s, p, pack, pack + 1, NULL) &&
-             lib(a, qlora_eval_sequences(a->model, a->batches.data, got), what);
+             logps_batch(a, &place, a->batches.data, got);
         for (size_t i = p->starts[pack]; ok && i < p->starts[pack + 1]; i++) {
             memcpy(out + p->order[i] * texts, got + (i - p->starts[pack]) * texts,
                    texts * sizeof *got);
-        }
-        if (ok && !load_progress(a, what, pack + 1, p->count)) {
-            a->stopped = true;
-            ok = error_set(a->error, "stopped");
         }
     }
     free(got);
@@ -131,8 +138,9 @@ static bool logps_mismatched(app* a, double* out) {
     logps_clear(out, a->data.eval.count);
     for (size_t i = 0; i < count && ok; i++) {
         const qlora_batch* batch = &a->mismatched.data[i];
+        const eval_place place = {"evaluating", i, count};
         ok = i % (size_t)a->ranks.world != (size_t)a->ranks.rank ||
-             lib(a, qlora_eval_sequences(a->model, batch, out + at), "evaluating");
+             logps_batch(a, &place, batch, out + at);
         at += (size_t)batch->count;
     }
     free(order);

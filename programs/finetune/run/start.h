@@ -551,21 +551,18 @@ static bool evaluate_only(app* a) {
         return false;
     }
     base_note(a);
-    (void)load_progress(a, "evaluating", 0, a->progress.eval_packs.count);
-    for (size_t p = 0; p < a->progress.eval_packs.count; p++) {
+    eval_place place = {"evaluating", 0, a->progress.eval_packs.count};
+    (void)load_progress(a, place.what, 0, place.count);
+    for (; place.at < place.count; place.at++) {
         qlora_eval_info info;
-        if (stop_asked != 0) {
-            a->stopped = true;
-            return false;
-        }
-        if (!batches_fill(a, &a->data.eval, &a->progress.eval_packs, p, p + 1, NULL) ||
-            !lib(a, qlora_eval(a->model, a->batches.data, &info), "evaluating")) {
+        if (!batches_fill(a, &a->data.eval, &a->progress.eval_packs, place.at, place.at + 1,
+                          NULL) ||
+            !eval_batch(a, &place, a->batches.data, &info, NULL, &a->stopped) || a->stopped) {
             return false;
         }
         all.loss += info.loss;
         all.labels += info.labels;
         all.tokens += info.tokens;
-        (void)load_progress(a, "evaluating", p + 1, a->progress.eval_packs.count);
     }
     double loss = all.loss / all.labels;
     screen_clear(&a->screen);

@@ -50,8 +50,6 @@ static double pack_flop(const app* a, const samples* s, const packs* p, size_t p
     return flop;
 }
 
-#define SLICE_MS 200.0
-
 // All batches of a step, from a->progress.next_pack to `end`: those of mismatched texts come first,
 // in an array of their own that the others are added to.
 static bool step_batches(app* a, size_t end, const qlora_batch** out, int64_t* count) {
@@ -235,18 +233,17 @@ static bool evaluate_preferences(app* a) {
 static bool evaluate_share(app* a, qlora_eval_info* all) {
     size_t count = a->progress.eval_packs.count;
     qlora_eval_info* mine = all + (size_t)a->ranks.rank * (count + 1);
-    (void)load_progress(a, "evaluating", 0, count);
-    for (size_t p = (size_t)a->ranks.rank; p < count; p += (size_t)a->ranks.world) {
-        if (stop_asked != 0) {
-            mine[count].labels = 1.0; // cut short
-            break;
-        }
+    eval_place place = {"evaluating", 0, count};
+    bool cut = false;
+    (void)load_progress(a, place.what, 0, count);
+    for (size_t p = (size_t)a->ranks.rank; p < count && !cut; p += (size_t)a->ranks.world) {
+        place.at = p;
         if (!batches_fill(a, &a->data.eval, &a->progress.eval_packs, p, p + 1, NULL) ||
-            !lib(a, qlora_eval(a->model, a->batches.data, &mine[p]), "evaluating")) {
+            !eval_batch(a, &place, a->batches.data, &mine[p], NULL, &cut)) {
             return false;
         }
-        (void)load_progress(a, "evaluating", p + 1, count);
     }
+    mine[count].labels = cut ? 1.0 : 0.0;
     size_t bytes = (count + 1) * sizeof *mine;
     void* copy = take(a, 1, bytes);
     if (copy == NULL) {
@@ -259,8 +256,8 @@ static bool evaluate_share(app* a, qlora_eval_info* all) {
 }
 
 // The loss of all held-out samples, divided between the processes and summed in the order of the
-// packs. Ctrl-C cuts an evaluation short between two packs. It then has no result and is repeated
-// when the run is resumed.
+// packs. Ctrl-C cuts an evaluation short. It then has no result and is repeated when the run is
+// resumed.
 static bool evaluate_packs(app* a, double* loss, double* labels) {
     size_t count = a->progress.eval_packs.count;
     qlora_eval_info* all =
