@@ -2218,7 +2218,7 @@ TEST every_field_of_the_config_counts(void) {
     memset(&c, 0, sizeof c);
     c.layers = 3;
     uint64_t want = qlora__identity_config(&c);
-    ASSERT_EQ_FMT((size_t)3008, sizeof c, "%zu");
+    ASSERT_EQ_FMT((size_t)3328, sizeof c, "%zu");
     const size_t fields[][2] = {
 #define FIELD(name) {offsetof(qlora_model_config, name), sizeof c.name}
         FIELD(family),
@@ -2254,12 +2254,23 @@ TEST every_field_of_the_config_counts(void) {
         FIELD(query_beta),
         FIELD(query_period),
         FIELD(norm_offset),
+        FIELD(experts), // from here on, only with experts
+        FIELD(experts_per_token),
+        FIELD(expert_intermediate),
+        FIELD(shared_intermediate),
+        FIELD(expert_groups),
+        FIELD(expert_groups_used),
+        FIELD(routed_scale),
+        FIELD(renormalise),
+        FIELD(dense),
 #undef FIELD
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         qlora_model_config other = c;
+        other.experts = fields[i][0] > offsetof(qlora_model_config, experts) ? 4 : 0;
+        uint64_t before = qlora__identity_config(&other);
         ((unsigned char*)&other)[fields[i][0]] ^= 1;
-        ASSERT(qlora__identity_config(&other) != want);
+        ASSERT(qlora__identity_config(&other) != before);
     }
     c.dtype = 2;
     c.stop_count = 1;
