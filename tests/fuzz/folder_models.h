@@ -217,8 +217,9 @@ static buffer model_file(const qlora_model_config* c) {
     tensors_add(&t, "model.embed_tokens.weight", c->vocab, c->hidden);
     tensors_add(&t, "model.norm.weight", c->hidden, 0);
     for (int l = 0; l < (int)c->layers; l++) {
-        for (int i = 0; i < arch->layout->count; i++) {
-            const qlora__projection_row* row = &arch->layout->rows[i];
+        const qlora__layout* layout = qlora__arch_layout(arch, c, l);
+        for (int i = 0; i < layout->count; i++) {
+            const qlora__projection_row* row = &layout->rows[i];
             int64_t rows = 0;
             int64_t cols = 0;
             bool bias = row->group == QLORA__QKV ? c->qkv_bias

@@ -337,6 +337,9 @@ int main(int argc, char** argv) {
     m.size = has_wide ? small : tiny;
     bool ok = qlora_ctx_create(&desc, &m.ctx) == QLORA_OK;
     for (int i = 0; i < QLORA__ARCH_COUNT && ok; i++) {
+        if ((qlora__archs[i].reads & QLORA__READS_EXPERTS) != 0) {
+            continue; // golden folders have those
+        }
         ok = make(&m, &qlora__archs[i], argv[2], qlora__archs[i].model_type, "");
     }
     for (size_t i = 0; i < sizeof variants / sizeof variants[0] && ok; i++) {
