@@ -39538,7 +39538,7 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
     for (int64_t l = 0; l < c->layers; l++) {
         for (int i = 0; i < m->layers[l].count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
-            char name[160];
+            char name[192];
             qlora__base_weight(m, l, i, ".weight", name, sizeof name);
             // DoRA adds adapters to a copy of the weight; experts may be part of a tensor.
             if (!qlora__is_coded(p) && !m->dora && qlora__expert_of(&m->layers[l], i) < 0) {
@@ -59852,4 +59852,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 277663bb1620820e
+//@@ end d8a809642d255349
