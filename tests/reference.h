@@ -7,7 +7,8 @@
 //     o = Wo softmax(cap(scale q k^T)) v      each query sees itself and the keys before it
 //     h = x + residual norm(o)
 //     b = norm(h), or a if attention and MLP are side by side
-//     f = Wdown (act(Wgate b) Wup b), or Wdown act(Wup b)
+//     f = Wdown (act(Wgate b) Wup b), or Wdown act(Wup b), or the sum of w_e f_e over experts,
+//         with matrices of their own: w = softmax(Wr b), 0 but for the largest, perhaps divided
 //     y = h + residual norm(f)
 //
 // Every norm may be missing. A matrix [rows, columns] is stored row by row; a sequence of n tokens
@@ -71,6 +72,11 @@ typedef struct ref_layer {
     ref_matrix gate;
     ref_matrix up;
     ref_matrix down;
+    int64_t experts; // instead of gate, up and down; 0: there are none
+    int64_t chosen;
+    bool divided; // their weights, by their sum
+    ref_matrix router;
+    struct ref_layer* expert; // [experts], of which gate, up and down are used
 } ref_layer;
 
 // What the forward pass computes and the backward pass reads, named as in the formulas above.
@@ -92,13 +98,15 @@ typedef struct ref_kept {
     double* up;
     double* act; // act(gate) up
     double* f;
-    double* all[128]; // every matrix that was made, to be freed
+    double* chances; // [n, experts], softmax(Wr b)
+    double* w;
+    double* all[160]; // every matrix that was made, to be freed
     int count;
 } ref_kept;
 
 static double* ref_new(ref_kept* kept, int64_t n) {
     double* x = (double*)calloc((size_t)n, sizeof *x);
-    if (x == NULL || kept->count == 128) {
+    if (x == NULL || kept->count == 160) {
         abort();
     }
     kept->all[kept->count++] = x;
@@ -321,10 +329,103 @@ static double ref_activate(ref_activation kind, double x, double* slope) {
     return 0.5 * x * (1.0 + t);
 }
 
+static void ref_mlp_forward(ref_kept* kept, const ref_layer* l) {
+    double slope = 0.0;
+    kept->up = ref_matrix_forward(kept, &l->up, kept->b);
+    kept->gate = l->plain ? kept->up : ref_matrix_forward(kept, &l->gate, kept->b);
+    kept->act = ref_new(kept, kept->n * l->up.out);
+    for (int64_t i = 0; i < kept->n * l->up.out; i++) {
+        double act = ref_activate(l->activation, kept->gate[i], &slope);
+        kept->act[i] = l->plain ? act : act * kept->up[i];
+    }
+    kept->f = ref_matrix_forward(kept, &l->down, kept->act);
+}
+
+static double* ref_mlp_backward(ref_kept* kept, const ref_layer* l, const double* df) {
+    int64_t count = kept->n * l->up.out;
+    double* d_act = ref_matrix_backward(kept, &l->down, kept->act, df);
+    double* d_gate = ref_new(kept, count);
+    double* d_up = ref_new(kept, count);
+    for (int64_t i = 0; i < count; i++) {
+        double slope = 0.0;
+        double act = ref_activate(l->activation, kept->gate[i], &slope);
+        d_up[i] = d_act[i] * (l->plain ? slope : act);
+        d_gate[i] = d_act[i] * slope * kept->up[i];
+    }
+    double* db = ref_matrix_backward(kept, &l->up, kept->b, d_up);
+    if (!l->plain) {
+        ref_add(kept->n * l->up.in, 1.0, ref_matrix_backward(kept, &l->gate, kept->b, d_gate), db);
+    }
+    return db;
+}
+
+// The weights of the experts of one token; of equals, the first are chosen.
+static void ref_weigh(const ref_layer* l, const double* z, double* chances, double* w) {
+    double sums[2] = {0.0, 0.0};
+    for (int64_t i = 0; i < l->experts; i++) {
+        sums[0] += exp(z[i]);
+    }
+    for (int64_t i = 0; i < l->experts; i++) {
+        int64_t before = 0;
+        for (int64_t j = 0; j < l->experts; j++) {
+            before += z[j] > z[i] || (j < i && !(z[j] < z[i])) ? 1 : 0;
+        }
+        chances[i] = exp(z[i]) / sums[0];
+        w[i] = before < l->chosen ? chances[i] : 0.0;
+        sums[1] += w[i];
+    }
+    for (int64_t i = 0; i < l->experts && l->divided; i++) {
+        w[i] /= sums[1];
+    }
+}
+
+// All experts compute all tokens: that is slow, and easy to read.
+static void ref_experts_forward(ref_kept* kept, const ref_layer* l) {
+    double* f = ref_new(kept, kept->n * l->hidden);
+    double* z = ref_matrix_forward(kept, &l->router, kept->b);
+    kept->chances = ref_new(kept, kept->n * l->experts);
+    kept->w = ref_new(kept, kept->n * l->experts);
+    for (int64_t at = 0; at < kept->n * l->experts; at += l->experts) {
+        ref_weigh(l, z + at, kept->chances + at, kept->w + at);
+    }
+    for (int64_t i = 0; i < l->experts; i++) {
+        ref_mlp_forward(kept, &l->expert[i]);
+        for (int64_t t = 0; t < kept->n; t++) {
+            int64_t row = t * l->hidden;
+            ref_add(l->hidden, kept->w[t * l->experts + i], kept->f + row, f + row);
+        }
+    }
+    kept->f = f;
+}
+
+// With dw_e = f_e df: dz_e = w_e dw_e - q_e (sum of w dw), where q is w if that is divided, or p.
+static double* ref_experts_backward(ref_kept* kept, const ref_layer* l, const double* df) {
+    int64_t count = kept->n * l->hidden;
+    double* db = ref_new(kept, count);
+    double* dz = ref_new(kept, kept->n * l->experts);
+    double* sums = ref_new(kept, kept->n);
+    for (int64_t i = 0; i < l->experts; i++) {
+        double* own = ref_new(kept, count);
+        ref_mlp_forward(kept, &l->expert[i]);
+        for (int64_t t = 0; t < kept->n; t++) {
+            int64_t row = t * l->hidden;
+            double w = kept->w[t * l->experts + i];
+            dz[t * l->experts + i] = w * ref_dot(l->hidden, kept->f + row, df + row);
+            sums[t] += dz[t * l->experts + i];
+            ref_add(l->hidden, w, df + row, own + row);
+        }
+        ref_add(count, 1.0, ref_mlp_backward(kept, &l->expert[i], own), db);
+    }
+    for (int64_t i = 0; i < kept->n * l->experts; i++) {
+        dz[i] -= (l->divided ? kept->w : kept->chances)[i] * sums[i / l->experts];
+    }
+    ref_add(count, 1.0, ref_matrix_backward(kept, &l->router, kept->b, dz), db);
+    return db;
+}
+
 // Returns y of x[n, hidden]. kept: zeros; x must stay until the backward pass.
 static double* ref_layer_forward(ref_kept* kept, const ref_layer* l, int64_t n, const double* x) {
     int64_t hidden = l->hidden;
-    double slope = 0.0;
     kept->n = n;
     kept->x = x;
     kept->a = ref_norm_forward(kept, &l->before_attention, hidden, x);
@@ -341,14 +442,7 @@ static double* ref_layer_forward(ref_kept* kept, const ref_layer* l, int64_t n, 
     kept->h = ref_sum(kept, n * hidden, x, l->residual, added);
     const double* before = l->beside ? kept->a : kept->h;
     kept->b = ref_norm_forward(kept, &l->before_mlp, hidden, before);
-    kept->up = ref_matrix_forward(kept, &l->up, kept->b);
-    kept->gate = l->plain ? kept->up : ref_matrix_forward(kept, &l->gate, kept->b);
-    kept->act = ref_new(kept, n * l->up.out);
-    for (int64_t i = 0; i < n * l->up.out; i++) {
-        double act = ref_activate(l->activation, kept->gate[i], &slope);
-        kept->act[i] = l->plain ? act : act * kept->up[i];
-    }
-    kept->f = ref_matrix_forward(kept, &l->down, kept->act);
+    l->experts > 0 ? ref_experts_forward(kept, l) : ref_mlp_forward(kept, l);
     added = ref_norm_forward(kept, &l->after_mlp, hidden, kept->f);
     return ref_sum(kept, n * hidden, kept->h, l->residual, added);
 }
@@ -362,19 +456,7 @@ static double* ref_layer_backward(ref_kept* kept, const ref_layer* l, const doub
     // the MLP
     double* df = ref_sum(kept, count, zero, l->residual, dy);
     df = ref_norm_backward(kept, &l->after_mlp, hidden, kept->f, df);
-    double* d_act = ref_matrix_backward(kept, &l->down, kept->act, df);
-    double* d_gate = ref_new(kept, n * l->up.out);
-    double* d_up = ref_new(kept, n * l->up.out);
-    for (int64_t i = 0; i < n * l->up.out; i++) {
-        double slope = 0.0;
-        double act = ref_activate(l->activation, kept->gate[i], &slope);
-        d_up[i] = d_act[i] * (l->plain ? slope : act);
-        d_gate[i] = d_act[i] * slope * kept->up[i];
-    }
-    double* db = ref_matrix_backward(kept, &l->up, kept->b, d_up);
-    if (!l->plain) {
-        ref_add(count, 1.0, ref_matrix_backward(kept, &l->gate, kept->b, d_gate), db);
-    }
+    double* db = l->experts > 0 ? ref_experts_backward(kept, l, df) : ref_mlp_backward(kept, l, df);
     db = ref_norm_backward(kept, &l->before_mlp, hidden, kept->h, db);
     // attention
     double* dh = ref_sum(kept, count, dy, l->beside ? 0.0 : 1.0, db);

@@ -35,7 +35,8 @@ fresh_copy() {
 # check.sh looks at all files. Of the suites and fuzzers, only those with the defect run; one of the
 # fuzzers needs about twenty seconds for one of them.
 verdict() {
-    (cd "$tree" && GIT_DIR=/nowhere CHECK_SUITES="${2:-harness_suite threads_suite}" \
+    (cd "$tree" && GIT_DIR=/nowhere QLORA_SHARED="${QLORA_SHARED:-../../../../shared}" \
+        CHECK_SUITES="${2:-harness_suite threads_suite}" \
         CHECK_FUZZERS="tests/fuzz/files.c:10 tests/fuzz/folders.c:90" \
         tests/gates/check.sh "$1" |
         awk '$1 ~ /^(ok|FAIL|skip)$/ && !found { print $1; found = 1 }')
@@ -392,6 +393,24 @@ defect wine "folders that are not removed" \
     'sed -i "s/(qlora__os_is_folder(wide) ? _wrmdir/(false ? _wrmdir/" src/platform/windows.h'
 defect golden "a rotation in the wrong direction on the CPU" \
     'sed -i "s/sine, (QLORA__REAL)job->sign/sine, -(QLORA__REAL)job->sign/" src/ops/rope.h'
+defect golden "weights of experts that are not renormalised" \
+    'sed -i "s/return rule->renormalise || rule->score/return rule->score/" src/ops/experts.h'
+defect golden "a correction of the choice of experts in their weights" \
+    'sed -i "s/? qlora__route_sigmoid(at)/& + (rule->correction ? (double)*rule->correction : 0.0)/" \
+        src/ops/experts.h'
+defect golden "groups of experts that are ignored" \
+    'sed -i "s/if (finite \&\& rule->groups > 1)/if (finite \&\& rule->groups > 99)/" src/ops/experts.h'
+defect golden "B of an expert in one block" \
+    'sed -i "s,i % rank . t->experts + e;,e * rank + i % rank;," src/model/parameters.h'
+defect golden "experts that are off by one" \
+    'sed -i "s/&experts->linears\[2 . e\]/\&experts->linears[2 * (e > 0 ? e - 1 : e)]/" \
+        src/model/ffns/experts.h'
+defect golden "a shared expert without its gate" \
+    'sed -i "s/out\[r\] = (QLORA__REAL)qlora__route_sigmoid(z);/out[r] = (QLORA__REAL)(z < 1e9);/" \
+        src/model/ffns/experts.h'
+defect asan "a tie between experts that goes to the higher number" \
+    'sed -i "s/values\[e\] > values\[best\])) {/values[e] >= values[best])) {/" src/ops/experts.h' \
+    experts_suite
 defect fuzz "a parser that crashes" \
     'sed -i "s/^static int fuzz_.*{/&\n    __builtin_trap();/" tests/fuzz/*.c'
 defect fuzz "a checksum that is not compared" \

@@ -9,6 +9,8 @@
 
 enum { REFERENCE_VOCAB = 19, REFERENCE_TOKENS = 15, REFERENCE_SEQUENCES = 3, REFERENCE_LAYERS = 2 };
 
+enum { REFERENCE_EXPERTS = 4, REFERENCE_WEIGHTS = 8 + 3 * REFERENCE_EXPERTS };
+
 static const int32_t reference_lengths[REFERENCE_SEQUENCES] = {9, 1, 5};
 
 typedef struct reference_case {
@@ -22,20 +24,24 @@ typedef struct reference_case {
     bool biases;
     bool qk_norm;
     int64_t no_rope; // 1: the first layer is not rotated
+    int64_t experts; // of the second layer
 } reference_case;
 
 static const reference_case reference_cases[] = {
-    {"llama", QLORA_FAMILY_LLAMA, 2, 2, 8, 0, 0, true, false, 0},
-    {"mistral", QLORA_FAMILY_MISTRAL, 4, 1, 6, 0, 3, false, false, 0}, // one head for all of q
-    {"qwen3", QLORA_FAMILY_QWEN3, 4, 2, 8, 0, 0, true, true, 0},       // norm of each head
-    {"gemma2", QLORA_FAMILY_GEMMA2, 6, 2, 8, 0, 4, false, false, 0},   // GELU, caps, four norms
-    {"olmo2", QLORA_FAMILY_OLMO2, 4, 2, 8, 0, 0, false, true, 0},      // norms after, wide q/k norm
-    {"phi3", QLORA_FAMILY_PHI3, 4, 4, 8, 6, 5, false, false, 0},       // fused matrices
-    {"glm4", QLORA_FAMILY_GLM4, 4, 2, 12, 8, 0, true, false, 0},       // pairs of neighbours
-    {"granite", QLORA_FAMILY_GRANITE, 4, 2, 8, 0, 0, true, false, 0},  // factors everywhere
-    {"exaone4", QLORA_FAMILY_EXAONE4, 4, 2, 8, 0, 3, false, true, 1},
-    {"arcee", QLORA_FAMILY_ARCEE, 4, 2, 8, 0, 0, true, false, 0},      // no gate
-    {"cohere2", QLORA_FAMILY_COHERE2, 4, 2, 8, 0, 3, false, false, 1}, // side by side, LayerNorm
+    {"llama", QLORA_FAMILY_LLAMA, 2, 2, 8, 0, 0, true, false, 0, 0},
+    {"mistral", QLORA_FAMILY_MISTRAL, 4, 1, 6, 0, 3, false, false, 0, 0}, // one head for all of q
+    {"qwen3", QLORA_FAMILY_QWEN3, 4, 2, 8, 0, 0, true, true, 0, 0},       // norm of each head
+    {"gemma2", QLORA_FAMILY_GEMMA2, 6, 2, 8, 0, 4, false, false, 0, 0},   // GELU, caps, four norms
+    {"olmo2", QLORA_FAMILY_OLMO2, 4, 2, 8, 0, 0, false, true, 0, 0}, // norms after, wide q/k norm
+    {"phi3", QLORA_FAMILY_PHI3, 4, 4, 8, 6, 5, false, false, 0, 0},  // fused matrices
+    {"glm4", QLORA_FAMILY_GLM4, 4, 2, 12, 8, 0, true, false, 0, 0},  // pairs of neighbours
+    {"granite", QLORA_FAMILY_GRANITE, 4, 2, 8, 0, 0, true, false, 0, 0}, // factors everywhere
+    {"exaone4", QLORA_FAMILY_EXAONE4, 4, 2, 8, 0, 3, false, true, 1, 0},
+    {"arcee", QLORA_FAMILY_ARCEE, 4, 2, 8, 0, 0, true, false, 0, 0},      // no gate
+    {"cohere2", QLORA_FAMILY_COHERE2, 4, 2, 8, 0, 3, false, false, 1, 0}, // side by side, LayerNorm
+    {"mixtral", QLORA_FAMILY_MIXTRAL, 4, 2, 8, 0, 0, false, false, 0, 4},
+    {"qwen3_moe", QLORA_FAMILY_QWEN3_MOE, 4, 2, 8, 0, 0, false, true, 0, 4},
+    {"olmoe", QLORA_FAMILY_OLMOE, 4, 2, 8, 0, 0, false, true, 0, 4},
 };
 
 // A model, and all that the reference needs of it in double.
@@ -49,8 +55,9 @@ typedef struct reference_rig {
     ref_layer layers[REFERENCE_LAYERS];
     ref_norm final_norm;
     ref_kept memory;                                       // of the weights and their gradients
-    double* weights[REFERENCE_LAYERS][QLORA__PROJECTIONS]; // W + s B A
-    double* gradients[REFERENCE_LAYERS][QLORA__PROJECTIONS];
+    double* weights[REFERENCE_LAYERS][REFERENCE_WEIGHTS];  // W + s B A
+    double* gradients[REFERENCE_LAYERS][REFERENCE_WEIGHTS];
+    ref_layer experts[REFERENCE_LAYERS][REFERENCE_EXPERTS];
 } reference_rig;
 
 static void reference_fill(test_random* random, const qlora_tensor* t, double mean,
@@ -67,7 +74,7 @@ static void reference_stir(reference_rig* r, const char* name) {
     test_random random = test_random_start(name);
     for (int64_t l = 0; l < REFERENCE_LAYERS; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < layer->layout->count; i++) {
+        for (int i = 0; i < layer->count; i++) {
             qlora_tensor b;
             const qlora__projection* p = &layer->projections[i];
             reference_fill(&random, &p->bias, 0.0, 0.3);
@@ -106,6 +113,11 @@ static void reference_config(const reference_case* k, qlora_model_config* c) {
     c->window = k->window;
     c->sliding[1] = k->window > 0 ? 1 : 0;
     c->no_rope[0] = (uint8_t)k->no_rope;
+    c->experts = k->experts;
+    c->experts_per_token = k->experts > 0 ? 2 : 0;
+    c->expert_intermediate = k->experts > 0 ? 12 : 0;
+    c->renormalise = k->family == QLORA_FAMILY_QWEN3_MOE;
+    c->dense[0] = k->family == QLORA_FAMILY_QWEN3_MOE;
     if (k->family == QLORA_FAMILY_GEMMA2) {
         c->attention_scale = 0.7;
         c->attention_cap = 1.5;
@@ -137,6 +149,9 @@ static bool reference_open(reference_rig* r, const reference_case* k) {
     model.base = QLORA_BASE_32BIT;
     model.mode = QLORA_MODE_F32;
     model.rank = 3;
+    model.targets = k->experts > 0 ? QLORA_TARGET_ATTENTION | QLORA_TARGET_EXPERTS_IN |
+                                         QLORA_TARGET_EXPERTS_OUT | QLORA_TARGET_ROUTER
+                                   : 0;
     model.train_norms = true;
     model.tokens = REFERENCE_TOKENS + 3;
     model.max_sequences = REFERENCE_SEQUENCES + 1;
@@ -219,9 +234,9 @@ static void reference_norm(reference_rig* r, const qlora_tensor* w, ref_norm* to
 
 // The matrices of a layer, from projections that may contain several of them.
 static void reference_matrices(reference_rig* r, int64_t layer) {
-    const qlora__layout* layout = r->model->arch->layout;
     const qlora_model_config* c = &r->model->plan.config;
     const qlora__layer* from = &r->model->layers[layer];
+    const qlora__layout* layout = from->layout;
     ref_layer* l = &r->layers[layer];
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
@@ -244,6 +259,29 @@ static void reference_matrices(reference_rig* r, int64_t layer) {
         l->q.bias = reference_vector(r, &from->qkv_bias);
         l->k.bias = l->q.bias + q;
         l->v.bias = l->q.bias + q + kv;
+    }
+}
+
+// The experts of a layer: gate, up and down of each.
+static void reference_experts(reference_rig* r, int64_t layer) {
+    const qlora_model_config* c = &r->model->plan.config;
+    const qlora__layer* from = &r->model->layers[layer];
+    ref_layer* l = &r->layers[layer];
+    if (from->experts == NULL) {
+        return;
+    }
+    int router = from->layout->count;
+    l->experts = c->experts;
+    l->chosen = c->experts_per_token;
+    l->divided = c->renormalise || from->layout->experts->score == QLORA__ROUTER_SOFTMAX_CHOSEN;
+    l->expert = r->experts[layer];
+    for (int i = router; i < from->count; i++) {
+        ref_layer* own = &l->expert[qlora__max(qlora__expert_of(from, i), 0)];
+        ref_matrix* parts[] = {&own->gate, &own->up, &own->down};
+        reference_weight(r, layer, i);
+        reference_matrix(r, layer, i, 0, from->projections[i].out,
+                         i == router ? &l->router : parts[(i - router - 1) % 3]);
+        own->activation = l->activation;
     }
 }
 
@@ -280,6 +318,7 @@ static void reference_layer(reference_rig* r, int64_t layer) {
         norms[i]->centred = i < QLORA__NORM_Q && qlora__norms_mean(m);
     }
     reference_matrices(r, layer);
+    reference_experts(r, layer);
 }
 
 // ---- the whole model by the reference -----------------------------------------------------------
@@ -351,11 +390,10 @@ static double reference_sequence(const reference_rig* r, int32_t first, int32_t 
 // ---- comparison ---------------------------------------------------------------------------------
 
 // The gradient of A is s B^T dW, that of B s dW A^T.
-static void reference_lora(const reference_rig* r, const qlora__trained* t, double* out) {
-    const qlora__projection* p = t->projection;
-    int i = (int)(p - r->model->layers[t->layer].projections);
+static void reference_lora_of(const reference_rig* r, const qlora__trained* t, int i, double* out) {
+    const qlora__projection* p = &r->model->layers[t->layer].projections[i];
     const double* dw = r->gradients[t->layer][i];
-    memset(out, 0, (size_t)(t->rows * t->cols) * sizeof *out);
+    out += t->is_b ? p->b_at - t->at : p->a_at - t->at;
     for (int64_t at = 0; at < p->out * p->in; at++) {
         int64_t row = at / p->in;
         int64_t col = at % p->in;
@@ -367,6 +405,20 @@ static void reference_lora(const reference_rig* r, const qlora__trained* t, doub
             } else {
                 out[k * p->in + col] += (double)p->scale * dw[at] * b;
             }
+        }
+    }
+}
+
+// The same for all projections that the tensor belongs to, which may be those of experts.
+static void reference_lora(const reference_rig* r, const qlora__trained* t, double* out) {
+    const qlora__layer* layer = &r->model->layers[t->layer];
+    int first = (int)(t->projection - layer->projections);
+    int stack = qlora__is_stack(layer, first);
+    memset(out, 0, (size_t)(t->rows * t->cols) * sizeof *out);
+    for (int i = first; i < (stack != 0 ? layer->count : first + 1); i++) {
+        bool down = stack != 0 && (i - qlora__first_expert(layer->layout)) % 3 == 2;
+        if (stack == 0 || down == (stack == 2)) {
+            reference_lora_of(r, t, i, out);
         }
     }
 }
@@ -433,7 +485,7 @@ TEST model_is_the_reference(const reference_case* k) {
     for (; qlora__trained_at(r.model, count, &t); count++) {
         ASSERTm(t.name, reference_holds(&r, &t));
     }
-    ASSERT(count > REFERENCE_LAYERS * 2 * r.model->arch->layout->count);
+    ASSERT(count > REFERENCE_LAYERS * 2 * r.model->layers[1].layout->count);
     qlora_train_info info;
     ASSERT_EQ(QLORA_OK, qlora_train_update(r.trainer));
     ASSERT_EQ(QLORA_OK, qlora_train_query(r.trainer, &info));
