@@ -812,6 +812,7 @@ typedef struct qlora_model_config {
     int64_t expert_groups_used;
     double routed_scale;    // factor of the weights of chosen experts; 0 = 1
     bool renormalise;       // the weights of a token are divided by their sum
+    bool router_loss;       // transformers adds a load-balancing loss in training, which is refused
     int32_t dtype;          // a qlora_dtype; -1 = not given in the file
     int32_t bos_id;         // -1 = none
     int32_t pad_id;         // -1 = none
@@ -12461,6 +12462,7 @@ typedef enum qlora__window_rule {
     QLORA__WINDOW_EVERY,   // every layer, if sliding_window is given
     QLORA__WINDOW_QWEN,    // use_sliding_window, from max_window_layers on
     QLORA__WINDOW_USED,    // use_sliding_window, every layer
+    QLORA__WINDOW_LISTED,  // use_sliding_window, those in layer_types, which must be given
     QLORA__WINDOW_PATTERN, // layer_types, or all but every n-th
     QLORA__WINDOW_NOPE     // use_sliding_window, on the layers without rotation
 } qlora__window_rule;
@@ -12649,7 +12651,7 @@ static const qlora__arch qlora__archs[] = {
      &qlora__layout_seven, &qlora__layout_qwen2_moe, &qlora__norms_before, 0,
      QLORA__READS_QKV_BIAS | QLORA__READS_EXPERTS | QLORA__READS_RENORMALISE |
          QLORA__READS_OWN_WIDTH,
-     QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
+     QLORA__WINDOW_LISTED, QLORA__NOPE_NONE,
      {151936, 2048, 5632, 24, 16, 16, 0, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_QWEN3_MOE, "qwen3_moe", "Qwen3MoeForCausalLM", "qwen3moe",
@@ -16932,13 +16934,15 @@ static qlora_result qlora__config_dense_list(const qlora__config_reader* r, qlor
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: mlp_only_layers must be a list",
                                r->json->label);
     }
-    for (uint32_t i = 0; i < r->json->tokens[list].count; i++) {
+    uint32_t end = r->json->tokens[list].next;
+    unsigned number = 0;
+    for (uint32_t k = list + 1; k < end; k = r->json->tokens[k].next, number++) {
         int64_t layer = -1;
-        bool whole = qlora__json_int(r->json, qlora__json_at(r->json, list, i), &layer);
+        bool whole = qlora__json_int(r->json, k, &layer);
         if (!whole || layer < 0 || layer > INT32_MAX) {
             return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
                                    "%s: mlp_only_layers[%u] must be the number of a layer",
-                                   r->json->label, (unsigned)i);
+                                   r->json->label, number);
         }
         if (layer < c->layers) {
             c->dense[layer] = 1;
@@ -17061,6 +17065,7 @@ static qlora_result qlora__config_experts(const qlora__config_reader* r, const q
     QLORA__TRY(qlora__config_int(r, "num_experts_per_tok", d->per_token, 1, c->experts,
                                  &c->experts_per_token));
     QLORA__TRY(qlora__config_expert_refusals(r));
+    QLORA__TRY(qlora__config_bool(r, "output_router_logits", false, &c->router_loss));
     QLORA__TRY(qlora__config_expert_widths(r, arch, c));
     QLORA__TRY(qlora__config_dense(r, arch, c));
     return qlora__config_router(r, arch, c);
@@ -17279,11 +17284,16 @@ static qlora_result qlora__config_window_rule(const qlora__config_reader* r,
     int64_t first = 0;
     bool use = arch->window != QLORA__WINDOW_NONE; // a file may have the key, the block no window
     if (arch->window == QLORA__WINDOW_QWEN || arch->window == QLORA__WINDOW_NOPE ||
-        arch->window == QLORA__WINDOW_USED) {
+        arch->window == QLORA__WINDOW_USED || arch->window == QLORA__WINDOW_LISTED) {
         QLORA__TRY(qlora__config_bool(r, "use_sliding_window", false, &use));
     }
     if (arch->window == QLORA__WINDOW_QWEN) {
         QLORA__TRY(qlora__config_int(r, "max_window_layers", 28, 0, INT32_MAX, &first));
+    }
+    if (use && arch->window == QLORA__WINDOW_LISTED && qlora__config_find(r, "layer_types") == 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: use_sliding_window is true, but layer_types is missing",
+                               r->json->label);
     }
     if (use) {
         int64_t fallback = qlora__config_has(r, "sliding_window") ? 0 : arch->defaults.window;
@@ -18650,7 +18660,8 @@ static const qlora__arch* qlora__gguf_arch(const qlora__gguf* g, const qlora__gg
     bool windows = qlora__gguf_find(g, key.text) != NULL;
     const qlora__arch* found = NULL;
     for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
-        if (qlora__gguf_is(facts->prefix, facts->prefix_size, qlora__archs[i].gguf)) {
+        if ((qlora__archs[i].reads & QLORA__READS_EXPERTS) == 0 && // those are not read from GGUF
+            qlora__gguf_is(facts->prefix, facts->prefix_size, qlora__archs[i].gguf)) {
             bool needs = (qlora__archs[i].gguf_rule.flags & QLORA__GGUF_NEEDS_WINDOW) != 0;
             found = found == NULL || (needs && windows) ? &qlora__archs[i] : found;
         }
@@ -18680,7 +18691,7 @@ static qlora_result qlora__gguf_get_arch(qlora__env* env, const qlora__gguf* g,
     names[0] = '\0';
     for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
         bool again = i > 0 && strcmp(qlora__archs[i].gguf, qlora__archs[i - 1].gguf) == 0;
-        if (!again) {
+        if (!again && (qlora__archs[i].reads & QLORA__READS_EXPERTS) == 0) {
             qlora__append(names, sizeof names, &used, "%s %s", i > 0 ? "," : "",
                           qlora__archs[i].gguf);
         }
@@ -33580,10 +33591,11 @@ static void qlora__route_rows(void* user, int64_t begin, int64_t end) {
         double bad = 0.0;
         for (int64_t e = 0; e < rule->experts; e++) {
             bool sigmoid = rule->score == QLORA__ROUTER_SIGMOID;
-            bad = qlora__finite((float)z[e]) ? bad : (double)z[e];
-            finite = finite && qlora__finite((float)z[e]);
             values[e] = sigmoid ? qlora__route_sigmoid((double)z[e]) : (double)z[e];
             values[e] += rule->correction != NULL ? (double)rule->correction[e] : 0.0;
+            bool good = qlora__finite((float)z[e]) && qlora__finite((float)values[e]);
+            bad = good ? bad : (double)z[e] - (double)z[e] + (values[e] - values[e]);
+            finite = finite && good;
         }
         if (finite && rule->groups > 1) {
             qlora__route_groups(rule, values);
@@ -33596,7 +33608,7 @@ static void qlora__route_rows(void* user, int64_t begin, int64_t end) {
         qlora__route_values(r, row, own);
         double sum = qlora__route_sum(rule, own);
         for (int64_t j = 0; j < rule->chosen; j++) {
-            double w = finite ? own[j] / sum * rule->scale : bad - bad; // NaN
+            double w = finite ? own[j] / sum * rule->scale : bad; // NaN
             r->weights[row * rule->chosen + j] = (QLORA__REAL)w;
         }
     }
@@ -38452,18 +38464,44 @@ static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
     }
 }
 
+// Whether an adapter would drop what PEFT does not: parameters have no dropout there, and what an
+// expert's room computes with a linear of its own has none here.
+static bool qlora__experts_drop(const qlora_model* m) {
+    bool any = false;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layer* layer = &m->layers[l];
+        for (int u = 0; u < qlora__unit_count(layer); u++) {
+            int i = qlora__unit_at(layer, u);
+            any = any || (layer->projections[i].rank > 0 &&
+                          (qlora__is_parameter(m, l, i) || i >= layer->layout->count));
+        }
+    }
+    return any && qlora__trains(m) && m->desc.dropout > 0.0f;
+}
+
+static bool qlora__experts_fp8(const qlora_model* m) {
+    bool any = m->plan.mode == QLORA_MODE_FP8;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
+            any = any || m->layers[l].projections[i].is_fp8;
+        }
+    }
+    return any;
+}
+
 static const char* qlora__experts_refuse(const qlora_model* m) {
-    const uint32_t experts = QLORA_TARGET_EXPERTS_IN | QLORA_TARGET_EXPERTS_OUT;
-    bool drops = m->desc.dropout > 0.0f && (m->desc.targets & experts) != 0;
-    return m->on_gpu                        ? "has experts, which do not run on a GPU; open a "
-                                              "context for the CPU"
-           : qlora__has_several(m)          ? "has experts, without support for several adapters"
-           : m->dora                        ? "has experts, without support for DoRA"
-           : m->plan.mode == QLORA_MODE_FP8 ? "has experts, without support for desc.mode FP8"
-           : m->desc.base == QLORA_BASE_FP8 ? "has experts, without support for desc.base FP8"
-           : drops ? "has experts, without support for dropout on experts, as in PEFT; set "
-                     "desc.dropout to 0, or desc.targets without experts"
-                   : NULL;
+    return m->on_gpu               ? "has experts, which do not run on a GPU; open a context for "
+                                     "the CPU"
+           : qlora__has_several(m) ? "has experts, without support for several adapters"
+           : m->dora               ? "has experts, without support for DoRA"
+           : qlora__experts_fp8(m) ? "has experts, without support for FP8"
+           : qlora__trains(m) && m->plan.config.router_loss
+               ? "has output_router_logits in its config, with which transformers adds a "
+                 "load-balancing loss; that is not supported, so set it to false"
+           : qlora__experts_drop(m)
+               ? "has experts, without support for dropout on experts, as in PEFT, on the router "
+                 "and on MLPs that PEFT names as parameters; set desc.dropout to 0"
+               : NULL;
 }
 
 static qlora__needs qlora__experts_needs(const qlora_model* m, const qlora__layer* layer) {
@@ -39694,13 +39732,18 @@ static void qlora__adapter_new(const qlora_model* m, int bit, qlora__projection*
 // of it, as it does of the names that transformers 4 had for experts.
 static qlora_result qlora__adapter_not_module(qlora_ctx* ctx, const qlora_model* m,
                                               const qlora__peft* peft, int64_t layer, int i) {
+    const qlora__expert_rows* rows = m->arch->experts->experts;
     char module[160];
     qlora__peft_module found;
-    if (!m->arch->experts->experts->converts) {
+    if (!rows->converts) {
         return QLORA_OK;
     }
-    qlora__base_module(m, layer, i, module, sizeof module);
-    QLORA__TRY(qlora__peft_lookup(&ctx->env, peft, module, &found));
+    int last = i + (qlora__is_stack(&m->layers[layer], i) == 1 ? rows->count - 2 : 0);
+    memset(&found, 0, sizeof found);
+    for (int k = i; k <= last && found.rank == 0; k++) {
+        qlora__base_module(m, layer, k, module, sizeof module);
+        QLORA__TRY(qlora__peft_lookup(&ctx->env, peft, module, &found));
+    }
     return found.rank == 0
                ? QLORA_OK
                : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
@@ -39726,7 +39769,7 @@ static qlora_result qlora__adapter_unit(qlora_ctx* ctx, const qlora_model* m,
 }
 
 // Gives the adapters of all experts the rank and scale of the first one.
-static void qlora__adapter_spread(const qlora_model* m, qlora__layer* layer, int i) {
+static void qlora__adapter_spread(qlora__layer* layer, int i) {
     int stack = qlora__is_stack(layer, i);
     const qlora__projection* p = &layer->projections[i];
     int count = stack != 0 ? layer->layout->experts->count : 0;
@@ -39738,31 +39781,44 @@ static void qlora__adapter_spread(const qlora_model* m, qlora__layer* layer, int
             layer->projections[k].scale = p->scale;
         }
     }
-    (void)m;
 }
 
 // Rank and scale of a module in an adapter folder.
 static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora_model* m, int64_t layer,
                                          int number, qlora__projection* p) {
     const qlora__peft* peft = &m->source->peft;
-    char module[160];
     qlora__peft_module found;
-    qlora__module_of(m, layer, number, module, sizeof module);
     QLORA__TRY(qlora__adapter_unit(ctx, m, peft, layer, number, &found));
     p->rank = found.rank;
     p->alpha = found.alpha;
     p->scale = (float)found.scale;
-    if (p->rank == 0) { // patterns of a multimodal model may be written for its older names
-        char key[320];
-        QLORA__TRY(qlora__peft_key(&ctx->env, module, 'A', key));
-        if (qlora__folder_find(&peft->tensors, key) != NULL) {
-            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                               "%s has matrices for %s, but target_modules of adapter_config.json "
-                               "does not match this name",
-                               peft->tensors.dir, module);
-        }
-    }
     return QLORA_OK;
+}
+
+// Refuses matrices of a unit that adapter_config.json does not adapt: patterns of a multimodal
+// model may be written for its older names, and a parameter is not a module.
+static qlora_result qlora__adapter_not_left(qlora_ctx* ctx, const qlora_model* m, int64_t l,
+                                            int number) {
+    const qlora__peft* peft = &m->source->peft;
+    const qlora__layer* layer = &m->layers[l];
+    char module[160];
+    char key[320];
+    // One parameter of experts alone has the name of the other one.
+    bool other = qlora__is_stack(layer, number) == 2 &&
+                 layer->projections[qlora__first_expert(layer->layout)].rank > 0;
+    if (layer->projections[number].rank > 0 || other) {
+        return QLORA_OK;
+    }
+    qlora__matrices_of(m, l, number, module, sizeof module);
+    QLORA__TRY(qlora__peft_key(&ctx->env, module, 'A', key));
+    return qlora__folder_find(&peft->tensors, key) == NULL
+               ? QLORA_OK
+               : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                             "%s has matrices for %s, but %s of adapter_config.json does not "
+                             "match this name",
+                             peft->tensors.dir, module,
+                             qlora__is_parameter(m, l, number) ? "target_parameters"
+                                                               : "target_modules");
 }
 
 // The exact factors of trained norms, beside PEFT's files: there, families that store norms minus 1
@@ -39837,8 +39893,10 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
                 qlora__matrices_of(m, l, qlora__unit_at(&m->layers[l], u), module, sizeof module);
                 const char* plain = qlora__plain_name(module);
                 size_t n = strlen(plain);
-                known = strncmp(name, plain, n) == 0 && name[n] == '.' &&
-                        strncmp(name + n, ".base_layer.", 12) != 0;
+                known = strncmp(name, plain, n) == 0 &&
+                        (strcmp(name + n, ".lora_A.weight") == 0 ||
+                         strcmp(name + n, ".lora_B.weight") == 0 ||
+                         strcmp(name + n, ".lora_magnitude_vector") == 0);
             }
         }
         if (!known) {
@@ -39879,6 +39937,71 @@ static qlora_result qlora__adapter_scale(qlora_ctx* ctx, const qlora_model* m,
 const char* qlora_base_format_name(qlora_base_format format) {
     static const char* const names[] = {"nf4", "16bit", "32bit", "fp8"};
     return (int)format >= 0 && format <= QLORA_BASE_FP8 ? names[format] : "unknown";
+}
+
+// How B of experts is ordered, in the metadata of what is written here.
+#define QLORA__LAYOUT_KEY "expert_layout"
+
+// Whether a text names the program that has written B of experts in another order.
+static bool qlora__names_unsloth(const char* text, size_t size) {
+    static const char word[] = "unsloth";
+    for (size_t at = 0; at + sizeof word - 1 <= size; at++) {
+        size_t i = 0;
+        while (i < sizeof word - 1 && (text[at + i] | 0x20) == word[i]) {
+            i++;
+        }
+        if (i == sizeof word - 1) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Unsloth had [out, experts, rank] where PEFT has [out, rank, experts], with the same names and
+// shapes, and nothing in the file tells them apart: what may come from there is refused.
+static qlora_result qlora__adapter_layout(qlora_ctx* ctx, const qlora_model* m, const char* dir) {
+    const qlora__peft* peft = &m->source->peft;
+    char text[512];
+    char path[QLORA__PATH_ROOM];
+    bool experts = false;
+    bool named = false;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = m->layers[l].layout->count; i < m->layers[l].count; i++) {
+            bool one = qlora__expert_of(&m->layers[l], i) >= 0;
+            experts = experts || (one && m->layers[l].projections[i].rank > 0);
+        }
+    }
+    if (!experts || peft->tensors.shard_count == 0) {
+        return QLORA_OK;
+    }
+    if (qlora__st_metadata(&peft->tensors.shards[0], QLORA__LAYOUT_KEY, text, sizeof text)) {
+        return strcmp(text, "peft") == 0
+                   ? QLORA_OK
+                   : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                 "%s: %s is \"%.40s\"; only \"peft\" is supported", dir,
+                                 QLORA__LAYOUT_KEY, text);
+    }
+    uint32_t base = qlora__json_find(&peft->json, 0, "base_model_name_or_path");
+    if (base != 0 && qlora__json_kind_of(&peft->json, base) == QLORA__JSON_STRING) {
+        size_t n = qlora__json_string(&peft->json, base, text, sizeof text);
+        named = qlora__names_unsloth(text, n < sizeof text ? n : sizeof text - 1);
+    }
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, "README.md", path));
+    bool exists = false;
+    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
+    if (exists && !named) {
+        qlora__map map;
+        QLORA__TRY(qlora__map_open(&ctx->env, path, &map));
+        named = qlora__names_unsloth((const char*)map.data, (size_t)map.size);
+        qlora__map_close(&ctx->env, &map);
+    }
+    return !named ? QLORA_OK
+                  : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                "%s names Unsloth, whose lora_B of experts may be in the order "
+                                "[out, experts, rank] instead of PEFT's [out, rank, experts]; the "
+                                "file does not say which. If it is PEFT's, add \"%s\": \"peft\" to "
+                                "the metadata of adapter_model.safetensors",
+                                dir, QLORA__LAYOUT_KEY);
 }
 
 // The format of the projections; "" without weights.
@@ -39944,10 +40067,13 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
             } else {
                 qlora__adapter_new(m, qlora__row_of(&m->layers[l], i)->bit, p);
             }
-            qlora__adapter_spread(m, &m->layers[l], i);
+            qlora__adapter_spread(&m->layers[l], i);
+        }
+        for (int u = 0; u < qlora__unit_count(&m->layers[l]) && desc->adapter != NULL; u++) {
+            QLORA__TRY(qlora__adapter_not_left(ctx, m, l, qlora__unit_at(&m->layers[l], u)));
         }
     }
-    return QLORA_OK;
+    return desc->adapter != NULL ? qlora__adapter_layout(ctx, m, desc->adapter) : QLORA_OK;
 }
 
 // An adapter that contains norms decides that they are trained: those of PEFT's modules_to_save, or
@@ -40572,6 +40698,13 @@ static qlora_result qlora__config_check_experts(qlora_ctx* ctx, qlora_model_conf
                            "%lld experts, %lld of which are chosen, that is not possible",
                            (long long)c->expert_groups, (long long)c->expert_groups_used,
                            (long long)c->experts, (long long)c->experts_per_token);
+    }
+    double weights = 3.0 * (double)(c->experts * c->expert_intermediate) * (double)c->hidden;
+    if (weights * (double)c->layers > 1e14) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "config.experts is %lld; the experts of the model would have more than "
+                           "1e14 weights",
+                           (long long)c->experts);
     }
     return qlora__need_real(ctx, "config.routed_scale", c->routed_scale, 0.0, 1e30);
 }
@@ -41315,10 +41448,10 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
     r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
     r = r == QLORA_OK ? qlora__skeleton_head_format(ctx, desc, m) : r;
-    r = r == QLORA_OK ? qlora__parts_refuse(ctx, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }
+    r = r == QLORA_OK ? qlora__parts_refuse(ctx, m) : r;
     if (r == QLORA_OK && qlora__maps_weights(ctx, desc, machine)) {
         r = qlora__map_weights(ctx, desc->dir, m);
     }
@@ -42631,6 +42764,18 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
     return QLORA_OK;
 }
 
+// Refuses a vector with values that are not finite.
+static qlora_result qlora__load_finite(qlora_ctx* ctx, const qlora__folder* folder,
+                                       const char* name, const qlora_tensor* t) {
+    for (int64_t i = 0; i < t->cols; i++) {
+        if (!qlora__finite((float)((const QLORA__REAL*)t->data)[i])) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s[%lld] is not finite", folder->dir,
+                               name, (long long)i);
+        }
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__load_layer(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
                                       int64_t index) {
     const qlora_model_config* c = &s->m->plan.config;
@@ -42654,6 +42799,7 @@ static qlora_result qlora__load_layer(qlora_ctx* ctx, qlora__stager* s, const ql
         snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)index,
                  layer->layout->experts->correction);
         QLORA__TRY(qlora__load_named(ctx, s, folder, name, &layer->experts->correction));
+        QLORA__TRY(qlora__load_finite(ctx, folder, name, &layer->experts->correction));
     }
     for (int i = 0; i < QLORA__NORMS; i++) {
         const char* module = qlora__arch_norm(arch, c, i);
@@ -43533,6 +43679,11 @@ static const qlora_tensor* qlora__labelled_memory(const qlora_model* m) {
     return qlora__trains(m) ? &m->work.dqkv : &m->work.s;
 }
 
+// And the stream: memory of the last layer that is not in use then.
+static const qlora_tensor* qlora__labelled_stream(const qlora_model* m, const qlora__layer* last) {
+    return m->work.gathered.cols > 0 ? &m->work.gathered : &last->kept.gu;
+}
+
 // Whether the memory that gathered rows borrow is large enough.
 static bool qlora__labelled_fits(const qlora_model* m, int64_t rows) {
     const qlora_model_config* c = &m->plan.config;
@@ -43540,7 +43691,8 @@ static bool qlora__labelled_fits(const qlora_model* m, int64_t rows) {
     const struct {
         const qlora_tensor* memory;
         int64_t cols;
-    } uses[] = {{qlora__labelled_memory(m), kept->o.cols}, {&kept->gu, c->hidden}};
+    } uses[] = {{qlora__labelled_memory(m), kept->o.cols},
+                {qlora__labelled_stream(m, &m->layers[c->layers - 1]), c->hidden}};
     bool fits = true;
     for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++) {
         size_t size = qlora_dtype_bytes(uses[i].memory->dtype);
@@ -47006,9 +47158,7 @@ static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__la
                                         qlora_tensor* o, qlora_tensor* h) {
     const qlora_model* m = pass->m;
     *o = qlora__labelled_o(m, pass->labelled);
-    // Memory that is not in use here, and has room for the stream.
-    const qlora_tensor* room = m->work.gathered.cols > 0 ? &m->work.gathered : &layer->kept.gu;
-    qlora__arena_window(room, 0, pass->rows, m->plan.config.hidden, h);
+    qlora__arena_window(qlora__labelled_stream(m, layer), 0, pass->rows, m->plan.config.hidden, h);
     qlora_tensor heads = qlora__window(o, pass->rows, 0, layer->linears[QLORA__O].in);
     QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));
     return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
@@ -49998,7 +50148,7 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
         if (t.is_norm || !norms) {
             qlora__save_add(&list, norms ? "" : "base_model.model.", &m->parameters, &t);
         }
-        if (t.experts > 0) {
+        if (t.experts > 0 && !norms) {
             list.items[list.count - 1].experts = t.experts;
         }
         if (t.is_norm && !norms) { // as the base stores it
@@ -50012,12 +50162,13 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
     }
     // A model that does not train saves what it has loaded.
     bool loaded = m->trained_base[0] != '\0' && !qlora__trains(m);
-    const char* metadata[5] = {NULL, NULL, NULL, NULL, NULL};
+    const char* metadata[7] = {NULL, NULL, NULL, NULL, NULL, NULL, NULL};
     int count = 0;
-    const char* const pairs[2][2] = {
+    const char* const pairs[3][2] = {
         {QLORA__BASE_KEY, loaded ? m->trained_base : qlora__base_name(m)},
-        {QLORA__SCALE_KEY, m->rope_scale}};
-    for (int i = 0; i < 2; i++) {
+        {QLORA__SCALE_KEY, m->rope_scale},
+        {QLORA__LAYOUT_KEY, m->plan.config.experts > 0 ? "peft" : ""}};
+    for (int i = 0; i < 3; i++) {
         if (pairs[i][1][0] != '\0') {
             metadata[count++] = pairs[i][0];
             metadata[count++] = pairs[i][1];
@@ -50943,7 +51094,8 @@ static void qlora__merge_find_projection(const qlora_model* m, int64_t l, const 
     const qlora__expert_rows* experts = layer->layout->experts;
     int few = experts != NULL ? qlora__first_expert(layer->layout) : layer->count;
     const char* at = strstr(plain, ".experts.");
-    int expert = at != NULL && experts != NULL ? (int)strtol(at + 9, NULL, 10) : 0;
+    long named = at != NULL && experts != NULL ? strtol(at + 9, NULL, 10) : 0;
+    int expert = named >= 0 && named < (long)m->plan.config.experts ? (int)named : 0;
     int first = few + (experts != NULL ? expert * experts->count : 0);
     char name[224];
     for (int k = 0; k < few + (experts != NULL ? experts->count : 0); k++) {
@@ -59852,4 +60004,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d8a809642d255349
+//@@ end 9fa20d723de483f1

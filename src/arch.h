@@ -377,6 +377,7 @@ typedef enum qlora__window_rule {
     QLORA__WINDOW_EVERY,   // every layer, if sliding_window is given
     QLORA__WINDOW_QWEN,    // use_sliding_window, from max_window_layers on
     QLORA__WINDOW_USED,    // use_sliding_window, every layer
+    QLORA__WINDOW_LISTED,  // use_sliding_window, those in layer_types, which must be given
     QLORA__WINDOW_PATTERN, // layer_types, or all but every n-th
     QLORA__WINDOW_NOPE     // use_sliding_window, on the layers without rotation
 } qlora__window_rule;
@@ -565,7 +566,7 @@ static const qlora__arch qlora__archs[] = {
      &qlora__layout_seven, &qlora__layout_qwen2_moe, &qlora__norms_before, 0,
      QLORA__READS_QKV_BIAS | QLORA__READS_EXPERTS | QLORA__READS_RENORMALISE |
          QLORA__READS_OWN_WIDTH,
-     QLORA__WINDOW_QWEN, QLORA__NOPE_NONE,
+     QLORA__WINDOW_LISTED, QLORA__NOPE_NONE,
      {151936, 2048, 5632, 24, 16, 16, 0, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_QWEN3_MOE, "qwen3_moe", "Qwen3MoeForCausalLM", "qwen3moe",

@@ -376,7 +376,8 @@ static void qlora__merge_find_projection(const qlora_model* m, int64_t l, const 
     const qlora__expert_rows* experts = layer->layout->experts;
     int few = experts != NULL ? qlora__first_expert(layer->layout) : layer->count;
     const char* at = strstr(plain, ".experts.");
-    int expert = at != NULL && experts != NULL ? (int)strtol(at + 9, NULL, 10) : 0;
+    long named = at != NULL && experts != NULL ? strtol(at + 9, NULL, 10) : 0;
+    int expert = named >= 0 && named < (long)m->plan.config.experts ? (int)named : 0;
     int first = few + (experts != NULL ? expert * experts->count : 0);
     char name[224];
     for (int k = 0; k < few + (experts != NULL ? experts->count : 0); k++) {

@@ -478,7 +478,7 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
         if (t.is_norm || !norms) {
             qlora__save_add(&list, norms ? "" : "base_model.model.", &m->parameters, &t);
         }
-        if (t.experts > 0) {
+        if (t.experts > 0 && !norms) {
             list.items[list.count - 1].experts = t.experts;
         }
         if (t.is_norm && !norms) { // as the base stores it
@@ -492,12 +492,13 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
     }
     // A model that does not train saves what it has loaded.
     bool loaded = m->trained_base[0] != '\0' && !qlora__trains(m);
-    const char* metadata[5] = {NULL, NULL, NULL, NULL, NULL};
+    const char* metadata[7] = {NULL, NULL, NULL, NULL, NULL, NULL, NULL};
     int count = 0;
-    const char* const pairs[2][2] = {
+    const char* const pairs[3][2] = {
         {QLORA__BASE_KEY, loaded ? m->trained_base : qlora__base_name(m)},
-        {QLORA__SCALE_KEY, m->rope_scale}};
-    for (int i = 0; i < 2; i++) {
+        {QLORA__SCALE_KEY, m->rope_scale},
+        {QLORA__LAYOUT_KEY, m->plan.config.experts > 0 ? "peft" : ""}};
+    for (int i = 0; i < 3; i++) {
         if (pairs[i][1][0] != '\0') {
             metadata[count++] = pairs[i][0];
             metadata[count++] = pairs[i][1];

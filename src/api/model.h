@@ -126,6 +126,7 @@ typedef struct qlora_model_config {
     int64_t expert_groups_used;
     double routed_scale;    // factor of the weights of chosen experts; 0 = 1
     bool renormalise;       // the weights of a token are divided by their sum
+    bool router_loss;       // transformers adds a load-balancing loss in training, which is refused
     int32_t dtype;          // a qlora_dtype; -1 = not given in the file
     int32_t bos_id;         // -1 = none
     int32_t pad_id;         // -1 = none

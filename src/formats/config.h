@@ -209,11 +209,16 @@ static qlora_result qlora__config_window_rule(const qlora__config_reader* r,
     int64_t first = 0;
     bool use = arch->window != QLORA__WINDOW_NONE; // a file may have the key, the block no window
     if (arch->window == QLORA__WINDOW_QWEN || arch->window == QLORA__WINDOW_NOPE ||
-        arch->window == QLORA__WINDOW_USED) {
+        arch->window == QLORA__WINDOW_USED || arch->window == QLORA__WINDOW_LISTED) {
         QLORA__TRY(qlora__config_bool(r, "use_sliding_window", false, &use));
     }
     if (arch->window == QLORA__WINDOW_QWEN) {
         QLORA__TRY(qlora__config_int(r, "max_window_layers", 28, 0, INT32_MAX, &first));
+    }
+    if (use && arch->window == QLORA__WINDOW_LISTED && qlora__config_find(r, "layer_types") == 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: use_sliding_window is true, but layer_types is missing",
+                               r->json->label);
     }
     if (use) {
         int64_t fallback = qlora__config_has(r, "sliding_window") ? 0 : arch->defaults.window;

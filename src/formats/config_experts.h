@@ -38,13 +38,15 @@ static qlora_result qlora__config_dense_list(const qlora__config_reader* r, qlor
         return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: mlp_only_layers must be a list",
                                r->json->label);
     }
-    for (uint32_t i = 0; i < r->json->tokens[list].count; i++) {
+    uint32_t end = r->json->tokens[list].next;
+    unsigned number = 0;
+    for (uint32_t k = list + 1; k < end; k = r->json->tokens[k].next, number++) {
         int64_t layer = -1;
-        bool whole = qlora__json_int(r->json, qlora__json_at(r->json, list, i), &layer);
+        bool whole = qlora__json_int(r->json, k, &layer);
         if (!whole || layer < 0 || layer > INT32_MAX) {
             return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
                                    "%s: mlp_only_layers[%u] must be the number of a layer",
-                                   r->json->label, (unsigned)i);
+                                   r->json->label, number);
         }
         if (layer < c->layers) {
             c->dense[layer] = 1;
@@ -167,6 +169,7 @@ static qlora_result qlora__config_experts(const qlora__config_reader* r, const q
     QLORA__TRY(qlora__config_int(r, "num_experts_per_tok", d->per_token, 1, c->experts,
                                  &c->experts_per_token));
     QLORA__TRY(qlora__config_expert_refusals(r));
+    QLORA__TRY(qlora__config_bool(r, "output_router_logits", false, &c->router_loss));
     QLORA__TRY(qlora__config_expert_widths(r, arch, c));
     QLORA__TRY(qlora__config_dense(r, arch, c));
     return qlora__config_router(r, arch, c);

@@ -31,7 +31,8 @@ static const qlora__arch* qlora__gguf_arch(const qlora__gguf* g, const qlora__gg
     bool windows = qlora__gguf_find(g, key.text) != NULL;
     const qlora__arch* found = NULL;
     for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
-        if (qlora__gguf_is(facts->prefix, facts->prefix_size, qlora__archs[i].gguf)) {
+        if ((qlora__archs[i].reads & QLORA__READS_EXPERTS) == 0 && // those are not read from GGUF
+            qlora__gguf_is(facts->prefix, facts->prefix_size, qlora__archs[i].gguf)) {
             bool needs = (qlora__archs[i].gguf_rule.flags & QLORA__GGUF_NEEDS_WINDOW) != 0;
             found = found == NULL || (needs && windows) ? &qlora__archs[i] : found;
         }
@@ -61,7 +62,7 @@ static qlora_result qlora__gguf_get_arch(qlora__env* env, const qlora__gguf* g,
     names[0] = '\0';
     for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
         bool again = i > 0 && strcmp(qlora__archs[i].gguf, qlora__archs[i - 1].gguf) == 0;
-        if (!again) {
+        if (!again && (qlora__archs[i].reads & QLORA__READS_EXPERTS) == 0) {
             qlora__append(names, sizeof names, &used, "%s %s", i > 0 ? "," : "",
                           qlora__archs[i].gguf);
         }

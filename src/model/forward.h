@@ -60,9 +60,7 @@ static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__la
                                         qlora_tensor* o, qlora_tensor* h) {
     const qlora_model* m = pass->m;
     *o = qlora__labelled_o(m, pass->labelled);
-    // Memory that is not in use here, and has room for the stream.
-    const qlora_tensor* room = m->work.gathered.cols > 0 ? &m->work.gathered : &layer->kept.gu;
-    qlora__arena_window(room, 0, pass->rows, m->plan.config.hidden, h);
+    qlora__arena_window(qlora__labelled_stream(m, layer), 0, pass->rows, m->plan.config.hidden, h);
     qlora_tensor heads = qlora__window(o, pass->rows, 0, layer->linears[QLORA__O].in);
     QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));
     return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);

@@ -34,6 +34,11 @@ static const qlora_tensor* qlora__labelled_memory(const qlora_model* m) {
     return qlora__trains(m) ? &m->work.dqkv : &m->work.s;
 }
 
+// And the stream: memory of the last layer that is not in use then.
+static const qlora_tensor* qlora__labelled_stream(const qlora_model* m, const qlora__layer* last) {
+    return m->work.gathered.cols > 0 ? &m->work.gathered : &last->kept.gu;
+}
+
 // Whether the memory that gathered rows borrow is large enough.
 static bool qlora__labelled_fits(const qlora_model* m, int64_t rows) {
     const qlora_model_config* c = &m->plan.config;
@@ -41,7 +46,8 @@ static bool qlora__labelled_fits(const qlora_model* m, int64_t rows) {
     const struct {
         const qlora_tensor* memory;
         int64_t cols;
-    } uses[] = {{qlora__labelled_memory(m), kept->o.cols}, {&kept->gu, c->hidden}};
+    } uses[] = {{qlora__labelled_memory(m), kept->o.cols},
+                {qlora__labelled_stream(m, &m->layers[c->layers - 1]), c->hidden}};
     bool fits = true;
     for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++) {
         size_t size = qlora_dtype_bytes(uses[i].memory->dtype);

@@ -276,6 +276,18 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
     return QLORA_OK;
 }
 
+// Refuses a vector with values that are not finite.
+static qlora_result qlora__load_finite(qlora_ctx* ctx, const qlora__folder* folder,
+                                       const char* name, const qlora_tensor* t) {
+    for (int64_t i = 0; i < t->cols; i++) {
+        if (!qlora__finite((float)((const QLORA__REAL*)t->data)[i])) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s[%lld] is not finite", folder->dir,
+                               name, (long long)i);
+        }
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__load_layer(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
                                       int64_t index) {
     const qlora_model_config* c = &s->m->plan.config;
@@ -299,6 +311,7 @@ static qlora_result qlora__load_layer(qlora_ctx* ctx, qlora__stager* s, const ql
         snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)index,
                  layer->layout->experts->correction);
         QLORA__TRY(qlora__load_named(ctx, s, folder, name, &layer->experts->correction));
+        QLORA__TRY(qlora__load_finite(ctx, folder, name, &layer->experts->correction));
     }
     for (int i = 0; i < QLORA__NORMS; i++) {
         const char* module = qlora__arch_norm(arch, c, i);

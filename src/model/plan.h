@@ -290,6 +290,13 @@ static qlora_result qlora__config_check_experts(qlora_ctx* ctx, qlora_model_conf
                            (long long)c->expert_groups, (long long)c->expert_groups_used,
                            (long long)c->experts, (long long)c->experts_per_token);
     }
+    double weights = 3.0 * (double)(c->experts * c->expert_intermediate) * (double)c->hidden;
+    if (weights * (double)c->layers > 1e14) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "config.experts is %lld; the experts of the model would have more than "
+                           "1e14 weights",
+                           (long long)c->experts);
+    }
     return qlora__need_real(ctx, "config.routed_scale", c->routed_scale, 0.0, 1e30);
 }
 
@@ -1032,10 +1039,10 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
     r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
     r = r == QLORA_OK ? qlora__skeleton_head_format(ctx, desc, m) : r;
-    r = r == QLORA_OK ? qlora__parts_refuse(ctx, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }
+    r = r == QLORA_OK ? qlora__parts_refuse(ctx, m) : r;
     if (r == QLORA_OK && qlora__maps_weights(ctx, desc, machine)) {
         r = qlora__map_weights(ctx, desc->dir, m);
     }

@@ -16,13 +16,18 @@ static void qlora__adapter_new(const qlora_model* m, int bit, qlora__projection*
 // of it, as it does of the names that transformers 4 had for experts.
 static qlora_result qlora__adapter_not_module(qlora_ctx* ctx, const qlora_model* m,
                                               const qlora__peft* peft, int64_t layer, int i) {
+    const qlora__expert_rows* rows = m->arch->experts->experts;
     char module[160];
     qlora__peft_module found;
-    if (!m->arch->experts->experts->converts) {
+    if (!rows->converts) {
         return QLORA_OK;
     }
-    qlora__base_module(m, layer, i, module, sizeof module);
-    QLORA__TRY(qlora__peft_lookup(&ctx->env, peft, module, &found));
+    int last = i + (qlora__is_stack(&m->layers[layer], i) == 1 ? rows->count - 2 : 0);
+    memset(&found, 0, sizeof found);
+    for (int k = i; k <= last && found.rank == 0; k++) {
+        qlora__base_module(m, layer, k, module, sizeof module);
+        QLORA__TRY(qlora__peft_lookup(&ctx->env, peft, module, &found));
+    }
     return found.rank == 0
                ? QLORA_OK
                : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
@@ -48,7 +53,7 @@ static qlora_result qlora__adapter_unit(qlora_ctx* ctx, const qlora_model* m,
 }
 
 // Gives the adapters of all experts the rank and scale of the first one.
-static void qlora__adapter_spread(const qlora_model* m, qlora__layer* layer, int i) {
+static void qlora__adapter_spread(qlora__layer* layer, int i) {
     int stack = qlora__is_stack(layer, i);
     const qlora__projection* p = &layer->projections[i];
     int count = stack != 0 ? layer->layout->experts->count : 0;
@@ -60,31 +65,44 @@ static void qlora__adapter_spread(const qlora_model* m, qlora__layer* layer, int
             layer->projections[k].scale = p->scale;
         }
     }
-    (void)m;
 }
 
 // Rank and scale of a module in an adapter folder.
 static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora_model* m, int64_t layer,
                                          int number, qlora__projection* p) {
     const qlora__peft* peft = &m->source->peft;
-    char module[160];
     qlora__peft_module found;
-    qlora__module_of(m, layer, number, module, sizeof module);
     QLORA__TRY(qlora__adapter_unit(ctx, m, peft, layer, number, &found));
     p->rank = found.rank;
     p->alpha = found.alpha;
     p->scale = (float)found.scale;
-    if (p->rank == 0) { // patterns of a multimodal model may be written for its older names
-        char key[320];
-        QLORA__TRY(qlora__peft_key(&ctx->env, module, 'A', key));
-        if (qlora__folder_find(&peft->tensors, key) != NULL) {
-            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                               "%s has matrices for %s, but target_modules of adapter_config.json "
-                               "does not match this name",
-                               peft->tensors.dir, module);
-        }
-    }
     return QLORA_OK;
+}
+
+// Refuses matrices of a unit that adapter_config.json does not adapt: patterns of a multimodal
+// model may be written for its older names, and a parameter is not a module.
+static qlora_result qlora__adapter_not_left(qlora_ctx* ctx, const qlora_model* m, int64_t l,
+                                            int number) {
+    const qlora__peft* peft = &m->source->peft;
+    const qlora__layer* layer = &m->layers[l];
+    char module[160];
+    char key[320];
+    // One parameter of experts alone has the name of the other one.
+    bool other = qlora__is_stack(layer, number) == 2 &&
+                 layer->projections[qlora__first_expert(layer->layout)].rank > 0;
+    if (layer->projections[number].rank > 0 || other) {
+        return QLORA_OK;
+    }
+    qlora__matrices_of(m, l, number, module, sizeof module);
+    QLORA__TRY(qlora__peft_key(&ctx->env, module, 'A', key));
+    return qlora__folder_find(&peft->tensors, key) == NULL
+               ? QLORA_OK
+               : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                             "%s has matrices for %s, but %s of adapter_config.json does not "
+                             "match this name",
+                             peft->tensors.dir, module,
+                             qlora__is_parameter(m, l, number) ? "target_parameters"
+                                                               : "target_modules");
 }
 
 // The exact factors of trained norms, beside PEFT's files: there, families that store norms minus 1
@@ -159,8 +177,10 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
                 qlora__matrices_of(m, l, qlora__unit_at(&m->layers[l], u), module, sizeof module);
                 const char* plain = qlora__plain_name(module);
                 size_t n = strlen(plain);
-                known = strncmp(name, plain, n) == 0 && name[n] == '.' &&
-                        strncmp(name + n, ".base_layer.", 12) != 0;
+                known = strncmp(name, plain, n) == 0 &&
+                        (strcmp(name + n, ".lora_A.weight") == 0 ||
+                         strcmp(name + n, ".lora_B.weight") == 0 ||
+                         strcmp(name + n, ".lora_magnitude_vector") == 0);
             }
         }
         if (!known) {
@@ -201,6 +221,71 @@ static qlora_result qlora__adapter_scale(qlora_ctx* ctx, const qlora_model* m,
 const char* qlora_base_format_name(qlora_base_format format) {
     static const char* const names[] = {"nf4", "16bit", "32bit", "fp8"};
     return (int)format >= 0 && format <= QLORA_BASE_FP8 ? names[format] : "unknown";
+}
+
+// How B of experts is ordered, in the metadata of what is written here.
+#define QLORA__LAYOUT_KEY "expert_layout"
+
+// Whether a text names the program that has written B of experts in another order.
+static bool qlora__names_unsloth(const char* text, size_t size) {
+    static const char word[] = "unsloth";
+    for (size_t at = 0; at + sizeof word - 1 <= size; at++) {
+        size_t i = 0;
+        while (i < sizeof word - 1 && (text[at + i] | 0x20) == word[i]) {
+            i++;
+        }
+        if (i == sizeof word - 1) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Unsloth had [out, experts, rank] where PEFT has [out, rank, experts], with the same names and
+// shapes, and nothing in the file tells them apart: what may come from there is refused.
+static qlora_result qlora__adapter_layout(qlora_ctx* ctx, const qlora_model* m, const char* dir) {
+    const qlora__peft* peft = &m->source->peft;
+    char text[512];
+    char path[QLORA__PATH_ROOM];
+    bool experts = false;
+    bool named = false;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = m->layers[l].layout->count; i < m->layers[l].count; i++) {
+            bool one = qlora__expert_of(&m->layers[l], i) >= 0;
+            experts = experts || (one && m->layers[l].projections[i].rank > 0);
+        }
+    }
+    if (!experts || peft->tensors.shard_count == 0) {
+        return QLORA_OK;
+    }
+    if (qlora__st_metadata(&peft->tensors.shards[0], QLORA__LAYOUT_KEY, text, sizeof text)) {
+        return strcmp(text, "peft") == 0
+                   ? QLORA_OK
+                   : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                 "%s: %s is \"%.40s\"; only \"peft\" is supported", dir,
+                                 QLORA__LAYOUT_KEY, text);
+    }
+    uint32_t base = qlora__json_find(&peft->json, 0, "base_model_name_or_path");
+    if (base != 0 && qlora__json_kind_of(&peft->json, base) == QLORA__JSON_STRING) {
+        size_t n = qlora__json_string(&peft->json, base, text, sizeof text);
+        named = qlora__names_unsloth(text, n < sizeof text ? n : sizeof text - 1);
+    }
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, "README.md", path));
+    bool exists = false;
+    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
+    if (exists && !named) {
+        qlora__map map;
+        QLORA__TRY(qlora__map_open(&ctx->env, path, &map));
+        named = qlora__names_unsloth((const char*)map.data, (size_t)map.size);
+        qlora__map_close(&ctx->env, &map);
+    }
+    return !named ? QLORA_OK
+                  : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                "%s names Unsloth, whose lora_B of experts may be in the order "
+                                "[out, experts, rank] instead of PEFT's [out, rank, experts]; the "
+                                "file does not say which. If it is PEFT's, add \"%s\": \"peft\" to "
+                                "the metadata of adapter_model.safetensors",
+                                dir, QLORA__LAYOUT_KEY);
 }
 
 // The format of the projections; "" without weights.
@@ -266,10 +351,13 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
             } else {
                 qlora__adapter_new(m, qlora__row_of(&m->layers[l], i)->bit, p);
             }
-            qlora__adapter_spread(m, &m->layers[l], i);
+            qlora__adapter_spread(&m->layers[l], i);
+        }
+        for (int u = 0; u < qlora__unit_count(&m->layers[l]) && desc->adapter != NULL; u++) {
+            QLORA__TRY(qlora__adapter_not_left(ctx, m, l, qlora__unit_at(&m->layers[l], u)));
         }
     }
-    return QLORA_OK;
+    return desc->adapter != NULL ? qlora__adapter_layout(ctx, m, desc->adapter) : QLORA_OK;
 }
 
 // An adapter that contains norms decides that they are trained: those of PEFT's modules_to_save, or

@@ -129,10 +129,11 @@ static void qlora__route_rows(void* user, int64_t begin, int64_t end) {
         double bad = 0.0;
         for (int64_t e = 0; e < rule->experts; e++) {
             bool sigmoid = rule->score == QLORA__ROUTER_SIGMOID;
-            bad = qlora__finite((float)z[e]) ? bad : (double)z[e];
-            finite = finite && qlora__finite((float)z[e]);
             values[e] = sigmoid ? qlora__route_sigmoid((double)z[e]) : (double)z[e];
             values[e] += rule->correction != NULL ? (double)rule->correction[e] : 0.0;
+            bool good = qlora__finite((float)z[e]) && qlora__finite((float)values[e]);
+            bad = good ? bad : (double)z[e] - (double)z[e] + (values[e] - values[e]);
+            finite = finite && good;
         }
         if (finite && rule->groups > 1) {
             qlora__route_groups(rule, values);
@@ -145,7 +146,7 @@ static void qlora__route_rows(void* user, int64_t begin, int64_t end) {
         qlora__route_values(r, row, own);
         double sum = qlora__route_sum(rule, own);
         for (int64_t j = 0; j < rule->chosen; j++) {
-            double w = finite ? own[j] / sum * rule->scale : bad - bad; // NaN
+            double w = finite ? own[j] / sum * rule->scale : bad; // NaN
             r->weights[row * rule->chosen + j] = (QLORA__REAL)w;
         }
     }

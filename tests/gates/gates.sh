@@ -396,10 +396,11 @@ defect golden "a rotation in the wrong direction on the CPU" \
 defect golden "weights of experts that are not renormalised" \
     'sed -i "s/return rule->renormalise || rule->score/return rule->score/" src/ops/experts.h'
 defect golden "a correction of the choice of experts in their weights" \
-    'sed -i "s/? qlora__route_sigmoid(at)/& + (rule->correction ? (double)*rule->correction : 0.0)/" \
+    'sed -i "s/? qlora__route_sigmoid(at)/& + (rule->correction ? *rule->correction : 0)/" \
         src/ops/experts.h'
 defect golden "groups of experts that are ignored" \
-    'sed -i "s/if (finite \&\& rule->groups > 1)/if (finite \&\& rule->groups > 99)/" src/ops/experts.h'
+    'sed -i "s/if (finite \&\& rule->groups > 1)/if (finite \&\& rule->groups > 99)/" \
+        src/ops/experts.h'
 defect golden "B of an expert in one block" \
     'sed -i "s,i % rank . t->experts + e;,e * rank + i % rank;," src/model/parameters.h'
 defect golden "experts that are off by one" \

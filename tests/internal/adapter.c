@@ -2280,7 +2280,83 @@ TEST every_field_of_the_config_counts(void) {
     c.max_positions = 99;
     c.quantized = true;
     c.rope.use_long = !c.rope.use_long; // of the plan; a row of its own in a checkpoint
+    c.router_loss = true;
     ASSERT(qlora__identity_config(&c) == want);
+    PASS();
+}
+
+// A mixture of experts with random weights, whose experts, router and norms are trained.
+static bool experts_open(stage* s, const char* adapter, uint32_t targets, session* out) {
+    qlora_model_config c;
+    qlora_model_desc desc;
+    qlora_train_desc train;
+    memset(&c, 0, sizeof c);
+    memset(&desc, 0, sizeof desc);
+    memset(&train, 0, sizeof train);
+    memset(out, 0, sizeof *out);
+    c.family = QLORA_FAMILY_QWEN2_MOE;
+    c.vocab = 40;
+    c.hidden = 16;
+    c.intermediate = 24;
+    c.layers = 2;
+    c.heads = 2;
+    c.kv_heads = 1;
+    c.head_dim = 8;
+    c.rms_eps = 1e-5;
+    c.rope.theta = 1e4;
+    c.qkv_bias = true;
+    c.experts = 5;
+    c.experts_per_token = 2;
+    c.expert_intermediate = 8;
+    c.shared_intermediate = 12;
+    c.dense[1] = 1;
+    desc.config = &c;
+    desc.adapter = adapter;
+    desc.mode = QLORA_MODE_F32;
+    desc.rank = 3;
+    desc.targets = targets;
+    desc.train_norms = true;
+    desc.tokens = 32;
+    desc.max_sequences = 4;
+    desc.seed = 11;
+    desc.weight_std = 0.2f;
+    train.lr = 0.01;
+    train.total_steps = 20;
+    return qlora_model_open(s->ctx, &desc, &out->model) == QLORA_OK &&
+           qlora_trainer_create(out->model, &train, &out->trainer) == QLORA_OK;
+}
+
+// Adapters of experts, beside trained norms, and the state of their training come back as they
+// were, whichever parameters of the experts there are.
+TEST experts_come_back(void) {
+    static const uint32_t targets[] = {QLORA_TARGET_ATTENTION | QLORA_TARGET_EXPERTS_IN |
+                                           QLORA_TARGET_EXPERTS_OUT,
+                                       QLORA_TARGET_EXPERTS_IN | QLORA_TARGET_ROUTER,
+                                       QLORA_TARGET_EXPERTS_OUT | QLORA_TARGET_SHARED_GATE};
+    stage s;
+    session a;
+    session b;
+    ASSERT(stage_begin(&s, NULL));
+    for (size_t i = 0; i < sizeof targets / sizeof targets[0]; i++) {
+        ASSERT(experts_open(&s, NULL, targets[i], &a));
+        ASSERT(scramble(&a, "experts"));
+        ASSERT(train_steps(&a, 0, 1));
+        ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "e", NULL));
+        ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(a.trainer, "run", NULL, 0));
+        uint64_t want = fingerprint(&a);
+        ASSERT(experts_open(&s, "e", 0, &b));
+        ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(b.trainer, "run", NULL, NULL));
+        ASSERT(fingerprint(&b) == want);
+        ASSERT_EQ(QLORA_OK, qlora_adapter_save(b.model, "f", NULL));
+        const world_file* first = world_slot(s.w.files, "e/adapter_model.safetensors");
+        const world_file* again = world_slot(s.w.files, "f/adapter_model.safetensors");
+        ASSERT(first != NULL && again != NULL && first->size == again->size);
+        ASSERT_MEM_EQ(first->data, again->data, first->size);
+        ASSERT_EQ(QLORA_ERR_UNSUPPORTED, qlora_adapter_save_gguf(a.model, "e.gguf", NULL));
+        ASSERT(session_close(&b));
+        ASSERT(session_close(&a));
+    }
+    ASSERT(stage_end(&s));
     PASS();
 }
 
@@ -2659,6 +2735,7 @@ SUITE(adapter_suite) {
     RUN_TEST(scalings_are_kept);
     RUN_ON(TEST_ONE_EACH, cancelling_clears_the_flag);
     RUN_TEST(every_field_of_the_config_counts);
+    RUN_TEST(experts_come_back);
     RUN_TEST(large_tensors_are_sampled);
     static const char* const adapters[] = {NULL, "pattern"};
     for (int i = 0; i < 2; i++) {

@@ -184,6 +184,14 @@ TEST bad_scores_are_seen(const test_machine* machine, const route_case* c) {
         ASSERT(r.choice[i] >= 0 && r.choice[i] < ROUTE_EXPERTS);
         ASSERT((r.weights[i] != r.weights[i]) == (i < 2 * ROUTE_CHOSEN));
     }
+    route_open(&r, c);
+    r.correction[3] = (QLORA__REAL)NAN;
+    qlora__route_tokens(ctx, &r.route);
+    for (int row = 0; row < ROUTE_ROWS; row++) {
+        const int32_t* choice = r.choice + row * ROUTE_CHOSEN;
+        ASSERT(choice[0] != choice[1] && choice[1] != choice[2] && choice[0] != choice[2]);
+        ASSERT((r.weights[row * ROUTE_CHOSEN] != r.weights[row * ROUTE_CHOSEN]) == c->corrected);
+    }
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }
@@ -270,8 +278,8 @@ TEST experts_refuse(const test_machine* machine) {
         int32_t capability;
     } cases[] = {{"dropout on experts", 0.1f, false, QLORA_BASE_NF4, QLORA_MODE_F32, 0, 0},
                  {"DoRA", 0.0f, true, QLORA_BASE_NF4, QLORA_MODE_F32, 0, 0},
-                 {"desc.base FP8", 0.0f, false, QLORA_BASE_FP8, QLORA_MODE_F32, 0, 0},
-                 {"desc.mode FP8", 0.0f, false, QLORA_BASE_NF4, QLORA_MODE_FP8, 0, 0},
+                 {"support for FP8", 0.0f, false, QLORA_BASE_FP8, QLORA_MODE_F32, 0, 0},
+                 {"support for FP8", 0.0f, false, QLORA_BASE_NF4, QLORA_MODE_FP8, 0, 0},
                  {"several adapters", 0.0f, false, QLORA_BASE_NF4, QLORA_MODE_F32, 2, 0},
                  {"do not run on a GPU", 0.0f, false, QLORA_BASE_NF4, QLORA_MODE_AUTO, 0, 90}};
     qlora_ctx* ctx = test_open(machine, NULL);

@@ -125,18 +125,44 @@ static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
     }
 }
 
+// Whether an adapter would drop what PEFT does not: parameters have no dropout there, and what an
+// expert's room computes with a linear of its own has none here.
+static bool qlora__experts_drop(const qlora_model* m) {
+    bool any = false;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layer* layer = &m->layers[l];
+        for (int u = 0; u < qlora__unit_count(layer); u++) {
+            int i = qlora__unit_at(layer, u);
+            any = any || (layer->projections[i].rank > 0 &&
+                          (qlora__is_parameter(m, l, i) || i >= layer->layout->count));
+        }
+    }
+    return any && qlora__trains(m) && m->desc.dropout > 0.0f;
+}
+
+static bool qlora__experts_fp8(const qlora_model* m) {
+    bool any = m->plan.mode == QLORA_MODE_FP8;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
+            any = any || m->layers[l].projections[i].is_fp8;
+        }
+    }
+    return any;
+}
+
 static const char* qlora__experts_refuse(const qlora_model* m) {
-    const uint32_t experts = QLORA_TARGET_EXPERTS_IN | QLORA_TARGET_EXPERTS_OUT;
-    bool drops = m->desc.dropout > 0.0f && (m->desc.targets & experts) != 0;
-    return m->on_gpu                        ? "has experts, which do not run on a GPU; open a "
-                                              "context for the CPU"
-           : qlora__has_several(m)          ? "has experts, without support for several adapters"
-           : m->dora                        ? "has experts, without support for DoRA"
-           : m->plan.mode == QLORA_MODE_FP8 ? "has experts, without support for desc.mode FP8"
-           : m->desc.base == QLORA_BASE_FP8 ? "has experts, without support for desc.base FP8"
-           : drops ? "has experts, without support for dropout on experts, as in PEFT; set "
-                     "desc.dropout to 0, or desc.targets without experts"
-                   : NULL;
+    return m->on_gpu               ? "has experts, which do not run on a GPU; open a context for "
+                                     "the CPU"
+           : qlora__has_several(m) ? "has experts, without support for several adapters"
+           : m->dora               ? "has experts, without support for DoRA"
+           : qlora__experts_fp8(m) ? "has experts, without support for FP8"
+           : qlora__trains(m) && m->plan.config.router_loss
+               ? "has output_router_logits in its config, with which transformers adds a "
+                 "load-balancing loss; that is not supported, so set it to false"
+           : qlora__experts_drop(m)
+               ? "has experts, without support for dropout on experts, as in PEFT, on the router "
+                 "and on MLPs that PEFT names as parameters; set desc.dropout to 0"
+               : NULL;
 }
 
 static qlora__needs qlora__experts_needs(const qlora_model* m, const qlora__layer* layer) {
