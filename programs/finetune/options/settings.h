@@ -94,6 +94,22 @@ static void real_text(double value, char out[32]) { // the shortest that reads b
     }
 }
 
+// Whether these are all modules of a model. A model that lacks one of them refuses the list, so it
+// is enough to know the lists that models have; with experts, none of them is all.
+static bool targets_all(const option_set* set, int64_t targets) {
+    static const int64_t lists[] = {
+        QLORA_TARGET_Q | QLORA_TARGET_K | QLORA_TARGET_V | QLORA_TARGET_O | QLORA_TARGET_GATE |
+            QLORA_TARGET_UP | QLORA_TARGET_DOWN,
+        QLORA_TARGET_Q | QLORA_TARGET_K | QLORA_TARGET_V | QLORA_TARGET_O | QLORA_TARGET_GATE_UP |
+            QLORA_TARGET_DOWN,
+        QLORA_TARGET_QKV | QLORA_TARGET_O | QLORA_TARGET_GATE_UP | QLORA_TARGET_DOWN};
+    bool all = targets == QLORA_TARGET_ALL;
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        all = all || (targets == lists[i] && !((const options*)set->values)->adapter.experts);
+    }
+    return all;
+}
+
 // The value of an option as a user would type it, and NULL if it was not given. `room` holds
 // numbers and words.
 static const char* setting_text(const option_set* set, const option* row, char room[256]) {
@@ -117,7 +133,7 @@ static const char* setting_text(const option_set* set, const option* row, char r
             word = strchr(word, '|') + 1;
         }
         snprintf(room, 256, "%.*s", (int)strcspn(word, "|"), word);
-    } else if (row->kind == OPT_TARGETS && number == QLORA_TARGET_ALL) {
+    } else if (row->kind == OPT_TARGETS && targets_all(set, number)) {
         snprintf(room, 256, "all");
     } else if (row->kind == OPT_TARGETS) {
         for (int i = 0; i < OPTION_TARGETS; i++) {

@@ -36,6 +36,7 @@ typedef struct adapter_options {
     int64_t rank;
     double alpha;
     int64_t targets;
+    bool experts; // not an option: the model has some, which names of projections leave out
     bool rslora;
     double dropout;
     bool dora;

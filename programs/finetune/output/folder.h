@@ -497,6 +497,7 @@ static bool settings_same(app* a) {
     memset(&text, 0, sizeof text);
     memset(&d, 0, sizeof d);
     options_clear(&then);
+    then.adapter.experts = a->o.adapter.experts;
     set.values = &then;
     out_path(a, "settings.txt", path);
     bool ok = file_read(a, path, &kept);

@@ -132,6 +132,7 @@ static bool model_describe(app* a) {
              !lib(a, qlora_config_scale(a->ctx, o->model.rope_scale, &a->config), "--model"))) {
             return false;
         }
+        a->o.adapter.experts = a->config.experts > 0;
     }
     d->seed = (uint64_t)o->training.seed;
     d->base = (qlora_base_format)o->model.base;
