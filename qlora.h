@@ -12200,7 +12200,7 @@ typedef enum qlora__router {
 // The projections of the experts of a layer. They follow those of its layout: the router, the gate
 // of the MLP that all tokens use, if it has one, and `count` per expert, in whose modules * is the
 // number of the expert. Files may have one matrix of all experts instead: `stacked`, in which a
-// matrix begins at row `stacked_row` of its expert, in widths of the expert.
+// matrix is number `row` of those that an expert has in it.
 typedef struct qlora__expert_rows {
     qlora__router score;
     qlora__projection_row router;
@@ -38464,8 +38464,8 @@ static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// Whether an adapter would drop what PEFT does not: parameters have no dropout there, and what an
-// expert's room computes with a linear of its own has none here.
+// Whether dropout would be left out: PEFT has none on parameters, and the router and the gate of
+// the shared MLP have none here.
 static bool qlora__experts_drop(const qlora_model* m) {
     bool any = false;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -39912,7 +39912,6 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
     return QLORA_OK;
 }
 
-// Sets the rank and scale of every module; rank 0 = no adapter.
 // The scaling of the rotation that an adapter was trained with is in the metadata of its file: PEFT
 // and transformers take it from the config of the base, so that adapter_config.json has no place.
 #define QLORA__SCALE_KEY "rope_scale"
@@ -40044,6 +40043,7 @@ static const char* qlora__trained_base(const qlora_model* m) {
     return same ? "" : m->trained_base;
 }
 
+// Sets the rank and scale of every module; rank 0 = no adapter.
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
     qlora__peft* peft = &m->source->peft;
@@ -60004,4 +60004,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 9fa20d723de483f1
+//@@ end b45e568c7e243f6b

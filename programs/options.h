@@ -62,7 +62,10 @@ typedef struct option_set {
     void* values;
 } option_set;
 
-// Words for bits of qlora_target. The last one stands for several of the others.
+// Words for bits of qlora_target, which programs without qlora.h do not know: finetune compares
+// them. The last one stands for several of the others.
+#define OPTION_ALL_TARGETS 6655
+
 static const struct {
     const char* name;
     int64_t bits;
@@ -254,7 +257,7 @@ static inline bool choice_read(const option* row, const char* text, int64_t* out
 
 static inline bool targets_read(const option* row, const char* text, int64_t* out,
                                 char error[1024]) {
-    const int64_t all = 6655; // QLORA_TARGET_ALL
+    const int64_t all = OPTION_ALL_TARGETS;
     int64_t bits = strcmp(text, "all") == 0 ? all : 0;
     for (const char* at = text; bits != all && *at != '\0';) {
         size_t length = strcspn(at, ",");

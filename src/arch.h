@@ -115,7 +115,7 @@ typedef enum qlora__router {
 // The projections of the experts of a layer. They follow those of its layout: the router, the gate
 // of the MLP that all tokens use, if it has one, and `count` per expert, in whose modules * is the
 // number of the expert. Files may have one matrix of all experts instead: `stacked`, in which a
-// matrix begins at row `stacked_row` of its expert, in widths of the expert.
+// matrix is number `row` of those that an expert has in it.
 typedef struct qlora__expert_rows {
     qlora__router score;
     qlora__projection_row router;

@@ -196,7 +196,6 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
     return QLORA_OK;
 }
 
-// Sets the rank and scale of every module; rank 0 = no adapter.
 // The scaling of the rotation that an adapter was trained with is in the metadata of its file: PEFT
 // and transformers take it from the config of the base, so that adapter_config.json has no place.
 #define QLORA__SCALE_KEY "rope_scale"
@@ -328,6 +327,7 @@ static const char* qlora__trained_base(const qlora_model* m) {
     return same ? "" : m->trained_base;
 }
 
+// Sets the rank and scale of every module; rank 0 = no adapter.
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
     qlora__peft* peft = &m->source->peft;

@@ -326,6 +326,14 @@ static bool train_tokens_check(const options* o, char error[1024]) {
                      o->adapter.train_tokens, MAX_TOKEN_ROWS);
 }
 
+typedef char option_targets_are_those_of_the_library
+    [OPTION_ALL_TARGETS == QLORA_TARGET_ALL && QLORA_TARGET_GATE_UP == 256 &&
+             (QLORA_TARGET_EXPERTS_IN | QLORA_TARGET_EXPERTS_OUT) == 6144 &&
+             QLORA_TARGET_ROUTER == 8192 && QLORA_TARGET_SHARED_GATE == 16384 &&
+             QLORA_TARGET_ATTENTION == 32768
+         ? 1
+         : -1];
+
 // Reads --lr-factors, NAME=X,...; false if it is not such a list.
 static bool lr_factors_read(const char* text, double factors[QLORA_LR_FACTORS]) {
     static const char* const names[QLORA_LR_FACTORS] = {

@@ -125,8 +125,8 @@ static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// Whether an adapter would drop what PEFT does not: parameters have no dropout there, and what an
-// expert's room computes with a linear of its own has none here.
+// Whether dropout would be left out: PEFT has none on parameters, and the router and the gate of
+// the shared MLP have none here.
 static bool qlora__experts_drop(const qlora_model* m) {
     bool any = false;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
