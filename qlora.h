@@ -990,6 +990,17 @@ typedef struct qlora_plan_desc {
     uint64_t host_bytes;
 } qlora_plan_desc;
 
+// Where trained parameters are.
+typedef enum qlora_place {
+    QLORA_PLACE_ATTENTION, // q, k, v and o
+    QLORA_PLACE_MLP,       // MLPs that all tokens use, also those beside experts
+    QLORA_PLACE_EXPERTS,
+    QLORA_PLACE_ROUTER, // and the gate of the MLP beside the experts
+    QLORA_PLACE_NORMS,
+    QLORA_PLACE_TABLES, // embedding and head, or rows of them
+    QLORA_PLACES
+} qlora_place;
+
 struct qlora_plan {
     qlora_model_config config;
     uint64_t source; // hash of the paths of the model folder and the adapter
@@ -1013,6 +1024,7 @@ struct qlora_plan {
     int64_t max_length;
     int64_t head_chunk;
     int64_t parameters;       // number of trained parameters
+    int64_t trained[QLORA_PLACES]; // of these, by place
     int64_t recompute_layers; // the first n layers keep only their input
     int64_t attention_layers; // of these, the first n also keep the output of attention
     int64_t heads_layers;     // of these, the first n also keep q, k and v
@@ -1037,6 +1049,8 @@ QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* m
 // Writes the plan as a table, truncated if the buffer is too small. Returns the number of bytes
 // needed, including the final NUL.
 QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size);
+// The same for the places of trained parameters, in one line: "attention 98304, MLP 147456".
+QLORA_API size_t qlora_trained_describe(const qlora_plan* plan, char* buffer, size_t size);
 // Reads config.json and, if present, generation_config.json of a model folder, or the metadata of a
 // GGUF file.
 QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
@@ -40420,6 +40434,15 @@ static int64_t qlora__number_range(qlora_model* m, int64_t count, int64_t at) {
     return at + (int64_t)qlora__align_up((size_t)count, 8);
 }
 
+// What was counted since the last call is of this place.
+static void qlora__number_place(qlora_model* m, qlora_place place) {
+    int64_t known = 0;
+    for (int i = 0; i < QLORA_PLACES; i++) {
+        known += m->plan.trained[i];
+    }
+    m->plan.trained[place] += m->plan.parameters - known;
+}
+
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
 // matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
@@ -40459,6 +40482,7 @@ static int64_t qlora__number_experts(qlora_model* m, qlora__layer* layer, int64_
         int64_t a_at = at;
         int64_t b_at = qlora__number_range(m, experts * p->rank * p->in, at);
         at = qlora__number_range(m, experts * out * p->rank, b_at);
+        qlora__number_place(m, stack != 0 ? QLORA_PLACE_EXPERTS : QLORA_PLACE_ROUTER);
         for (int64_t e = 0; e < experts; e++) {
             for (int k = 0; k < parts; k++) {
                 qlora__projection* own = &layer->projections[first + (int)e * rows->count + k];
@@ -40484,10 +40508,12 @@ static void qlora__number_parameters(qlora_model* m) {
     m->longest_range = 0;
     m->moment_bytes = 0;
     m->plan.parameters = 0;
+    memset(m->plan.trained, 0, sizeof m->plan.trained);
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
             at = qlora__number_group(m, layer, g, at);
+            qlora__number_place(m, g <= QLORA__O ? QLORA_PLACE_ATTENTION : QLORA_PLACE_MLP);
         }
         if (layer->experts != NULL) {
             at = qlora__number_experts(m, layer, at);
@@ -40499,16 +40525,19 @@ static void qlora__number_parameters(qlora_model* m) {
                 at = qlora__number_range(m, width, at);
             }
         }
+        qlora__number_place(m, QLORA_PLACE_NORMS);
     }
     if (m->desc.train_norms) {
         m->tables.final_norm_at = at;
         at = qlora__number_range(m, c->hidden, at);
     }
+    qlora__number_place(m, QLORA_PLACE_NORMS);
     at = qlora__number_saved(m, m->tables.saved_embed ? c->vocab : 0, at, &m->tables.embed_at);
     at = qlora__number_saved(m, m->tables.saved_head ? c->vocab : 0, at, &m->tables.head_at);
     at = qlora__number_saved(m, m->tables.token_count, at, &m->tables.tokens_at);
     at = qlora__number_saved(m, m->tables.head_rows ? m->tables.token_count : 0, at,
                              &m->tables.head_tokens_at);
+    qlora__number_place(m, QLORA_PLACE_TABLES);
     m->elements = at;
 }
 
@@ -41246,12 +41275,18 @@ static qlora_result qlora__slots_shape(qlora_ctx* ctx, qlora_model* m,
 // Assigns a place to every trained tensor of every adapter.
 static void qlora__slots_number(qlora_model* m) {
     int64_t parameters = 0;
+    int64_t trained[QLORA_PLACES];
+    memset(trained, 0, sizeof trained);
     for (int32_t k = m->adapters - 1; k >= 0; k--) {
         qlora__adapter_focus(m, k);
         qlora__number_parameters(m);
         parameters += m->plan.parameters;
+        for (int i = 0; i < QLORA_PLACES; i++) {
+            trained[i] += m->plan.trained[i];
+        }
     }
     m->plan.parameters = parameters;
+    memcpy(m->plan.trained, trained, sizeof trained);
 }
 
 // The room beside a row of several adapters: that of all of them if they stand side by side, or
@@ -42015,6 +42050,30 @@ qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
     return qlora__leave(ctx, qlora__plan_make(ctx, model, desc, out));
 }
 
+static void qlora__append_trained(const qlora_plan* plan, char* buffer, size_t size, size_t* used) {
+    static const char* const names[QLORA_PLACES] = {"attention", "MLP",   "experts",
+                                                    "router",    "norms", "embedding and head"};
+    const char* between = "";
+    for (int i = 0; i < QLORA_PLACES; i++) {
+        if (plan->trained[i] > 0) {
+            qlora__append(buffer, size, used, "%s%s %lld", between, names[i],
+                          (long long)plan->trained[i]);
+            between = ", ";
+        }
+    }
+}
+
+size_t qlora_trained_describe(const qlora_plan* plan, char* buffer, size_t size) {
+    size_t used = 0;
+    if (buffer != NULL && size > 0) {
+        buffer[0] = '\0';
+    }
+    if (plan != NULL) {
+        qlora__append_trained(plan, buffer, size, &used);
+    }
+    return used + 1;
+}
+
 // The lines of a plan about what only some plans have.
 static void qlora__plan_notes(const qlora_plan* plan, char* buffer, size_t size, size_t* used) {
     if (plan->attention_layers > 0) {
@@ -42088,6 +42147,11 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
         "%lld cached in %s\n",
         (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
         (long long)plan->config.layers, (long long)plan->cached_layers, fp8 ? "FP8" : "16 bits");
+    if (plan->parameters > 0) {
+        qlora__append(buffer, size, &used, "  trained: ");
+        qlora__append_trained(plan, buffer, size, &used);
+        qlora__append(buffer, size, &used, "\n");
+    }
     qlora__plan_notes(plan, buffer, size, &used);
     return used + 1;
 }
@@ -60004,4 +60068,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b45e568c7e243f6b
+//@@ end c55716c88ef89380

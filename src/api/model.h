@@ -304,6 +304,17 @@ typedef struct qlora_plan_desc {
     uint64_t host_bytes;
 } qlora_plan_desc;
 
+// Where trained parameters are.
+typedef enum qlora_place {
+    QLORA_PLACE_ATTENTION, // q, k, v and o
+    QLORA_PLACE_MLP,       // MLPs that all tokens use, also those beside experts
+    QLORA_PLACE_EXPERTS,
+    QLORA_PLACE_ROUTER, // and the gate of the MLP beside the experts
+    QLORA_PLACE_NORMS,
+    QLORA_PLACE_TABLES, // embedding and head, or rows of them
+    QLORA_PLACES
+} qlora_place;
+
 struct qlora_plan {
     qlora_model_config config;
     uint64_t source; // hash of the paths of the model folder and the adapter
@@ -327,6 +338,7 @@ struct qlora_plan {
     int64_t max_length;
     int64_t head_chunk;
     int64_t parameters;       // number of trained parameters
+    int64_t trained[QLORA_PLACES]; // of these, by place
     int64_t recompute_layers; // the first n layers keep only their input
     int64_t attention_layers; // of these, the first n also keep the output of attention
     int64_t heads_layers;     // of these, the first n also keep q, k and v
@@ -351,6 +363,8 @@ QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* m
 // Writes the plan as a table, truncated if the buffer is too small. Returns the number of bytes
 // needed, including the final NUL.
 QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size);
+// The same for the places of trained parameters, in one line: "attention 98304, MLP 147456".
+QLORA_API size_t qlora_trained_describe(const qlora_plan* plan, char* buffer, size_t size);
 // Reads config.json and, if present, generation_config.json of a model folder, or the metadata of a
 // GGUF file.
 QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);

@@ -527,6 +527,30 @@ qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
     return qlora__leave(ctx, qlora__plan_make(ctx, model, desc, out));
 }
 
+static void qlora__append_trained(const qlora_plan* plan, char* buffer, size_t size, size_t* used) {
+    static const char* const names[QLORA_PLACES] = {"attention", "MLP",   "experts",
+                                                    "router",    "norms", "embedding and head"};
+    const char* between = "";
+    for (int i = 0; i < QLORA_PLACES; i++) {
+        if (plan->trained[i] > 0) {
+            qlora__append(buffer, size, used, "%s%s %lld", between, names[i],
+                          (long long)plan->trained[i]);
+            between = ", ";
+        }
+    }
+}
+
+size_t qlora_trained_describe(const qlora_plan* plan, char* buffer, size_t size) {
+    size_t used = 0;
+    if (buffer != NULL && size > 0) {
+        buffer[0] = '\0';
+    }
+    if (plan != NULL) {
+        qlora__append_trained(plan, buffer, size, &used);
+    }
+    return used + 1;
+}
+
 // The lines of a plan about what only some plans have.
 static void qlora__plan_notes(const qlora_plan* plan, char* buffer, size_t size, size_t* used) {
     if (plan->attention_layers > 0) {
@@ -600,6 +624,11 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
         "%lld cached in %s\n",
         (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
         (long long)plan->config.layers, (long long)plan->cached_layers, fp8 ? "FP8" : "16 bits");
+    if (plan->parameters > 0) {
+        qlora__append(buffer, size, &used, "  trained: ");
+        qlora__append_trained(plan, buffer, size, &used);
+        qlora__append(buffer, size, &used, "\n");
+    }
     qlora__plan_notes(plan, buffer, size, &used);
     return used + 1;
 }

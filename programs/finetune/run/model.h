@@ -2,6 +2,15 @@
 #ifndef FINETUNE_MODEL_H
 #define FINETUNE_MODEL_H
 
+// How many parameters are trained, and where.
+static const char* trained_text(const qlora_plan* plan, char out[256]) {
+    char places[200];
+    qlora_trained_describe(plan, places, sizeof places);
+    snprintf(out, 256, "%lld trainable parameters%s%s%s", (long long)plan->parameters,
+             plan->parameters > 0 ? " (" : "", places, plan->parameters > 0 ? ")" : "");
+    return out;
+}
+
 // Rows of the matrices of all MLPs that are as long as the hidden size. `chosen`: only those that a
 // token uses.
 static double mlp_rows(const qlora_model_config* c, bool chosen) {
