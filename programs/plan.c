@@ -305,6 +305,20 @@ static void host_note(app* a, const qlora_plan* p) {
     }
 }
 
+// What a micro-batch of full sequences computes.
+static void work_print(const app* a, const qlora_plan* p) {
+    int32_t length = (int32_t)a->o.length;
+    qlora_cost one;
+    qlora_plan_cost(p, &length, 1, (double)(length - 1), &one);
+    double flops = (double)a->o.batch * (one.flops + one.again);
+    printf("  %.4g TFLOP in a micro-batch", flops * 1e-12);
+    if (one.again > 0.0) {
+        printf(", %.0f%% of them in layers that are recomputed",
+               100.0 * one.again / (one.flops + one.again));
+    }
+    printf("\n");
+}
+
 // One size in detail, or what would fit instead.
 static bool one_plan(app* a) {
     qlora_plan p;
@@ -332,6 +346,7 @@ static bool one_plan(app* a) {
     qlora_plan_describe(&p, text, sizeof text);
     printf("%s, %lld x %lld tokens, rank %lld, in %s\n%s", a->name, (long long)a->o.batch,
            (long long)a->o.length, (long long)a->o.rank, bytes_text(a->budget.bytes, size), text);
+    work_print(a, &p);
     host_note(a, &p);
     return true;
 }

@@ -56,14 +56,8 @@ typedef struct qlora__choices {
 
 // Whether copies of so many elements for each token are hidden behind the forward pass of a layer.
 static bool qlora__copies_hide(const qlora_model* m, int64_t elements, int64_t operations) {
-    const qlora_model_config* c = &m->plan.config;
-    int64_t weights = 0;
-    for (int i = 0; i < m->layers[0].layout->count; i++) {
-        weights += m->layers[0].projections[i].in * m->layers[0].projections[i].out;
-    }
-    int64_t seen = c->window > 0 ? qlora__min(c->window, m->plan.max_length) : m->plan.max_length;
-    int64_t computed = 2 * (weights + seen * qlora__q_width(c));
-    return elements * (int64_t)qlora_dtype_bytes(m->compute) * operations <= computed;
+    int64_t bytes = elements * (int64_t)qlora_dtype_bytes(m->compute);
+    return (double)(bytes * operations) <= qlora__least_layer(m);
 }
 
 // Elements for each token of q, k and v, also before their norms, and of the output of attention.
@@ -124,6 +118,7 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
         layer->keeps_heads = l < m->plan.heads_layers;
         layer->cached = l < choices->cached;
     }
+    qlora__work_sum(m);
     qlora__model_layout(m, NULL);
 }
 

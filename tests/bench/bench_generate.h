@@ -123,27 +123,19 @@ static bool generate_times(generate_bench* b, qlora_model* model) {
 // Bytes that one token reads; several texts share the weights. Of experts, those that a step of all
 // texts uses if each chooses at random.
 static double generate_bytes(const generate_bench* b, const qlora_plan* plan, bool f32) {
-    const model_shape* s = b->shape;
     const qlora_model_config* c = &plan->config;
-    double kv = (double)(s->kv_heads * s->head_dim);
-    double h = (double)s->hidden;
-    double layers = (double)s->layers;
+    double kv = (double)(c->kv_heads * c->head_dim);
     double unit = f32 ? 4.0 : 2.0;
-    double unused = c->experts > 0 ? 1.0 - (double)c->experts_per_token / (double)c->experts : 1.0;
-    double read = 1.0 - pow(unused, (double)b->sequences);
-    step_weights all = step_weights_of(c, false);
-    double experts = 0.0;
-    for (int64_t l = 0; l < c->layers; l++) {
-        bool mixed = c->experts > 0 && c->dense[l] == 0;
-        experts += mixed ? 3.0 * h * (double)(c->experts * c->expert_intermediate) : 0.0;
-    }
-    double weights = layers * all.attention + all.ffn - (1.0 - read) * experts;
-    double adapters = (double)plan->parameters;
-    adapters -= (1.0 - read) * (double)plan->trained[QLORA_PLACE_EXPERTS];
+    double chosen = c->experts > 0 ? (double)c->experts_per_token / (double)c->experts : 0.0;
+    double unread = pow(1.0 - chosen, (double)b->sequences);
+    double weights = plan->work.weights - unread * plan->work.routed;
+    double routed = (double)plan->trained[QLORA_PLACE_EXPERTS];
+    double adapters = (double)plan->parameters - unread * routed;
     double length = (double)b->prompt + (double)b->fresh / 2.0;
     double scales = 1.0 / 64.0 + 4.0 / (64.0 * 256.0);
-    double shared = weights * (0.5 + scales) + adapters * unit + (double)s->vocab * h * unit;
-    return shared / (double)b->sequences + layers * length * 2.0 * kv * unit;
+    double shared = weights * (0.5 + scales) + adapters * unit;
+    shared += (double)c->vocab * (double)c->hidden * unit;
+    return shared / (double)b->sequences + (double)c->layers * length * 2.0 * kv * unit;
 }
 
 // The bandwidth of a long pass over memory, in bytes per second.

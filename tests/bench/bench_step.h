@@ -321,105 +321,6 @@ static bool step_parse(step_options* o, int argc, char** argv) {
     return true;
 }
 
-// ---- roofline -----------------------------------------------------------------------------------
-
-typedef struct step_floor {
-    double flops;
-    double bytes;
-    double ms;
-} step_floor;
-
-// Weights of the matrices of all layers. `used`: only those that a token uses.
-typedef struct step_weights {
-    double attention; // of one layer
-    double ffn;       // of all layers
-    double last;      // of these, the matrices out of it
-} step_weights;
-
-static step_weights step_weights_of(const qlora_model_config* c, bool used) {
-    double H = (double)c->hidden;
-    step_weights w = {2.0 * H * (double)((c->heads + c->kv_heads) * c->head_dim), 0.0, 0.0};
-    double experts = (double)(used ? c->experts_per_token : c->experts);
-    double mixed = experts * (double)c->expert_intermediate + (double)c->shared_intermediate;
-    for (int64_t l = 0; l < c->layers; l++) {
-        bool dense = c->experts == 0 || c->dense[l] != 0;
-        double width = dense ? (double)c->intermediate : mixed;
-        w.ffn += 3.0 * H * width + (dense ? 0.0 : H * (double)c->experts);
-        w.last += H * width;
-    }
-    return w;
-}
-
-// The columns of MLPs that a token passes through, in all layers.
-static double step_columns(const qlora_model_config* c) {
-    double columns = 0.0;
-    for (int64_t l = 0; l < c->layers; l++) {
-        bool dense = c->experts == 0 || c->dense[l] != 0;
-        columns += dense ? (double)c->intermediate
-                         : (double)(c->experts_per_token * c->expert_intermediate +
-                                    c->shared_intermediate);
-    }
-    return columns;
-}
-
-// Trained parameters of adapters that a token uses.
-static double step_lora(const step_options* o, const qlora_plan* plan) {
-    const qlora_model_config* c = &plan->config;
-    double share = c->experts > 0 ? (double)c->experts_per_token / (double)c->experts : 0.0;
-    return ((double)(plan->trained[QLORA_PLACE_ATTENTION] + plan->trained[QLORA_PLACE_MLP] +
-                     plan->trained[QLORA_PLACE_ROUTER]) +
-            share * (double)plan->trained[QLORA_PLACE_EXPERTS]) /
-           (double)o->adapters;
-}
-
-static step_floor step_roofline(const step_options* o, const qlora_plan* plan) {
-    const qlora_model_config* c = &plan->config;
-    double T = (double)(o->batch * o->seq);
-    double L = (double)c->layers;
-    double H = (double)c->hidden;
-    double V = (double)c->vocab;
-    double q = (double)(c->heads * c->head_dim);
-    double kv = (double)(c->kv_heads * c->head_dim);
-    double again = (double)plan->recompute_layers / L;
-    double widened = (L - (double)plan->cached_layers) / L;
-    double qkv = (q + 2.0 * kv) * H;
-    step_weights used = step_weights_of(c, true);
-    step_weights all = step_weights_of(c, false);
-    double linear = L * used.attention + used.ffn;
-    double held = L * all.attention + all.ffn;
-    double lora = step_lora(o, plan);
-    double attention = 2.0 * (double)o->seq * q; // causal, forward, per token
-    double wide = step_columns(c);
-    step_floor f;
-    // Forward and the gradients of the inputs; layer 0 needs none below q, k and v. Adapters
-    // count 2 + 4.
-    f.flops = T * (4.0 * linear + 6.0 * lora + 3.5 * L * attention - 2.0 * qkv + 4.0 * H * V);
-    // A recomputed layer runs the forward pass again, except for its last projection and, if they
-    // were kept, attention and q, k and v.
-    double last = used.last / linear;
-    f.flops += T * again * (1.0 - last) * 2.0 * (linear + lora);
-    f.flops += T * (again * L - (double)plan->attention_layers) * attention;
-    f.flops -= T * (double)plan->heads_layers * 2.0 * (qkv + lora / linear * qkv);
-    double once = 0.516 + 2.0; // bytes of a weight: read 4 bits and the scales, write 16
-    double forward = L * (16.0 * H + 4.0 * (q + kv)) + 6.0 * wide;
-    double backward = L * (16.0 * H + 4.0 * (q + kv) + 4.0 * q) + 12.0 * wide;
-    double widened_again = again < widened ? again : widened;
-    f.bytes = widened * 2.0 * once * held + widened_again * once * (held - all.last);
-    f.bytes += T * (forward + backward + again * forward + 6.0 * V);
-    if (o->method == QLORA_METHOD_DPO && o->reference == 2) { // the base runs forward once more
-        f.flops += T * (2.0 * linear + L * attention + 2.0 * H * V);
-        f.bytes += widened * once * held + T * (forward + 4.0 * V);
-    }
-    double more = (double)o->accumulate;
-    f.flops *= more;
-    f.bytes = f.bytes * more + 12.0 * (more - 1.0) * (double)plan->parameters; // sums of gradients
-    // Parameter, gradient, two moments, and the shadow.
-    double moments = o->optimizer == QLORA_OPTIMIZER_ADAMW_8BIT ? 4.0 : 16.0;
-    f.bytes += (18.0 + moments) * (double)plan->parameters;
-    f.ms = f.flops / (o->tflops * 1e9) + f.bytes / (o->tbps * 1e9);
-    return f;
-}
-
 // ---- one run ------------------------------------------------------------------------------------
 
 enum { STEP_BATCHES = 4, STEP_WARM_UP = 3, STEP_LINES = 65536 };
@@ -762,6 +663,35 @@ static bool step_measure(step_run* s, double process_start) {
     return true;
 }
 
+// ---- roofline -----------------------------------------------------------------------------------
+
+typedef struct step_floor {
+    double flops;
+    double bytes;
+    double ms;
+} step_floor;
+
+// On average over the batches, whose lengths differ.
+static step_floor step_roofline(const step_run* s) {
+    const step_options* o = s->o;
+    double more = (double)o->accumulate;
+    step_floor f = {0.0, 0.0, 0.0};
+    for (int64_t b = 0; b < STEP_BATCHES; b++) {
+        qlora_cost cost;
+        qlora_plan_cost(&s->plan, s->lengths + b * s->most, s->counts[b], s->weights[b], &cost);
+        // With dpo, the base may compute its references first.
+        bool twice = o->method == QLORA_METHOD_DPO && o->reference == 2;
+        f.flops += cost.flops + cost.again + (twice ? cost.forward : 0.0);
+        f.bytes += cost.bytes + (twice ? cost.forward_bytes : 0.0);
+    }
+    f.flops *= more / STEP_BATCHES;
+    f.bytes *= more / STEP_BATCHES;
+    f.bytes += 12.0 * (more - 1.0) * (double)s->plan.parameters; // sums of gradients
+    f.bytes += s->plan.work.update;
+    f.ms = f.flops / (o->tflops * 1e9) + f.bytes / (o->tbps * 1e9);
+    return f;
+}
+
 // ---- report -------------------------------------------------------------------------------------
 
 static const char* step_method(const step_options* o) {
@@ -788,7 +718,7 @@ static void step_print(const step_run* s) {
         tokens += s->used[i] * (double)o->accumulate / STEP_BATCHES;
         weights += s->weights[i] * (double)o->accumulate / STEP_BATCHES;
     }
-    step_floor f = step_roofline(o, &s->plan);
+    step_floor f = step_roofline(s);
     double used = (double)(s->memory.device_total - s->memory.device_free);
     bool cuda = qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
     const struct {

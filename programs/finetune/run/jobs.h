@@ -497,6 +497,7 @@ static bool job_begin(job_list* l, size_t i) {
     a->model = l->base->model;
     a->plan = l->base->plan;
     a->plan.parameters = jobs_share(l, i);
+    a->plan.work.adapters *= (double)l->slots[i].rank / (double)l->slots[0].rank;
     if (!job_select(l, i) ||
         !lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
              "preparing the training") ||
