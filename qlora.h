@@ -990,6 +990,35 @@ typedef struct qlora_plan_desc {
     uint64_t host_bytes;
 } qlora_plan_desc;
 
+// Where trained parameters are.
+typedef enum qlora_place {
+    QLORA_PLACE_ATTENTION, // q, k, v and o
+    QLORA_PLACE_MLP,       // MLPs that all tokens use, also those beside experts
+    QLORA_PLACE_EXPERTS,
+    QLORA_PLACE_ROUTER, // and the gate of the MLP beside the experts
+    QLORA_PLACE_NORMS,
+    QLORA_PLACE_TABLES, // embedding and head, or rows of them
+    QLORA_PLACES
+} qlora_place;
+
+// What qlora_plan_cost multiplies: of all layers and for each token, unless it says otherwise.
+typedef struct qlora_plan_work {
+    double products;  // FLOPs with frozen weights in the forward pass
+    double gradients; // and for the gradients of their inputs
+    double adapters;  // FLOPs of adapters in the forward pass
+    double again;     // FLOPs of both in layers that are computed once more
+    double pairs[2];  // FLOPs of attention for two tokens of which one sees the other, forward: of
+                      // layers without a window, and with one
+    double pairs_again[2];
+    double label;      // FLOPs of the head for each label, forward
+    double moved[3];   // elements read and written beside products: forward, backward, again
+    double element;    // bytes of such an element
+    double widened[3]; // bytes of dequantising the weights for a micro-batch, in the same order
+    double weights;    // number of frozen weights in the layers
+    double routed;     // of these, those of experts, of which a token uses some
+    double update;     // bytes that an update of all parameters reads and writes
+} qlora_plan_work;
+
 struct qlora_plan {
     qlora_model_config config;
     uint64_t source; // hash of the paths of the model folder and the adapter
@@ -1013,6 +1042,8 @@ struct qlora_plan {
     int64_t max_length;
     int64_t head_chunk;
     int64_t parameters;       // number of trained parameters
+    int64_t trained[QLORA_PLACES]; // of these, by place
+    qlora_plan_work work;
     int64_t recompute_layers; // the first n layers keep only their input
     int64_t attention_layers; // of these, the first n also keep the output of attention
     int64_t heads_layers;     // of these, the first n also keep q, k and v
@@ -1037,6 +1068,22 @@ QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* m
 // Writes the plan as a table, truncated if the buffer is too small. Returns the number of bytes
 // needed, including the final NUL.
 QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size);
+// The same for the places of trained parameters, in one line: "attention 98304, MLP 147456".
+QLORA_API size_t qlora_trained_describe(const qlora_plan* plan, char* buffer, size_t size);
+// What a micro-batch of sequences of these lengths, with so many labels, computes and moves. Of
+// experts, those that a token uses are computed and all are dequantised; attention ends at windows.
+typedef struct qlora_cost {
+    double flops;         // forward and backward
+    double again;         // of layers that are computed once more
+    double bytes;         // read and written beside products and attention
+    double forward;       // FLOPs of the forward pass without adapters
+    double forward_bytes; // and its bytes
+    double moved;         // elements read and written by the layers in the forward pass
+} qlora_cost;
+
+// plan must have been filled in by qlora_plan_make, or belong to a model.
+QLORA_API void qlora_plan_cost(const qlora_plan* plan, const int32_t* lengths, int64_t count,
+                               double labels, qlora_cost* out);
 // Reads config.json and, if present, generation_config.json of a model folder, or the metadata of a
 // GGUF file.
 QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
@@ -2300,7 +2347,9 @@ QLORA_API const char* qlora_kernel_name(size_t index);
     X(qlora_nccl_desc)                                                                         \
     X(qlora_train_desc)                                                                        \
     X(qlora_plan_desc)                                                                         \
+    X(qlora_plan_work)                                                                         \
     X(qlora_plan)                                                                              \
+    X(qlora_cost)                                                                              \
     X(qlora_model_info)                                                                        \
     X(qlora_parameter_info)                                                                    \
     X(qlora_batch)                                                                             \
@@ -38763,6 +38812,56 @@ static void qlora__borrow_slots(const qlora__kept_slots* slots, qlora__kept_use 
     }
 }
 
+//@@ src/model/cost.h
+
+// ---- what a part of a layer costs ---------------------------------------------------------------
+//
+// Each kind of part has a function that fills one of these in; model/work.h adds them up. All
+// numbers are doubles: they are estimates of time, and no result depends on them but the choice of
+// what is copied to the host.
+
+// Matrices that read the same rows.
+typedef struct qlora__stack_cost {
+    double used;     // frozen weights that a token is multiplied with
+    double adapters; // the same of A and B
+    double held;     // all frozen weights
+    double coded;    // of these, those that products dequantise
+} qlora__stack_cost;
+
+typedef struct qlora__part_cost {
+    qlora__stack_cost in;
+    qlora__stack_cost out; // what a recomputed layer leaves out, if it is the last part
+    double routed;         // of the frozen weights, those of which a token uses some
+    double uncached;       // of the coded ones, those without a copy in a cached layer
+    double pair;           // FLOPs for two tokens of which one sees the other, forward
+    double moved;          // elements read and written beside products, for each token: forward,
+    double moved_back;     // and backward
+} qlora__part_cost;
+
+// Adds `count` matrices like `p`, of which a token uses `chosen`.
+static void qlora__cost_add(const qlora__projection* p, double count, double chosen,
+                            qlora__stack_cost* to) {
+    double weights = (double)p->in * (double)p->out;
+    to->used += chosen * weights;
+    to->adapters += chosen * (double)p->rank * (double)(p->in + p->out);
+    to->held += count * weights;
+    to->coded += qlora__is_coded(p) ? count * weights : 0.0;
+}
+
+// The projections of a stack that all tokens use.
+static void qlora__cost_stack(const qlora__layer* layer, int group, qlora__stack_cost* to) {
+    for (int i = 0; i < layer->layout->groups[group].count; i++) {
+        qlora__cost_add(&layer->projections[layer->layout->groups[group].first + i], 1.0, 1.0, to);
+    }
+}
+
+static void qlora__cost_join(const qlora__stack_cost* from, qlora__stack_cost* to) {
+    to->used += from->used;
+    to->adapters += from->adapters;
+    to->held += from->held;
+    to->coded += from->coded;
+}
+
 //@@ src/model/mixers/plans.h
 
 // ---- what the kinds of mixers need --------------------------------------------------------------
@@ -38776,6 +38875,8 @@ typedef struct qlora__mixer_plan {
     // Memory that all layers use, in training; NULL = none.
     void (*share)(qlora__arena* arena, qlora_model* m);
     unsigned z; // stacks (one bit each) whose z leaves no other trace, as x is overwritten
+    // What it costs: model/cost.h.
+    void (*cost)(const qlora_model* m, const qlora__layer* layer, qlora__part_cost* out);
 } qlora__mixer_plan;
 
 // q, k and v, also before their norms; the output, with room for z of o_proj, and its statistics.
@@ -38809,9 +38910,24 @@ static void qlora__softmax_share(qlora__arena* arena, qlora_model* m) {
     }
 }
 
+// Two products for each pair. Beside products: the norm and the residual stream, four times; what
+// the rotation and attention read and write.
+static void qlora__softmax_cost(const qlora_model* m, const qlora__layer* layer,
+                                qlora__part_cost* out) {
+    const qlora_model_config* c = &m->plan.config;
+    double q = (double)qlora__q_width(c);
+    double kv = (double)qlora__kv_width(c);
+    qlora__cost_stack(layer, QLORA__QKV, &out->in);
+    qlora__cost_stack(layer, QLORA__O, &out->out);
+    out->pair = 4.0 * q;
+    out->moved = 4.0 * (double)c->hidden + 2.0 * (q + kv);
+    out->moved_back = out->moved + 2.0 * q;
+}
+
 // Indexed by qlora__mixer.
 static const qlora__mixer_plan qlora__mixer_plans[] = {
-    {"softmax", qlora__softmax_keep, qlora__softmax_share, 1u << QLORA__QKV}};
+    {"softmax", qlora__softmax_keep, qlora__softmax_share, 1u << QLORA__QKV,
+     qlora__softmax_cost}};
 
 static const qlora__mixer_plan* qlora__mixer_plan_of(const qlora__layer* layer) {
     return &qlora__mixer_plans[layer->layout->mixer];
@@ -38859,6 +38975,8 @@ typedef struct qlora__ffn_plan {
     unsigned z_sums;        // of recomputed layers, if it sums
     int64_t fp8_multiple;   // that the width must be for aligned rows of FP8 products
     const char* activation; // in config.json; NULL = it depends on the family
+    // What it costs: model/cost.h.
+    void (*cost)(const qlora_model* m, const qlora__layer* layer, qlora__part_cost* out);
 } qlora__ffn_plan;
 
 // The output of the first stack, with room for u.
@@ -39073,8 +39191,67 @@ static qlora__needs qlora__experts_needs(const qlora_model* m, const qlora__laye
     return QLORA__NEED_EXPERTS;
 }
 
+// What an MLP with a gate, or without one, costs if all tokens use it. Beside products: the norm
+// and the residual stream, four times; the activation reads and writes its columns, and backward
+// those of the gradients as well.
+static void qlora__mlp_cost(const qlora_model* m, const qlora__layer* layer, double in,
+                            qlora__part_cost* out) {
+    int number = layer->layout->groups[QLORA__DOWN].first;
+    bool none = layer->layout->groups[QLORA__DOWN].count == 0;
+    double width = none ? 0.0 : (double)layer->projections[number].in;
+    qlora__cost_stack(layer, QLORA__GATE_UP, &out->in);
+    qlora__cost_stack(layer, QLORA__DOWN, &out->out);
+    out->moved = 4.0 * (double)m->plan.config.hidden + (in + 1.0) * width;
+    out->moved_back = 4.0 * (double)m->plan.config.hidden + 2.0 * (in + 1.0) * width;
+}
+
+static void qlora__gated_cost(const qlora_model* m, const qlora__layer* layer,
+                              qlora__part_cost* out) {
+    qlora__mlp_cost(m, layer, 2.0, out);
+}
+
+static void qlora__plain_cost(const qlora_model* m, const qlora__layer* layer,
+                              qlora__part_cost* out) {
+    qlora__mlp_cost(m, layer, 1.0, out);
+}
+
+// A token uses some of the experts; the products dequantise all of them, in every pass. The outputs
+// of those that it uses are read once more, for their sum, and so are the gradients of their
+// inputs.
+static void qlora__experts_cost(const qlora_model* m, const qlora__layer* layer,
+                                qlora__part_cost* out) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__expert_rows* rows = layer->layout->experts;
+    int first = qlora__first_expert(layer->layout);
+    double all = (double)c->experts;
+    double chosen = (double)c->experts_per_token;
+    double width = chosen * (double)c->expert_intermediate;
+    qlora__stack_cost into;
+    qlora__stack_cost from;
+    memset(&into, 0, sizeof into);
+    memset(&from, 0, sizeof from);
+    qlora__mlp_cost(m, layer, 2.0, out);
+    for (int i = layer->layout->count; i < first; i++) { // the router and the gate beside it
+        qlora__cost_add(&layer->projections[i], 1.0, 1.0, &out->in);
+    }
+    for (int i = 0; i + 1 < rows->count; i++) {
+        qlora__cost_add(&layer->projections[first + i], all, chosen, &into);
+        // Gate and up have one A.
+        const qlora__projection* p = &layer->projections[first + i];
+        into.adapters -= i > 0 ? chosen * (double)(p->rank * p->in) : 0.0;
+    }
+    qlora__cost_add(&layer->projections[first + rows->count - 1], all, chosen, &from);
+    out->routed = into.held + from.held;
+    out->uncached = into.coded + from.coded;
+    out->moved += 3.0 * width + chosen * (double)c->hidden;
+    out->moved_back += 6.0 * width + chosen * (double)c->hidden;
+    qlora__cost_join(&into, &out->in);
+    qlora__cost_join(&from, &out->out);
+}
+
 // Indexed by qlora__ffn. Of the gated one, gate and up are next to each other in rows of FP8.
 static const qlora__ffn_plan qlora__ffn_plans[] = {
+<<<<<<< HEAD
     {"gated", qlora__stack_keep, qlora__gated_share, NULL, NULL, NULL, qlora__gated_needs,
      qlora__gated_sums, false, true, true, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 1u << QLORA__DOWN, 4,
      NULL},
@@ -39083,6 +39260,16 @@ static const qlora__ffn_plan qlora__ffn_plans[] = {
     {"experts", qlora__experts_keep, NULL, qlora__experts_work, qlora__experts_lend,
      qlora__experts_refuse, qlora__experts_needs, NULL, true, false, false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8,
      NULL}};
+=======
+    {"gated", qlora__stack_keep, qlora__gated_share, NULL, NULL, qlora__gated_needs,
+     qlora__gated_sums, false, true, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 1u << QLORA__DOWN, 4,
+     NULL, qlora__gated_cost},
+    {"plain", qlora__stack_keep, NULL, NULL, NULL, qlora__plain_needs, NULL, false, false,
+     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2", qlora__plain_cost},
+    {"experts", qlora__experts_keep, NULL, qlora__experts_work, qlora__experts_refuse,
+     qlora__experts_needs, NULL, true, false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8,
+     NULL, qlora__experts_cost}};
+>>>>>>> shapes
 
 static const qlora__ffn_plan* qlora__ffn_plan_of(const qlora__layer* layer) {
     return &qlora__ffn_plans[layer->layout->ffn];
@@ -40990,6 +41177,15 @@ static int64_t qlora__number_range(qlora_model* m, int64_t count, int64_t at) {
     return at + (int64_t)qlora__align_up((size_t)count, 8);
 }
 
+// What was counted since the last call is of this place.
+static void qlora__number_place(qlora_model* m, qlora_place place) {
+    int64_t known = 0;
+    for (int i = 0; i < QLORA_PLACES; i++) {
+        known += m->plan.trained[i];
+    }
+    m->plan.trained[place] += m->plan.parameters - known;
+}
+
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
 // matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
@@ -41029,6 +41225,7 @@ static int64_t qlora__number_experts(qlora_model* m, qlora__layer* layer, int64_
         int64_t a_at = at;
         int64_t b_at = qlora__number_range(m, experts * p->rank * p->in, at);
         at = qlora__number_range(m, experts * out * p->rank, b_at);
+        qlora__number_place(m, stack != 0 ? QLORA_PLACE_EXPERTS : QLORA_PLACE_ROUTER);
         for (int64_t e = 0; e < experts; e++) {
             for (int k = 0; k < parts; k++) {
                 qlora__projection* own = &layer->projections[first + (int)e * rows->count + k];
@@ -41054,10 +41251,12 @@ static void qlora__number_parameters(qlora_model* m) {
     m->longest_range = 0;
     m->moment_bytes = 0;
     m->plan.parameters = 0;
+    memset(m->plan.trained, 0, sizeof m->plan.trained);
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
             at = qlora__number_group(m, layer, g, at);
+            qlora__number_place(m, g <= QLORA__O ? QLORA_PLACE_ATTENTION : QLORA_PLACE_MLP);
         }
         if (layer->experts != NULL) {
             at = qlora__number_experts(m, layer, at);
@@ -41069,16 +41268,19 @@ static void qlora__number_parameters(qlora_model* m) {
                 at = qlora__number_range(m, width, at);
             }
         }
+        qlora__number_place(m, QLORA_PLACE_NORMS);
     }
     if (m->desc.train_norms) {
         m->tables.final_norm_at = at;
         at = qlora__number_range(m, c->hidden, at);
     }
+    qlora__number_place(m, QLORA_PLACE_NORMS);
     at = qlora__number_saved(m, m->tables.saved_embed ? c->vocab : 0, at, &m->tables.embed_at);
     at = qlora__number_saved(m, m->tables.saved_head ? c->vocab : 0, at, &m->tables.head_at);
     at = qlora__number_saved(m, m->tables.token_count, at, &m->tables.tokens_at);
     at = qlora__number_saved(m, m->tables.head_rows ? m->tables.token_count : 0, at,
                              &m->tables.head_tokens_at);
+    qlora__number_place(m, QLORA_PLACE_TABLES);
     m->elements = at;
 }
 
@@ -41816,12 +42018,18 @@ static qlora_result qlora__slots_shape(qlora_ctx* ctx, qlora_model* m,
 // Assigns a place to every trained tensor of every adapter.
 static void qlora__slots_number(qlora_model* m) {
     int64_t parameters = 0;
+    int64_t trained[QLORA_PLACES];
+    memset(trained, 0, sizeof trained);
     for (int32_t k = m->adapters - 1; k >= 0; k--) {
         qlora__adapter_focus(m, k);
         qlora__number_parameters(m);
         parameters += m->plan.parameters;
+        for (int i = 0; i < QLORA_PLACES; i++) {
+            trained[i] += m->plan.trained[i];
+        }
     }
     m->plan.parameters = parameters;
+    memcpy(m->plan.trained, trained, sizeof trained);
 }
 
 // The room beside a row of several adapters: that of all of them if they stand side by side, or
@@ -42054,6 +42262,144 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     return QLORA_OK;
 }
 
+//@@ src/model/work.h
+
+// ---- the work of a step -------------------------------------------------------------------------
+//
+// The one place that adds up what the parts of layers and the head cost: plans, the choice of what
+// is copied to the host, estimates of time and benchmarks ask it.
+
+#define QLORA__CODED_BYTES 0.516 // of a weight in 4 bits, with its scales
+
+// What the parts of a layer cost.
+static void qlora__layer_cost(const qlora_model* m, const qlora__layer* layer,
+                              qlora__part_cost parts[QLORA__BRANCHES]) {
+    memset(parts, 0, QLORA__BRANCHES * sizeof *parts);
+    qlora__mixer_plan_of(layer)->cost(m, layer, &parts[QLORA__ATTENTION]);
+    qlora__ffn_plan_of(layer)->cost(m, layer, &parts[QLORA__MLP]);
+}
+
+// Pairs of tokens of which one sees the other, half of each token's own counted.
+static double qlora__cost_pairs(double length, double window) {
+    return window > 0.0 && window < length ? window * (length - 0.5 * window)
+                                           : 0.5 * length * length;
+}
+
+// The window of a layer, or 0.
+static double qlora__layer_window(const qlora_model* m, const qlora__layer* layer) {
+    return layer->sliding ? (double)m->plan.config.window : 0.0;
+}
+
+// FLOPs of the forward pass of a layer for each token of the longest sequence: those of the layer
+// that has the fewest.
+static double qlora__least_layer(const qlora_model* m) {
+    double longest = (double)qlora__max(m->plan.max_length, 1);
+    double least = 0.0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layer* layer = &m->layers[l];
+        qlora__part_cost parts[QLORA__BRANCHES];
+        double flops = 0.0;
+        qlora__layer_cost(m, layer, parts);
+        for (int b = 0; b < QLORA__BRANCHES; b++) {
+            double pairs = qlora__cost_pairs(longest, qlora__layer_window(m, layer));
+            flops += 2.0 * (parts[b].in.used + parts[b].out.used);
+            flops += parts[b].pair * pairs / longest;
+        }
+        least = l == 0 || flops < least ? flops : least;
+    }
+    return least;
+}
+
+// Adds what a recomputed layer computes once more: all but the matrices out of its last part and
+// what is kept of its mixer.
+static void qlora__work_again(const qlora_model* m, const qlora__layer* layer,
+                              const qlora__part_cost* parts, qlora_plan_work* w) {
+    int window = layer->sliding ? 1 : 0;
+    double wide = (double)qlora_dtype_bytes(m->compute);
+    for (int b = 0; b < QLORA__BRANCHES; b++) {
+        const qlora__part_cost* p = &parts[b];
+        bool in = b > 0 || !layer->keeps_heads;
+        bool out = b + 1 < QLORA__BRANCHES;
+        double coded = p->in.coded + (out ? p->out.coded : 0.0);
+        bool copies = layer->cached && p->uncached < coded;
+        w->again += in ? 2.0 * (p->in.used + p->in.adapters) : 0.0;
+        w->again += out ? 2.0 * (p->out.used + p->out.adapters) : 0.0;
+        w->pairs_again[window] += b > 0 || !layer->keeps_attention ? p->pair : 0.0;
+        w->moved[2] += p->moved;
+        w->widened[2] += (copies ? p->uncached : coded) * (QLORA__CODED_BYTES + wide);
+    }
+}
+
+static void qlora__work_layer(const qlora_model* m, int64_t number, qlora_plan_work* w) {
+    const qlora__layer* layer = &m->layers[number];
+    qlora__part_cost parts[QLORA__BRANCHES];
+    double wide = (double)qlora_dtype_bytes(m->compute);
+    qlora__layer_cost(m, layer, parts);
+    for (int b = 0; b < QLORA__BRANCHES; b++) {
+        const qlora__part_cost* p = &parts[b];
+        double coded = layer->cached ? p->uncached : p->in.coded + p->out.coded;
+        w->weights += p->in.held + p->out.held;
+        w->routed += p->routed;
+        w->products += 2.0 * (p->in.used + p->out.used);
+        w->adapters += 2.0 * (p->in.adapters + p->out.adapters);
+        // Nothing below the first layer has a gradient.
+        w->gradients += 2.0 * ((number == 0 && b == 0 ? 0.0 : p->in.used) + p->out.used);
+        w->pairs[layer->sliding ? 1 : 0] += p->pair;
+        w->moved[0] += p->moved;
+        w->moved[1] += p->moved_back;
+        w->widened[0] += coded * (QLORA__CODED_BYTES + wide);
+        w->widened[1] += coded * (QLORA__CODED_BYTES + wide);
+    }
+    if (layer->recompute) {
+        qlora__work_again(m, layer, parts, w);
+    }
+}
+
+// Fills in plan.work, from the other fields of the plan.
+static void qlora__work_sum(qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora_plan_work* w = &m->plan.work;
+    memset(w, 0, sizeof *w);
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__work_layer(m, l, w);
+    }
+    w->element = (double)qlora_dtype_bytes(m->compute);
+    w->label = 2.0 * (double)c->hidden * (double)c->vocab;
+    // Parameters and gradients in f32, the shadow, and the moments, each read and written.
+    bool small = m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT;
+    w->update = (16.0 + w->element + (small ? 4.0 : 16.0)) * (double)m->plan.parameters;
+}
+
+void qlora_plan_cost(const qlora_plan* plan, const int32_t* lengths, int64_t count, double labels,
+                     qlora_cost* out) {
+    double tokens = 0.0;
+    double pairs[2] = {0.0, 0.0};
+    if (out == NULL) {
+        return;
+    }
+    memset(out, 0, sizeof *out);
+    if (plan == NULL || lengths == NULL) {
+        return;
+    }
+    const qlora_plan_work* w = &plan->work;
+    for (int64_t i = 0; i < count; i++) {
+        tokens += (double)lengths[i];
+        pairs[0] += qlora__cost_pairs((double)lengths[i], 0.0);
+        pairs[1] += qlora__cost_pairs((double)lengths[i], (double)plan->config.window);
+    }
+    double seen = w->pairs[0] * pairs[0] + w->pairs[1] * pairs[1];
+    double logits = (double)plan->config.vocab * labels;
+    out->forward = tokens * w->products + seen + labels * w->label;
+    out->forward_bytes = w->widened[0] + w->element * (tokens * w->moved[0] + 2.0 * logits);
+    // The backward pass of attention computes five products instead of two.
+    out->flops = tokens * (w->products + w->gradients + 3.0 * w->adapters) + 3.5 * seen +
+                 2.0 * labels * w->label;
+    out->again = tokens * w->again + w->pairs_again[0] * pairs[0] + w->pairs_again[1] * pairs[1];
+    out->bytes = w->widened[0] + w->widened[1] + w->widened[2] +
+                 w->element * (tokens * (w->moved[0] + w->moved[1] + w->moved[2]) + 3.0 * logits);
+    out->moved = tokens * w->moved[0];
+}
+
 //@@ src/model/choose.h
 
 // ---- choosing a plan ----------------------------------------------------------------------------
@@ -42114,14 +42460,8 @@ typedef struct qlora__choices {
 
 // Whether copies of so many elements for each token are hidden behind the forward pass of a layer.
 static bool qlora__copies_hide(const qlora_model* m, int64_t elements, int64_t operations) {
-    const qlora_model_config* c = &m->plan.config;
-    int64_t weights = 0;
-    for (int i = 0; i < m->layers[0].layout->count; i++) {
-        weights += m->layers[0].projections[i].in * m->layers[0].projections[i].out;
-    }
-    int64_t seen = c->window > 0 ? qlora__min(c->window, m->plan.max_length) : m->plan.max_length;
-    int64_t computed = 2 * (weights + seen * qlora__q_width(c));
-    return elements * (int64_t)qlora_dtype_bytes(m->compute) * operations <= computed;
+    int64_t bytes = elements * (int64_t)qlora_dtype_bytes(m->compute);
+    return (double)(bytes * operations) <= qlora__least_layer(m);
 }
 
 // Elements for each token of q, k and v, also before their norms, and of the output of attention.
@@ -42182,6 +42522,7 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
         layer->keeps_heads = l < m->plan.heads_layers;
         layer->cached = l < choices->cached;
     }
+    qlora__work_sum(m);
     qlora__model_layout(m, NULL);
 }
 
@@ -42585,6 +42926,30 @@ qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
     return qlora__leave(ctx, qlora__plan_make(ctx, model, desc, out));
 }
 
+static void qlora__append_trained(const qlora_plan* plan, char* buffer, size_t size, size_t* used) {
+    static const char* const names[QLORA_PLACES] = {"attention", "MLP",   "experts",
+                                                    "router",    "norms", "embedding and head"};
+    const char* between = "";
+    for (int i = 0; i < QLORA_PLACES; i++) {
+        if (plan->trained[i] > 0) {
+            qlora__append(buffer, size, used, "%s%s %lld", between, names[i],
+                          (long long)plan->trained[i]);
+            between = ", ";
+        }
+    }
+}
+
+size_t qlora_trained_describe(const qlora_plan* plan, char* buffer, size_t size) {
+    size_t used = 0;
+    if (buffer != NULL && size > 0) {
+        buffer[0] = '\0';
+    }
+    if (plan != NULL) {
+        qlora__append_trained(plan, buffer, size, &used);
+    }
+    return used + 1;
+}
+
 // The lines of a plan about what only some plans have.
 static void qlora__plan_notes(const qlora_plan* plan, char* buffer, size_t size, size_t* used) {
     if (plan->attention_layers > 0) {
@@ -42658,6 +43023,11 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
         "%lld cached in %s\n",
         (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
         (long long)plan->config.layers, (long long)plan->cached_layers, fp8 ? "FP8" : "16 bits");
+    if (plan->parameters > 0) {
+        qlora__append(buffer, size, &used, "  trained: ");
+        qlora__append_trained(plan, buffer, size, &used);
+        qlora__append(buffer, size, &used, "\n");
+    }
     qlora__plan_notes(plan, buffer, size, &used);
     return used + 1;
 }
@@ -60941,4 +61311,8 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
+<<<<<<< HEAD
 //@@ end 517ccfec0f7c9191
+=======
+//@@ end a4cfd5ced6788e71
+>>>>>>> shapes

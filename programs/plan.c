@@ -29,6 +29,8 @@ typedef struct options {
     int64_t memory;
     int64_t host_budget;
     int64_t rank;
+    int64_t layers;
+    int64_t targets;
     double capability;
     int64_t length;
     int64_t batch;
@@ -66,7 +68,12 @@ static const option option_table[] = {
     {"rope-scale", OPT_TEXT, AT(rope_scale), false, 0, 0, "TYPE:F",
         "scale the rotary positions for texts longer than the model's limit: yarn:F or linear:F "
         "with a factor, as in yarn:4 (default: none, and longer texts are refused)"},
+    {"layers", OPT_WHOLE, AT(layers), false, 1, 1024, "N",
+        "plan for the first N layers of the shape (default: all)"},
     {"rank", OPT_WHOLE, AT(rank), false, 1, 1024, "N", "LoRA rank (default 16)"},
+    {"targets", OPT_TARGETS, AT(targets), false, 0, 0, "LIST",
+        "projections with adapters, in the words of finetune, as in attention or q,v; all leaves "
+        "out router and shared_gate (default all)"},
     {"base", OPT_CHOICE, AT(base), false, 0, 0, "nf4|16bit|32bit|fp8",
         "storage format of the frozen weights; fp8 has less than a third of the error of nf4 and "
         "twice its size (default nf4)"},
@@ -121,6 +128,7 @@ static qlora_model_desc desc_of(const app* a, int64_t batch, int64_t length, qlo
         m.config = &a->config;
     }
     m.rank = (int32_t)o->rank;
+    m.targets = (uint32_t)o->targets;
     m.base = (qlora_base_format)o->base;
     m.head = (qlora_head_format)o->head;
     m.mode = o->mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->mode; // tf32 is stored as f32
@@ -240,6 +248,15 @@ static bool largest_batch(app* a, int64_t length, int64_t* best, char* how) {
     return true;
 }
 
+// Why a shape cannot have these settings on this machine, or NULL.
+static const char* shape_refused(app* a) {
+    qlora_model_desc m = desc_of(a, 1, 1, QLORA_CHOICE_OFF);
+    qlora_plan p;
+    return qlora_plan_make(a->ctx, &m, &a->budget, &p) == QLORA_ERR_UNSUPPORTED
+               ? message_text(qlora_last_error(a->ctx))
+               : NULL;
+}
+
 // The table of all models: the largest batch for each sequence length.
 static bool all_table(app* a) {
     heading(a, "largest batch");
@@ -251,7 +268,11 @@ static bool all_table(app* a) {
     for (int i = 0; i < MODEL_SHAPES; i++) {
         a->config = shape_config(&model_shapes[i]);
         printf("  %-22s", model_shapes[i].name);
-        for (int j = 0; j < LENGTHS; j++) {
+        const char* refused = shape_refused(a);
+        if (refused != NULL) {
+            printf(" %s\n", refused);
+        }
+        for (int j = 0; j < LENGTHS && refused == NULL; j++) {
             int64_t best = 0;
             char how = ' ';
             if (!largest_batch(a, lengths[j], &best, &how)) {
@@ -263,7 +284,7 @@ static bool all_table(app* a) {
                 printf("%8s ", "-");
             }
         }
-        printf("\n");
+        printf("%s", refused == NULL ? "\n" : "");
     }
     printf("\nSequences per micro-batch, as powers of two; + some layers, * all layers\n"
            "recomputed in the backward pass; # also host memory or tiles of tokens; - does not\n"
@@ -282,6 +303,20 @@ static void host_note(app* a, const qlora_plan* p) {
                "(--host-budget limits it)\n",
                bytes_text(p->host, need), bytes_text(info.memory.host_free, have));
     }
+}
+
+// What a micro-batch of full sequences computes.
+static void work_print(const app* a, const qlora_plan* p) {
+    int32_t length = (int32_t)a->o.length;
+    qlora_cost one;
+    qlora_plan_cost(p, &length, 1, (double)(length - 1), &one);
+    double flops = (double)a->o.batch * (one.flops + one.again);
+    printf("  %.4g TFLOP in a micro-batch", flops * 1e-12);
+    if (one.again > 0.0) {
+        printf(", %.0f%% of them in layers that are recomputed",
+               100.0 * one.again / (one.flops + one.again));
+    }
+    printf("\n");
 }
 
 // One size in detail, or what would fit instead.
@@ -311,6 +346,7 @@ static bool one_plan(app* a) {
     qlora_plan_describe(&p, text, sizeof text);
     printf("%s, %lld x %lld tokens, rank %lld, in %s\n%s", a->name, (long long)a->o.batch,
            (long long)a->o.length, (long long)a->o.rank, bytes_text(a->budget.bytes, size), text);
+    work_print(a, &p);
     host_note(a, &p);
     return true;
 }
@@ -422,8 +458,14 @@ static bool model_find(app* a) {
     }
     const model_shape* s = o->shape != NULL ? shape_find(o->shape) : NULL;
     if (s != NULL) {
+        model_shape cut;
+        char fault_of_layers[128];
+        const char* wrong = shape_cut(s, o->layers, &cut, fault_of_layers);
+        if (wrong != NULL) {
+            return fail("%s", wrong);
+        }
         a->name = s->name;
-        a->config = shape_config(s);
+        a->config = shape_config(&cut);
     } else if (o->shape != NULL) {
         fail("unknown shape '%s'; available shapes:", o->shape);
         for (int i = 0; i < MODEL_SHAPES; i++) {
@@ -440,6 +482,12 @@ static bool options_check(const options* o) {
     }
     if (o->head != 0 && o->model == NULL && o->shape == NULL) {
         return fail("--head nf4 needs --model or --shape"); // many shapes have no head of their own
+    }
+    if (o->targets != 0 && o->model == NULL && o->shape == NULL) {
+        return fail("--targets needs --model or --shape"); // not all have the same projections
+    }
+    if (o->layers != 0 && o->shape == NULL) {
+        return fail("--layers needs --shape");
     }
     if (o->model != NULL && o->shape != NULL) {
         return fail("--model and --shape cannot be used together");

@@ -5,6 +5,7 @@
 #include <ctype.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef struct model_shape {
@@ -66,8 +67,31 @@ static const model_shape model_shapes[] = {
     {"afm-4.5b", F(ARCEE), 2560, 36, 20, 4, 128, 18432, 128005, false, 1e4, 0, 0, 0},
     {"command-r7b", F(COHERE2), 4096, 32, 32, 8, 128, 14336, 256000, true, 5e4, 0, 4096, 4},
     {"command-a", F(COHERE2), 12288, 64, 96, 8, 128, 36864, 256000, true, 5e4, 0, 4096, 4},
+    {"mixtral-8x7b", F(MIXTRAL), 4096, 32, 32, 8, 128, 14336, 32000, false, 1e6, 0, 0, 0},
+    {"qwen3-30b-a3b", F(QWEN3_MOE), 2048, 48, 32, 4, 128, 6144, 151936, false, 1e6, 0, 0, 0},
+    {"olmoe-1b-7b", F(OLMOE), 2048, 16, 16, 16, 128, 1024, 50304, false, 1e4, 0, 0, 0},
+    {"granite-3.1-3b-a800m", F(GRANITE_MOE), 1536, 32, 24, 8, 64, 512, 49155, true, 5e6, 0, 0, 0},
+    {"glm-4.5-air", F(GLM4_MOE), 4096, 46, 96, 8, 128, 10944, 151552, false, 1e6, 0, 0, 0},
 };
 #undef F
+
+// The experts of those that have some: how many, how many a token uses, the width of one, that of
+// an MLP beside them, and the first layers, which have an MLP instead.
+static const struct {
+    const char* name;
+    int64_t experts;
+    int64_t chosen;
+    int64_t width;
+    int64_t shared;
+    int64_t dense;
+} shape_experts[] = {
+    {"mixtral-8x7b", 8, 2, 14336, 0, 0},
+    {"qwen3-30b-a3b", 128, 8, 768, 0, 0},
+    {"olmoe-1b-7b", 64, 8, 1024, 0, 0},
+    {"granite-3.1-3b-a800m", 40, 8, 512, 0, 0},
+    {"glm-4.5-air", 128, 8, 1408, 1408, 1},
+    {"tiny-experts", 8, 2, 32, 48, 1},
+};
 // clang-format on
 enum { MODEL_SHAPES = sizeof model_shapes / sizeof model_shapes[0] };
 
@@ -87,11 +111,45 @@ static inline const model_shape* shape_find(const char* name) {
     return NULL;
 }
 
+// The first `layers` layers of a shape, or all of them if that is 0. Returns what is wrong, or
+// NULL.
+static inline const char* shape_cut(const model_shape* from, int64_t layers, model_shape* out,
+                                    char why[128]) {
+    *out = *from;
+    if (layers < 0 || layers > from->layers) {
+        snprintf(why, 128, "--layers is %lld; %s has %lld layers", (long long)layers, from->name,
+                 (long long)from->layers);
+        return why;
+    }
+    out->layers = layers > 0 ? layers : from->layers;
+    return NULL;
+}
+
+static inline void shape_mixture(const model_shape* s, qlora_model_config* c) {
+    for (size_t i = 0; i < sizeof shape_experts / sizeof shape_experts[0]; i++) {
+        if (strcmp(s->name, shape_experts[i].name) != 0) {
+            continue;
+        }
+        c->experts = shape_experts[i].experts;
+        c->experts_per_token = shape_experts[i].chosen;
+        c->expert_intermediate = shape_experts[i].width;
+        c->shared_intermediate = shape_experts[i].shared;
+        c->qk_norm = s->family == QLORA_FAMILY_QWEN3_MOE || s->family == QLORA_FAMILY_OLMOE;
+        c->renormalise = s->family == QLORA_FAMILY_QWEN3_MOE || s->family == QLORA_FAMILY_GLM4_MOE;
+        c->rope_dims = s->family == QLORA_FAMILY_GLM4_MOE ? s->head_dim / 2 : 0;
+        for (int64_t l = 0; l < shape_experts[i].dense; l++) {
+            c->dense[l] = 1;
+        }
+    }
+}
+
 // What a family adds to the columns of the table, where it matters for memory or time.
 static inline void shape_family(const model_shape* s, qlora_model_config* c) {
-    bool granite = s->family == QLORA_FAMILY_GRANITE || s->family == QLORA_FAMILY_GRANITE4;
+    bool granite = s->family == QLORA_FAMILY_GRANITE || s->family == QLORA_FAMILY_GRANITE4 ||
+                   s->family == QLORA_FAMILY_GRANITE_MOE;
     c->qkv_bias = s->family == QLORA_FAMILY_QWEN2 || s->family == QLORA_FAMILY_GLM4 ||
-                  s->family == QLORA_FAMILY_SEED_OSS;
+                  s->family == QLORA_FAMILY_SEED_OSS || s->family == QLORA_FAMILY_GLM4_MOE;
+    shape_mixture(s, c);
     if (s->family == QLORA_FAMILY_GEMMA2) {
         c->attention_cap = 50.0;
         c->logits_cap = 30.0;

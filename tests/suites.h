@@ -46,6 +46,7 @@
     X(parquet_suite, SHORT WINDOWS)                                                                \
     X(golden_suite, SLOW WINDOWS)                                                                  \
     X(model_suite, SLOW)                                                                           \
+    X(cost_suite, SHORT)                                                                           \
     X(long_suite, SLOW KERNELS)                                                                    \
     X(gradient_suite, SLOW)                                                                        \
     X(reference_suite, SHORT ARCH)                                                                 \

@@ -20,7 +20,9 @@
     X(qlora_nccl_desc)                                                                         \
     X(qlora_train_desc)                                                                        \
     X(qlora_plan_desc)                                                                         \
+    X(qlora_plan_work)                                                                         \
     X(qlora_plan)                                                                              \
+    X(qlora_cost)                                                                              \
     X(qlora_model_info)                                                                        \
     X(qlora_parameter_info)                                                                    \
     X(qlora_batch)                                                                             \

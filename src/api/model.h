@@ -304,6 +304,35 @@ typedef struct qlora_plan_desc {
     uint64_t host_bytes;
 } qlora_plan_desc;
 
+// Where trained parameters are.
+typedef enum qlora_place {
+    QLORA_PLACE_ATTENTION, // q, k, v and o
+    QLORA_PLACE_MLP,       // MLPs that all tokens use, also those beside experts
+    QLORA_PLACE_EXPERTS,
+    QLORA_PLACE_ROUTER, // and the gate of the MLP beside the experts
+    QLORA_PLACE_NORMS,
+    QLORA_PLACE_TABLES, // embedding and head, or rows of them
+    QLORA_PLACES
+} qlora_place;
+
+// What qlora_plan_cost multiplies: of all layers and for each token, unless it says otherwise.
+typedef struct qlora_plan_work {
+    double products;  // FLOPs with frozen weights in the forward pass
+    double gradients; // and for the gradients of their inputs
+    double adapters;  // FLOPs of adapters in the forward pass
+    double again;     // FLOPs of both in layers that are computed once more
+    double pairs[2];  // FLOPs of attention for two tokens of which one sees the other, forward: of
+                      // layers without a window, and with one
+    double pairs_again[2];
+    double label;      // FLOPs of the head for each label, forward
+    double moved[3];   // elements read and written beside products: forward, backward, again
+    double element;    // bytes of such an element
+    double widened[3]; // bytes of dequantising the weights for a micro-batch, in the same order
+    double weights;    // number of frozen weights in the layers
+    double routed;     // of these, those of experts, of which a token uses some
+    double update;     // bytes that an update of all parameters reads and writes
+} qlora_plan_work;
+
 struct qlora_plan {
     qlora_model_config config;
     uint64_t source; // hash of the paths of the model folder and the adapter
@@ -327,6 +356,8 @@ struct qlora_plan {
     int64_t max_length;
     int64_t head_chunk;
     int64_t parameters;       // number of trained parameters
+    int64_t trained[QLORA_PLACES]; // of these, by place
+    qlora_plan_work work;
     int64_t recompute_layers; // the first n layers keep only their input
     int64_t attention_layers; // of these, the first n also keep the output of attention
     int64_t heads_layers;     // of these, the first n also keep q, k and v
@@ -351,6 +382,22 @@ QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* m
 // Writes the plan as a table, truncated if the buffer is too small. Returns the number of bytes
 // needed, including the final NUL.
 QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size);
+// The same for the places of trained parameters, in one line: "attention 98304, MLP 147456".
+QLORA_API size_t qlora_trained_describe(const qlora_plan* plan, char* buffer, size_t size);
+// What a micro-batch of sequences of these lengths, with so many labels, computes and moves. Of
+// experts, those that a token uses are computed and all are dequantised; attention ends at windows.
+typedef struct qlora_cost {
+    double flops;         // forward and backward
+    double again;         // of layers that are computed once more
+    double bytes;         // read and written beside products and attention
+    double forward;       // FLOPs of the forward pass without adapters
+    double forward_bytes; // and its bytes
+    double moved;         // elements read and written by the layers in the forward pass
+} qlora_cost;
+
+// plan must have been filled in by qlora_plan_make, or belong to a model.
+QLORA_API void qlora_plan_cost(const qlora_plan* plan, const int32_t* lengths, int64_t count,
+                               double labels, qlora_cost* out);
 // Reads config.json and, if present, generation_config.json of a model folder, or the metadata of a
 // GGUF file.
 QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);

@@ -56,14 +56,8 @@ typedef struct qlora__choices {
 
 // Whether copies of so many elements for each token are hidden behind the forward pass of a layer.
 static bool qlora__copies_hide(const qlora_model* m, int64_t elements, int64_t operations) {
-    const qlora_model_config* c = &m->plan.config;
-    int64_t weights = 0;
-    for (int i = 0; i < m->layers[0].layout->count; i++) {
-        weights += m->layers[0].projections[i].in * m->layers[0].projections[i].out;
-    }
-    int64_t seen = c->window > 0 ? qlora__min(c->window, m->plan.max_length) : m->plan.max_length;
-    int64_t computed = 2 * (weights + seen * qlora__q_width(c));
-    return elements * (int64_t)qlora_dtype_bytes(m->compute) * operations <= computed;
+    int64_t bytes = elements * (int64_t)qlora_dtype_bytes(m->compute);
+    return (double)(bytes * operations) <= qlora__least_layer(m);
 }
 
 // Elements for each token of q, k and v, also before their norms, and of the output of attention.
@@ -124,6 +118,7 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
         layer->keeps_heads = l < m->plan.heads_layers;
         layer->cached = l < choices->cached;
     }
+    qlora__work_sum(m);
     qlora__model_layout(m, NULL);
 }
 
@@ -527,6 +522,30 @@ qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
     return qlora__leave(ctx, qlora__plan_make(ctx, model, desc, out));
 }
 
+static void qlora__append_trained(const qlora_plan* plan, char* buffer, size_t size, size_t* used) {
+    static const char* const names[QLORA_PLACES] = {"attention", "MLP",   "experts",
+                                                    "router",    "norms", "embedding and head"};
+    const char* between = "";
+    for (int i = 0; i < QLORA_PLACES; i++) {
+        if (plan->trained[i] > 0) {
+            qlora__append(buffer, size, used, "%s%s %lld", between, names[i],
+                          (long long)plan->trained[i]);
+            between = ", ";
+        }
+    }
+}
+
+size_t qlora_trained_describe(const qlora_plan* plan, char* buffer, size_t size) {
+    size_t used = 0;
+    if (buffer != NULL && size > 0) {
+        buffer[0] = '\0';
+    }
+    if (plan != NULL) {
+        qlora__append_trained(plan, buffer, size, &used);
+    }
+    return used + 1;
+}
+
 // The lines of a plan about what only some plans have.
 static void qlora__plan_notes(const qlora_plan* plan, char* buffer, size_t size, size_t* used) {
     if (plan->attention_layers > 0) {
@@ -600,6 +619,11 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
         "%lld cached in %s\n",
         (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
         (long long)plan->config.layers, (long long)plan->cached_layers, fp8 ? "FP8" : "16 bits");
+    if (plan->parameters > 0) {
+        qlora__append(buffer, size, &used, "  trained: ");
+        qlora__append_trained(plan, buffer, size, &used);
+        qlora__append(buffer, size, &used, "\n");
+    }
     qlora__plan_notes(plan, buffer, size, &used);
     return used + 1;
 }

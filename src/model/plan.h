@@ -11,6 +11,15 @@ static int64_t qlora__number_range(qlora_model* m, int64_t count, int64_t at) {
     return at + (int64_t)qlora__align_up((size_t)count, 8);
 }
 
+// What was counted since the last call is of this place.
+static void qlora__number_place(qlora_model* m, qlora_place place) {
+    int64_t known = 0;
+    for (int i = 0; i < QLORA_PLACES; i++) {
+        known += m->plan.trained[i];
+    }
+    m->plan.trained[place] += m->plan.parameters - known;
+}
+
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
 // matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
@@ -50,6 +59,7 @@ static int64_t qlora__number_experts(qlora_model* m, qlora__layer* layer, int64_
         int64_t a_at = at;
         int64_t b_at = qlora__number_range(m, experts * p->rank * p->in, at);
         at = qlora__number_range(m, experts * out * p->rank, b_at);
+        qlora__number_place(m, stack != 0 ? QLORA_PLACE_EXPERTS : QLORA_PLACE_ROUTER);
         for (int64_t e = 0; e < experts; e++) {
             for (int k = 0; k < parts; k++) {
                 qlora__projection* own = &layer->projections[first + (int)e * rows->count + k];
@@ -75,10 +85,12 @@ static void qlora__number_parameters(qlora_model* m) {
     m->longest_range = 0;
     m->moment_bytes = 0;
     m->plan.parameters = 0;
+    memset(m->plan.trained, 0, sizeof m->plan.trained);
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
             at = qlora__number_group(m, layer, g, at);
+            qlora__number_place(m, g <= QLORA__O ? QLORA_PLACE_ATTENTION : QLORA_PLACE_MLP);
         }
         if (layer->experts != NULL) {
             at = qlora__number_experts(m, layer, at);
@@ -90,16 +102,19 @@ static void qlora__number_parameters(qlora_model* m) {
                 at = qlora__number_range(m, width, at);
             }
         }
+        qlora__number_place(m, QLORA_PLACE_NORMS);
     }
     if (m->desc.train_norms) {
         m->tables.final_norm_at = at;
         at = qlora__number_range(m, c->hidden, at);
     }
+    qlora__number_place(m, QLORA_PLACE_NORMS);
     at = qlora__number_saved(m, m->tables.saved_embed ? c->vocab : 0, at, &m->tables.embed_at);
     at = qlora__number_saved(m, m->tables.saved_head ? c->vocab : 0, at, &m->tables.head_at);
     at = qlora__number_saved(m, m->tables.token_count, at, &m->tables.tokens_at);
     at = qlora__number_saved(m, m->tables.head_rows ? m->tables.token_count : 0, at,
                              &m->tables.head_tokens_at);
+    qlora__number_place(m, QLORA_PLACE_TABLES);
     m->elements = at;
 }
 
@@ -837,12 +852,18 @@ static qlora_result qlora__slots_shape(qlora_ctx* ctx, qlora_model* m,
 // Assigns a place to every trained tensor of every adapter.
 static void qlora__slots_number(qlora_model* m) {
     int64_t parameters = 0;
+    int64_t trained[QLORA_PLACES];
+    memset(trained, 0, sizeof trained);
     for (int32_t k = m->adapters - 1; k >= 0; k--) {
         qlora__adapter_focus(m, k);
         qlora__number_parameters(m);
         parameters += m->plan.parameters;
+        for (int i = 0; i < QLORA_PLACES; i++) {
+            trained[i] += m->plan.trained[i];
+        }
     }
     m->plan.parameters = parameters;
+    memcpy(m->plan.trained, trained, sizeof trained);
 }
 
 // The room beside a row of several adapters: that of all of them if they stand side by side, or

@@ -14,6 +14,9 @@
 
 typedef struct generate_bench {
     const model_shape* shape;
+    model_shape cut; // what it points to
+    int64_t layers;  // 0 = all
+    int64_t targets; // 0 = all
     int64_t prompt;
     int64_t fresh;
     int64_t rank;
@@ -29,10 +32,13 @@ typedef struct generate_bench {
     double first_s; // results
     double token_s;
     double open_s;
+    qlora_plan plan;
 } generate_bench;
 
 static const char generate_help[] =
     "usage: bench generate --shape NAME --prompt P --new N [options]\n"
+    "  --layers N       the first N layers of the shape (default: all)\n"
+    "  --targets LIST   projections with adapters, in the words of finetune (default all)\n"
     "  --sequences S    texts at the same time (default 1)\n"
     "  --piece N        tokens of the prompt that are computed at a time (default: all)\n"
     "  --rank N         LoRA rank; -1 = no adapters (default 16)\n"
@@ -114,22 +120,22 @@ static bool generate_times(generate_bench* b, qlora_model* model) {
     return ok;
 }
 
-// Bytes that one token reads; several texts share the weights.
-static double generate_bytes(const generate_bench* b, bool f32) {
-    const model_shape* s = b->shape;
-    double q = (double)(s->heads * s->head_dim);
-    double kv = (double)(s->kv_heads * s->head_dim);
-    double h = (double)s->hidden;
-    double wide = (double)s->intermediate;
-    double layers = (double)s->layers;
+// Bytes that one token reads; several texts share the weights. Of experts, those that a step of all
+// texts uses if each chooses at random.
+static double generate_bytes(const generate_bench* b, const qlora_plan* plan, bool f32) {
+    const qlora_model_config* c = &plan->config;
+    double kv = (double)(c->kv_heads * c->head_dim);
     double unit = f32 ? 4.0 : 2.0;
-    double weights = layers * (h * (q + 2.0 * kv) + q * h + 3.0 * h * wide);
-    double ranks = b->rank > 0 ? (double)b->rank : 0.0;
-    double sides = layers * (h + q + 2.0 * (h + kv) + q + h + 3.0 * (h + wide));
+    double chosen = c->experts > 0 ? (double)c->experts_per_token / (double)c->experts : 0.0;
+    double unread = pow(1.0 - chosen, (double)b->sequences);
+    double weights = plan->work.weights - unread * plan->work.routed;
+    double routed = (double)plan->trained[QLORA_PLACE_EXPERTS];
+    double adapters = (double)plan->parameters - unread * routed;
     double length = (double)b->prompt + (double)b->fresh / 2.0;
     double scales = 1.0 / 64.0 + 4.0 / (64.0 * 256.0);
-    double shared = weights * (0.5 + scales) + ranks * sides * unit + (double)s->vocab * h * unit;
-    return shared / (double)b->sequences + layers * length * 2.0 * kv * unit;
+    double shared = weights * (0.5 + scales) + adapters * unit;
+    shared += (double)c->vocab * (double)c->hidden * unit;
+    return shared / (double)b->sequences + (double)c->layers * length * 2.0 * kv * unit;
 }
 
 // The bandwidth of a long pass over memory, in bytes per second.
@@ -160,6 +166,7 @@ static bool generate_run(generate_bench* b, qlora_ctx* ctx) {
     memset(&desc, 0, sizeof desc);
     desc.config = &config;
     desc.rank = (int32_t)b->rank;
+    desc.targets = (uint32_t)b->targets;
     desc.purpose = QLORA_PURPOSE_EVALUATE;
     desc.tokens = b->piece > 0 && b->piece < b->prompt ? b->piece : b->prompt;
     desc.head_chunk = 1;
@@ -167,6 +174,11 @@ static bool generate_run(generate_bench* b, qlora_ctx* ctx) {
     desc.generate_sequences = b->sequences;
     double start = generate_now();
     bool ok = qlora_model_open(ctx, &desc, &model) == QLORA_OK;
+    qlora_model_info info;
+    ok = ok && qlora_model_query(model, &info) == QLORA_OK;
+    if (ok) {
+        b->plan = *info.plan;
+    }
     b->open_s = generate_now() - start;
     ok = ok && generate_times(b, model);
     if (!ok) {
@@ -189,6 +201,7 @@ static bool generate_parse(generate_bench* b, int argc, char** argv) {
             int64_t* number;
         } numbers[] = {{"--prompt", &b->prompt},       {"--new", &b->fresh},
                        {"--rank", &b->rank},           {"--runs", &b->runs},
+                       {"--layers", &b->layers},
                        {"--piece", &b->piece},         {"--pause", &b->pause},
                        {"--sequences", &b->sequences}, {"--threads", &b->threads}};
         bool known = strcmp(argv[i], "--json") == 0;
@@ -203,8 +216,10 @@ static bool generate_parse(generate_bench* b, int argc, char** argv) {
             }
         }
         if (strcmp(argv[i], "--shape") == 0) {
-            b->shape = strcmp(value, "tiny") == 0 ? &step_tiny_shape : shape_find(value);
+            b->shape = step_shape(value);
             known = b->shape != NULL;
+        } else if (strcmp(argv[i], "--targets") == 0) {
+            known = step_targets("bench generate", value, &b->targets);
         } else if (strcmp(argv[i], "--temperature") == 0) {
             b->temperature = atof(value);
             known = true;
@@ -220,7 +235,8 @@ static bool generate_parse(generate_bench* b, int argc, char** argv) {
         }
         i++;
     }
-    return b->shape != NULL && b->prompt >= 1 && b->fresh >= 2 && b->runs >= 1 &&
+    return b->shape != NULL && step_cut("bench generate", &b->shape, b->layers, &b->cut) &&
+           b->prompt >= 1 && b->fresh >= 2 && b->runs >= 1 &&
            b->sequences >= 1 && b->sequences <= 1024;
 }
 
@@ -246,7 +262,7 @@ static int bench_generate_main(int argc, char** argv) {
     bool ok = generate_run(&b, ctx);
     double tbps = b.tbps > 0.0 ? b.tbps : gpu ? 4.3 : generate_bandwidth(ctx) * 1e-12;
     ok = qlora_ctx_destroy(ctx) == QLORA_OK && ok;
-    double bytes = generate_bytes(&b, !gpu);
+    double bytes = generate_bytes(&b, &b.plan, !gpu);
     double share = tbps > 0.0 ? 100.0 * bytes / (tbps * 1e12) / b.token_s : 0.0;
     if (ok) {
         printf(

@@ -4,17 +4,19 @@
 //     build/bench step --shape NAME --batch B --seq S [options]     (see --help)
 //
 // The setup is random weights of a public shape, created on the device and quantised by the
-// library, random tokens, adapters on all seven projections, NF4 with double quantisation, AdamW,
-// and gradients clipped to 1. The median is over steps that are waited for one by one, the mean
-// over a run without waiting. The roofline counts what this plan computes and moves (including its
-// recomputed and cached layers): products at --tflops, and dequantisation, elementwise passes, loss
-// and optimizer at --tbps, with no overlap. The defaults are the rates that an H200 reaches in a
+// library, random tokens, adapters on all projections but the router, NF4 with double quantisation,
+// AdamW, and gradients clipped to 1. The median is over steps that are waited for one by one, the
+// mean over a run without waiting. The roofline counts what this plan computes and moves (including
+// its recomputed and cached layers): products at --tflops, and dequantisation, elementwise passes,
+// loss and optimizer at --tbps, with no overlap. Of experts, it counts the products of those that a
+// token uses, and the weights of all of them. The defaults are the rates that an H200 reaches in a
 // large product and in a device copy.
 #ifndef QLORA_BENCH_STEP_H
 #define QLORA_BENCH_STEP_H
 
 #include "qlora.h"
 
+#include "programs/options.h"
 #include "programs/shapes.h"
 
 #include <math.h>
@@ -27,8 +29,44 @@
 // ---- shapes -------------------------------------------------------------------------------------
 
 // To check that everything runs.
-static const model_shape step_tiny_shape = {
-    "tiny", QLORA_FAMILY_QWEN2, 64, 2, 4, 2, 16, 96, 128, true, 1e4, 0, 0, 0};
+static const model_shape step_tiny_shapes[] = {
+    {"tiny", QLORA_FAMILY_QWEN2, 64, 2, 4, 2, 16, 96, 128, true, 1e4, 0, 0, 0},
+    {"tiny-experts", QLORA_FAMILY_GLM4_MOE, 64, 3, 4, 2, 16, 96, 128, false, 1e4, 0, 0, 0}};
+
+static const model_shape* step_shape(const char* name) {
+    for (int i = 0; i < 2; i++) {
+        if (strcmp(name, step_tiny_shapes[i].name) == 0) {
+            return &step_tiny_shapes[i];
+        }
+    }
+    return shape_find(name);
+}
+
+// The shape with its first `layers` layers.
+static bool step_cut(const char* program, const model_shape** shape, int64_t layers,
+                     model_shape* room) {
+    char why[128];
+    const char* fault = shape_cut(*shape, layers, room, why);
+    if (fault != NULL) {
+        fprintf(stderr, "%s: %s\n", program, fault);
+        return false;
+    }
+    *shape = room;
+    return true;
+}
+
+// Bits of qlora_target from the words that finetune takes.
+static bool step_targets(const char* program, const char* words, int64_t* bits) {
+    option row;
+    char error[1024];
+    memset(&row, 0, sizeof row);
+    row.name = "targets";
+    if (!targets_read(&row, words, bits, error)) {
+        fprintf(stderr, "%s: %s\n", program, error);
+        return false;
+    }
+    return true;
+}
 
 // ---- options ------------------------------------------------------------------------------------
 
@@ -36,6 +74,9 @@ static const model_shape step_tiny_shape = {
 
 typedef struct step_options {
     const model_shape* shape;
+    model_shape cut; // what it points to
+    int64_t layers;  // 0 = all
+    int64_t targets; // 0 = all
     int64_t batch;
     int64_t seq;
     int64_t rank;
@@ -57,6 +98,7 @@ typedef struct step_options {
     int graph; // 1 = on, 2 = off
     int backend;
     int mode;
+    int optimizer; // a qlora_optimizer
     int base; // a qlora_base_format
     int head; // a qlora_head_format
     int method; // a qlora_method: SFT or DPO
@@ -74,7 +116,8 @@ typedef struct step_options {
 static const char step_help[] =
     "usage: bench step --shape NAME --batch B --seq S [options]\n"
     "  --shape NAME              a shape that `plan --help` names, such as llama-3.1-8b or\n"
-    "                            gemma-3-4b, or tiny (required)\n"
+    "                            gemma-3-4b, or tiny or tiny-experts (required)\n"
+    "  --layers N                the first N layers of the shape (default: all)\n"
     "  --batch B, --seq S        sequences per step and tokens per sequence (required)\n"
     "  --labels X                share of each sequence, at its end, that has labels (default 1)\n"
     "  --lengths FILE            lengths of sequences, one per line, at most S each; as many as\n"
@@ -82,6 +125,10 @@ static const char step_help[] =
     "                            second are those of sequences, without padding\n"
     "  --accumulate N            micro-batches of B sequences per step (default 1)\n"
     "  --rank R                  LoRA rank (default 16)\n"
+    "  --targets LIST            projections with adapters, in the words of finetune, such as\n"
+    "                            attention, experts or all (default all)\n"
+    "  --optimizer adamw|adamw8bit\n"
+    "                            adamw8bit keeps the moments in 8 bits (default adamw)\n"
     "  --adapters N              train N adapters at once, B / N sequences each (default 1)\n"
     "  --compare-adapters        then run one adapter with the same batch, and one with the\n"
     "                            sequences of one adapter, and print the ratios\n"
@@ -145,6 +192,7 @@ static bool step_option(step_options* o, const char* name, const char* value) {
                   {"--adapters", &o->adapters, STEP_ADAPTERS},
                   {"--steps", &o->steps, 100000},
                   {"--accumulate", &o->accumulate, 65536},
+                  {"--layers", &o->layers, 1 << 20},
                   {"--head-chunk", &o->head_chunk, 1 << 24},
                   {"--tile", &o->tile, 1 << 24},
                   {"--threads", &o->threads, 64}};
@@ -165,6 +213,7 @@ static bool step_option(step_options* o, const char* name, const char* value) {
                    {"--cache", &o->cache, "auto|on|off", 0},
                    {"--offload", &o->offload, "auto|on|off", 0},
                    {"--graph", &o->graph, "on|off", 1},
+                   {"--optimizer", &o->optimizer, "adamw|adamw8bit", 0},
                    {"--backend", &o->backend, "any|cpu|cuda", 0},
                    {"--mode", &o->mode, "auto|f32|tf32|bf16|fp8", 0},
                    {"--base", &o->base, "nf4|16bit|32bit|fp8", 0},
@@ -200,8 +249,11 @@ static bool step_option(step_options* o, const char* name, const char* value) {
         o->lengths = value;
         return value[0] != '\0';
     }
+    if (strcmp(name, "--targets") == 0) {
+        return step_targets("bench step", value, &o->targets);
+    }
     if (strcmp(name, "--shape") == 0) {
-        o->shape = strcmp(value, step_tiny_shape.name) == 0 ? &step_tiny_shape : shape_find(value);
+        o->shape = step_shape(value);
         return o->shape != NULL;
     }
     return false;
@@ -244,6 +296,9 @@ static bool step_parse(step_options* o, int argc, char** argv) {
         fprintf(stderr, "bench step: --shape, --batch and --seq are required; see --help\n");
         return false;
     }
+    if (!step_cut("bench step", &o->shape, o->layers, &o->cut)) {
+        return false;
+    }
     if (o->labels > 1.0 || (o->lengths != NULL && o->adapters > 1)) {
         fprintf(stderr,
                 "bench step: --labels must be at most 1, and --lengths needs one adapter\n");
@@ -264,57 +319,6 @@ static bool step_parse(step_options* o, int argc, char** argv) {
         return false;
     }
     return true;
-}
-
-// ---- roofline -----------------------------------------------------------------------------------
-
-typedef struct step_floor {
-    double flops;
-    double bytes;
-    double ms;
-} step_floor;
-
-static step_floor step_roofline(const step_options* o, const qlora_plan* plan) {
-    const qlora_model_config* c = &plan->config;
-    double T = (double)(o->batch * o->seq);
-    double L = (double)c->layers;
-    double H = (double)c->hidden;
-    double I = (double)c->intermediate;
-    double V = (double)c->vocab;
-    double r = (double)o->rank;
-    double q = (double)(c->heads * c->head_dim);
-    double kv = (double)(c->kv_heads * c->head_dim);
-    double again = (double)plan->recompute_layers;
-    double widened = L - (double)plan->cached_layers;
-    double qkv = (q + 2.0 * kv) * H;
-    double linear = qkv + q * H + 3.0 * H * I; // weights of one layer
-    double lora = r * (3.0 * H + q + 2.0 * kv + q + H + 2.0 * (H + I) + I + H);
-    double attention = 2.0 * (double)o->seq * q; // causal, forward, per token
-    step_floor f;
-    // Forward and the gradients of the inputs; layer 0 needs none below q, k and v. Adapters
-    // count 2 + 4.
-    f.flops = T * (L * (4.0 * linear + 6.0 * lora + 3.5 * attention) - 2.0 * qkv + 4.0 * H * V);
-    // A recomputed layer runs the forward pass again, except for its last projection and, if they
-    // were kept, attention and q, k and v.
-    f.flops += T * again * (2.0 * (linear - H * I) + 2.0 * (lora - r * (H + I)));
-    f.flops += T * (again - (double)plan->attention_layers) * attention;
-    f.flops -= T * (double)plan->heads_layers * 2.0 * (qkv + r * (3.0 * H + q + 2.0 * kv));
-    double once = (0.516 + 2.0) * linear; // read 4 bits and the scales, write 16
-    double forward = 16.0 * H + 4.0 * (q + kv) + 6.0 * I;
-    double backward = 16.0 * H + 4.0 * (q + kv) + 12.0 * I + 4.0 * q;
-    double widened_again = again < widened ? again : widened;
-    f.bytes = widened * 2.0 * once + widened_again * once * (linear - H * I) / linear;
-    f.bytes += T * (L * (forward + backward) + again * forward + 6.0 * V);
-    if (o->method == QLORA_METHOD_DPO && o->reference == 2) { // the base runs forward once more
-        f.flops += T * (L * (2.0 * linear + attention) + 2.0 * H * V);
-        f.bytes += widened * once + T * (L * forward + 4.0 * V);
-    }
-    double more = (double)o->accumulate;
-    f.flops *= more;
-    f.bytes = f.bytes * more + 12.0 * (more - 1.0) * (double)plan->parameters; // sums of gradients
-    f.bytes += 34.0 * (double)plan->parameters; // parameter, gradient, two moments, and the shadow
-    f.ms = f.flops / (o->tflops * 1e9) + f.bytes / (o->tbps * 1e9);
-    return f;
 }
 
 // ---- one run ------------------------------------------------------------------------------------
@@ -438,6 +442,8 @@ static bool step_open(step_run* s) {
     desc.base = (qlora_base_format)o->base;
     desc.head = (qlora_head_format)o->head;
     desc.rank = (int32_t)o->rank;
+    desc.targets = (uint32_t)o->targets;
+    desc.optimizer = (qlora_optimizer)o->optimizer;
     memset(slots, 0, sizeof slots);
     for (int64_t i = 0; i < o->adapters; i++) {
         slots[i].seed = (uint64_t)i + 1;
@@ -657,12 +663,50 @@ static bool step_measure(step_run* s, double process_start) {
     return true;
 }
 
+// ---- roofline -----------------------------------------------------------------------------------
+
+typedef struct step_floor {
+    double flops;
+    double bytes;
+    double ms;
+} step_floor;
+
+// On average over the batches, whose lengths differ.
+static step_floor step_roofline(const step_run* s) {
+    const step_options* o = s->o;
+    double more = (double)o->accumulate;
+    step_floor f = {0.0, 0.0, 0.0};
+    for (int64_t b = 0; b < STEP_BATCHES; b++) {
+        qlora_cost cost;
+        qlora_plan_cost(&s->plan, s->lengths + b * s->most, s->counts[b], s->weights[b], &cost);
+        // With dpo, the base may compute its references first.
+        bool twice = o->method == QLORA_METHOD_DPO && o->reference == 2;
+        f.flops += cost.flops + cost.again + (twice ? cost.forward : 0.0);
+        f.bytes += cost.bytes + (twice ? cost.forward_bytes : 0.0);
+    }
+    f.flops *= more / STEP_BATCHES;
+    f.bytes *= more / STEP_BATCHES;
+    f.bytes += 12.0 * (more - 1.0) * (double)s->plan.parameters; // sums of gradients
+    f.bytes += s->plan.work.update;
+    f.ms = f.flops / (o->tflops * 1e9) + f.bytes / (o->tbps * 1e9);
+    return f;
+}
+
 // ---- report -------------------------------------------------------------------------------------
 
 static const char* step_method(const step_options* o) {
     return o->method == QLORA_METHOD_SFT ? "sft"
            : o->reference == 2           ? "dpo with references beside the step"
                                          : "dpo with given references";
+}
+
+// How many parameters are trained, and where.
+static void step_print_trained(const step_run* s) {
+    char places[256];
+    qlora_trained_describe(&s->plan, places, sizeof places);
+    printf(s->o->json ? ", \"trained\": %lld, \"trained_where\": \"%s\""
+                      : "  %lld trained parameters: %s\n",
+           (long long)s->plan.parameters, places);
 }
 
 static void step_print(const step_run* s) {
@@ -674,7 +718,7 @@ static void step_print(const step_run* s) {
         tokens += s->used[i] * (double)o->accumulate / STEP_BATCHES;
         weights += s->weights[i] * (double)o->accumulate / STEP_BATCHES;
     }
-    step_floor f = step_roofline(o, &s->plan);
+    step_floor f = step_roofline(s);
     double used = (double)(s->memory.device_total - s->memory.device_free);
     bool cuda = qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
     const struct {
@@ -739,6 +783,7 @@ static void step_print(const step_run* s) {
                (long long)o->rank, (long long)o->adapters, step_method(o), cuda ? "CUDA" : "CPU",
                s->last.graphs ? "on" : "off");
     }
+    step_print_trained(s);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         bool number = rows[i].value - rows[i].value == 0.0; // JSON has neither NaN nor infinity
         if (o->json && number) {

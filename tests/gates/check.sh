@@ -780,6 +780,22 @@ gate_programs() {
         done
     done >$OUT/commands
     run_all $OUT/commands
+    bench_experts
+}
+
+# Steps and texts of a small mixture of experts, of which two layers are left.
+bench_experts() {
+    local tiny=(--shape tiny-experts --layers 2 --backend cpu)
+    build/bench step "${tiny[@]}" --batch 2 --seq 32 --once --targets attention,experts \
+        --optimizer adamw8bit >$OUT/bench 2>&1 || fault "bench step: $(tail -1 $OUT/bench)"
+    grep -q "trained parameters: attention 14336, experts 28672$" $OUT/bench ||
+        fault "bench step does not say what is trained: $(sed -n 2p $OUT/bench)"
+    build/bench generate "${tiny[@]}" --prompt 8 --new 4 --runs 1 --targets router \
+        >$OUT/bench 2>&1 || fault "bench generate: $(tail -1 $OUT/bench)"
+    build/bench step "${tiny[@]}" --batch 1 --seq 8 --layers 4 >$OUT/bench 2>&1 &&
+        fault "bench step takes more layers than there are"
+    grep -q -- "--layers is 4; tiny-experts has 3 layers" $OUT/bench ||
+        fault "bench step does not say why: $(tail -1 $OUT/bench)"
 }
 
 # Prints what the Makefile builds from a source with all of our warnings.

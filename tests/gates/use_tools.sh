@@ -303,6 +303,32 @@ END
     refuses "--tile is set, .* every layer recomputed, but --recompute is off" plan \
         --shape llama-3.1-8b --memory 24G --batch 1 --length 4096 --tile 512 --recompute off
     says "16-bit weight cache" plan --shape llama-3.1-8b --memory 80G --batch 4 --length 512
+    mixture_plans
+}
+
+# Shapes with experts, cut shapes, and what is trained of them.
+mixture_plans() {
+    local size=(--batch 1 --length 64)
+    says "^  trained: attention 262144, experts 7340032$" plan --shape olmoe-1b-7b --layers 1 \
+        "${size[@]}"
+    says "^  trained: attention 163840$" plan --shape granite-3.1-3b-a800m --layers 1 \
+        --targets attention "${size[@]}"
+    says "^  trained: attention 1376256, MLP 986112, experts 25427968, router 67584$" \
+        plan --shape glm-4.5-air --layers 2 --targets attention,gate,up,down,experts,router \
+        "${size[@]}"
+    says "^  trained: attention 278528, experts 13107200$" plan --shape qwen3-30b-a3b \
+        --layers 1 "${size[@]}"
+    says "^  trained: experts 6553600$" plan --shape mixtral-8x7b --layers 1 --targets experts \
+        "${size[@]}"
+    says "^  trained: attention 13631488, MLP 28311552$" plan --shape llama-3.1-8b --memory 24G \
+        "${size[@]}"
+    refuses "contains experts, which this model does not have" plan --shape llama-3.1-8b \
+        --memory 24G --targets experts
+    refuses "--targets: 'expert' is not one of q, k" plan --shape olmoe-1b-7b --targets expert
+    refuses "--layers is 17; olmoe-1b-7b has 16 layers" plan --shape olmoe-1b-7b --layers 17
+    refuses "--targets needs --model or --shape" plan --targets attention
+    refuses "--layers needs --shape" plan --model config-only --layers 1
+    says "^  olmoe-1b-7b " plan # some settings leave it out of the table, with the reason
 }
 
 # A model with its adapter and the two merged must generate the same greedy text.

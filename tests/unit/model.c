@@ -1063,6 +1063,14 @@ TEST budget_decides(const test_machine* machine) {
     size_t needed = qlora_plan_describe(&roomy, text, sizeof text);
     ASSERT_EQ_FMT((int)strlen(text) + 1, (int)needed, "%d");
     ASSERT(strstr(text, "16-bit weight cache") != NULL);
+    int64_t trained = 0;
+    for (int i = 0; i < QLORA_PLACES; i++) {
+        trained += roomy.trained[i];
+    }
+    ASSERT_EQ_FMT((long long)roomy.parameters, (long long)trained, "%lld");
+    needed = qlora_trained_describe(&roomy, text, sizeof text);
+    ASSERT_EQ_FMT((int)strlen(text) + 1, (int)needed, "%d");
+    ASSERTm(text, strncmp(text, "attention ", 10) == 0 && strstr(text, ", MLP ") != NULL);
     ASSERT(test_close_ctx(machine, r.ctx));
     PASS();
 }

@@ -305,6 +305,34 @@ TEST tiers_decide_the_mode(void) {
     PASS();
 }
 
+// Plans a model of this shape: the work of a step follows from the plan.
+static bool estimate_plan(app* a, int64_t layers, int64_t hidden, int64_t intermediate,
+                          int64_t vocab) {
+    qlora_ctx_desc machine;
+    qlora_ctx* ctx = NULL;
+    qlora_model_desc desc;
+    memset(&machine, 0, sizeof machine);
+    memset(&desc, 0, sizeof desc);
+    memset(&a->config, 0, sizeof a->config);
+    machine.require_backend = QLORA_BACKEND_CPU;
+    machine.threads = 1;
+    a->config.layers = layers;
+    a->config.hidden = hidden;
+    a->config.heads = hidden / 64 > 1 ? hidden / 64 : 8;
+    a->config.kv_heads = a->config.heads % 3 == 0 ? a->config.heads / 3 : a->config.heads / 2;
+    a->config.head_dim = hidden / a->config.heads;
+    a->config.intermediate = intermediate;
+    a->config.vocab = vocab;
+    a->config.rms_eps = 1e-5;
+    a->config.rope.theta = 1e4;
+    desc.config = &a->config;
+    desc.rank = 1;
+    desc.tokens = 48;
+    bool ok = qlora_ctx_create(&machine, &ctx) == QLORA_OK &&
+              qlora_plan_make(ctx, &desc, NULL, &a->plan) == QLORA_OK;
+    return qlora_ctx_destroy(ctx) == QLORA_OK && ok;
+}
+
 // The time of a step besides its products, where a core has 84 GFLOP/s: three quarters of it with
 // stories260K (49 microseconds per token were measured), and a part of it with wide models.
 TEST estimates_have_the_rest(void) {
@@ -328,14 +356,7 @@ TEST estimates_have_the_rest(void) {
         all[i].length = 16;
         all[i].trained = 4;
     }
-    a.config.layers = 5;
-    a.config.hidden = 64;
-    a.config.heads = 8;
-    a.config.kv_heads = 4;
-    a.config.head_dim = 8;
-    a.config.intermediate = 172;
-    a.config.vocab = 512;
-    a.plan.parameters = 5780;
+    ASSERT(estimate_plan(&a, 5, 64, 172, 512));
     e.rates[0] = 84e9;
     e.rates[1] = 168e9;
     e.step = pack_work(&a, &data, &p, 0);
@@ -343,13 +364,7 @@ TEST estimates_have_the_rest(void) {
     ASSERT(seconds > 30e-6 && seconds < 80e-6);
     double half = estimate_seconds(&e, true, 1, 0) / 48.0; // the rest is in f32 as well
     ASSERT(half < seconds && half > 0.6 * seconds);
-    a.config.layers = 30;
-    a.config.hidden = 576;
-    a.config.heads = 9;
-    a.config.kv_heads = 3;
-    a.config.head_dim = 64;
-    a.config.intermediate = 1536;
-    a.config.vocab = 49152;
+    ASSERT(estimate_plan(&a, 30, 576, 1536, 49152));
     e.step = pack_work(&a, &data, &p, 0);
     ASSERT(e.step.rest > 0.15 * e.step.flop && e.step.rest < 0.6 * e.step.flop);
     PASS();

@@ -199,9 +199,9 @@ static void page_facts(const app* a, blob* out) {
     }
     snprintf(text, sizeof text, "%s", mode_name(o, &a->plan));
     page_row(out, "arithmetic", text);
-    double share = 100.0 * (double)a->plan.parameters / model_parameters(&a->plan.config);
+    double share = 100.0 * (double)a->plan.parameters / model_parameters(&a->plan);
     snprintf(text, sizeof text, "%lld, %.2g%% of the model's %s", (long long)a->plan.parameters,
-             share, short_number(model_parameters(&a->plan.config), number));
+             share, short_number(model_parameters(&a->plan), number));
     page_row(out, "trained parameters", text);
     if (c->tokens > 0) {
         snprintf(text, sizeof text, "%llu in %zu samples, %llu of them trained (%.3g%%)",

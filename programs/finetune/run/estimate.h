@@ -40,20 +40,22 @@ typedef struct work {
 } work;
 
 // The rest follows from what is read and written: norms, rotations, activations, and the packing of
-// operands. It takes 7 to 9 ns per token and element of what stands before and after each product
-// of a layer, where a core has 84 GFLOP/s, and as many elements of AdamW in a hundredth of that:
-// measured with stories260K, which spends three quarters of its time so, and models of 2 layers.
-// For widths of 576 (SmolLM2-135M), it is a quarter.
-#define ESTIMATE_ELEMENT 700.0
+// operands. It takes 5 to 6 ns per token and element that a layer reads and writes beside products,
+// where a core has 84 GFLOP/s, and as many elements of AdamW in a hundredth of that: measured with
+// stories260K, which spends three quarters of its time so, and models of 2 layers. For widths of
+// 576 (SmolLM2-135M), it is a quarter.
+#define ESTIMATE_ELEMENT 478.0
 #define ESTIMATE_PARAMETER 150.0
 
 static work pack_work(const app* a, const samples* s, const packs* p, size_t pack) {
-    const qlora_model_config* c = &a->config;
-    double width = (double)(2 * (c->hidden + c->heads * c->head_dim + c->kv_heads * c->head_dim));
-    width = (double)c->layers * width + mlp_rows(c, true);
-    work w = {pack_flop(a, s, p, pack), 0.0};
+    work w = {0.0, 0.0};
     for (size_t i = p->starts[pack]; i < p->starts[pack + 1]; i++) {
-        w.rest += ESTIMATE_ELEMENT * (double)s->data[p->order[i]].length * width;
+        const sample* one = &s->data[p->order[i]];
+        int32_t length = (int32_t)one->length;
+        qlora_cost cost;
+        qlora_plan_cost(&a->plan, &length, 1, (double)one->trained, &cost);
+        w.flop += cost.flops;
+        w.rest += ESTIMATE_ELEMENT * cost.moved;
     }
     return w;
 }

@@ -497,6 +497,7 @@ static bool job_begin(job_list* l, size_t i) {
     a->model = l->base->model;
     a->plan = l->base->plan;
     a->plan.parameters = jobs_share(l, i);
+    a->plan.work.adapters *= (double)l->slots[i].rank / (double)l->slots[0].rank;
     if (!job_select(l, i) ||
         !lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
              "preparing the training") ||
@@ -543,6 +544,7 @@ static void jobs_estimate(job_list* l) {
 static bool jobs_begin(job_list* l) {
     app* base = l->base;
     char memory[32];
+    char trained[256];
     char why[512];
     say(base, "%s, %s\n", backend_reason(base, why), mode_name(&base->o, &base->plan));
     l->model_desc.plan = &base->plan;
@@ -555,9 +557,9 @@ static bool jobs_begin(job_list* l) {
             return job_fail(l, l->data[i]);
         }
     }
-    say(base, "model: %lld layers, hidden size %lld, %zu adapters, %lld trainable parameters, %s\n",
+    say(base, "model: %lld layers, hidden size %lld, %zu adapters, %s, %s\n",
         (long long)base->plan.config.layers, (long long)base->plan.config.hidden, l->count,
-        (long long)base->plan.parameters,
+        trained_text(&base->plan, trained),
         short_bytes(base->plan.total + base->plan.context, memory));
     jobs_estimate(l);
     return true;

@@ -513,6 +513,7 @@ static void backend_print(app* a) {
 
 static bool model_start(app* a) {
     char memory[32];
+    char trained[256];
     if (a->o.demo && (!demo_model_write(a) || !plan_make(a))) {
         return false;
     }
@@ -533,8 +534,8 @@ static bool model_start(app* a) {
         return false;
     }
     peak_find(a);
-    say(a, "model: %lld layers, hidden size %lld, %lld trainable parameters, %s\n",
-        (long long)a->config.layers, (long long)a->config.hidden, (long long)a->plan.parameters,
+    say(a, "model: %lld layers, hidden size %lld, %s, %s\n", (long long)a->config.layers,
+        (long long)a->config.hidden, trained_text(&a->plan, trained),
         short_bytes(a->plan.total + a->plan.context, memory));
     base_note(a);
     resumed_print(a);

@@ -30,22 +30,15 @@ static void peak_find(app* a) {
     }
 }
 
-// Useful work: 4 FLOP per frozen weight and token (forward, input gradient), 6 per adapter weight,
-// causal attention, and the head for trained tokens. Recomputation is not counted.
+// Useful work: what a step computes without what it computes once more.
 static double pack_flop(const app* a, const samples* s, const packs* p, size_t pack) {
-    const qlora_model_config* c = &a->config;
-    double q = (double)(c->heads * c->head_dim);
-    double kv = (double)(c->kv_heads * c->head_dim);
-    double hidden = (double)c->hidden;
-    double linear = hidden * ((double)c->layers * (2.0 * q + 2.0 * kv) + mlp_rows(c, true));
-    double trained_weights = active_parameters(a);
     double flop = 0.0;
     for (size_t i = p->starts[pack]; i < p->starts[pack + 1]; i++) {
-        double length = s->data[p->order[i]].length;
-        double trained = s->data[p->order[i]].trained;
-        flop += length * (4.0 * linear + 6.0 * trained_weights);
-        flop += trained * 4.0 * hidden * (double)c->vocab;
-        flop += 7.0 * length * length * q * (double)c->layers;
+        const sample* one = &s->data[p->order[i]];
+        int32_t length = (int32_t)one->length;
+        qlora_cost cost;
+        qlora_plan_cost(&a->plan, &length, 1, (double)one->trained, &cost);
+        flop += cost.flops;
     }
     return flop;
 }

@@ -25,6 +25,8 @@ typedef struct qlora__ffn_plan {
     unsigned z_sums;        // of recomputed layers, if it sums
     int64_t fp8_multiple;   // that the width must be for aligned rows of FP8 products
     const char* activation; // in config.json; NULL = it depends on the family
+    // What it costs: model/cost.h.
+    void (*cost)(const qlora_model* m, const qlora__layer* layer, qlora__part_cost* out);
 } qlora__ffn_plan;
 
 // The output of the first stack, with room for u.
@@ -239,16 +241,74 @@ static qlora__needs qlora__experts_needs(const qlora_model* m, const qlora__laye
     return QLORA__NEED_EXPERTS;
 }
 
+// What an MLP with a gate, or without one, costs if all tokens use it. Beside products: the norm
+// and the residual stream, four times; the activation reads and writes its columns, and backward
+// those of the gradients as well.
+static void qlora__mlp_cost(const qlora_model* m, const qlora__layer* layer, double in,
+                            qlora__part_cost* out) {
+    int number = layer->layout->groups[QLORA__DOWN].first;
+    bool none = layer->layout->groups[QLORA__DOWN].count == 0;
+    double width = none ? 0.0 : (double)layer->projections[number].in;
+    qlora__cost_stack(layer, QLORA__GATE_UP, &out->in);
+    qlora__cost_stack(layer, QLORA__DOWN, &out->out);
+    out->moved = 4.0 * (double)m->plan.config.hidden + (in + 1.0) * width;
+    out->moved_back = 4.0 * (double)m->plan.config.hidden + 2.0 * (in + 1.0) * width;
+}
+
+static void qlora__gated_cost(const qlora_model* m, const qlora__layer* layer,
+                              qlora__part_cost* out) {
+    qlora__mlp_cost(m, layer, 2.0, out);
+}
+
+static void qlora__plain_cost(const qlora_model* m, const qlora__layer* layer,
+                              qlora__part_cost* out) {
+    qlora__mlp_cost(m, layer, 1.0, out);
+}
+
+// A token uses some of the experts; the products dequantise all of them, in every pass. The outputs
+// of those that it uses are read once more, for their sum, and so are the gradients of their
+// inputs.
+static void qlora__experts_cost(const qlora_model* m, const qlora__layer* layer,
+                                qlora__part_cost* out) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__expert_rows* rows = layer->layout->experts;
+    int first = qlora__first_expert(layer->layout);
+    double all = (double)c->experts;
+    double chosen = (double)c->experts_per_token;
+    double width = chosen * (double)c->expert_intermediate;
+    qlora__stack_cost into;
+    qlora__stack_cost from;
+    memset(&into, 0, sizeof into);
+    memset(&from, 0, sizeof from);
+    qlora__mlp_cost(m, layer, 2.0, out);
+    for (int i = layer->layout->count; i < first; i++) { // the router and the gate beside it
+        qlora__cost_add(&layer->projections[i], 1.0, 1.0, &out->in);
+    }
+    for (int i = 0; i + 1 < rows->count; i++) {
+        qlora__cost_add(&layer->projections[first + i], all, chosen, &into);
+        // Gate and up have one A.
+        const qlora__projection* p = &layer->projections[first + i];
+        into.adapters -= i > 0 ? chosen * (double)(p->rank * p->in) : 0.0;
+    }
+    qlora__cost_add(&layer->projections[first + rows->count - 1], all, chosen, &from);
+    out->routed = into.held + from.held;
+    out->uncached = into.coded + from.coded;
+    out->moved += 3.0 * width + chosen * (double)c->hidden;
+    out->moved_back += 6.0 * width + chosen * (double)c->hidden;
+    qlora__cost_join(&into, &out->in);
+    qlora__cost_join(&from, &out->out);
+}
+
 // Indexed by qlora__ffn. Of the gated one, gate and up are next to each other in rows of FP8.
 static const qlora__ffn_plan qlora__ffn_plans[] = {
     {"gated", qlora__stack_keep, qlora__gated_share, NULL, NULL, NULL, qlora__gated_needs,
-     qlora__gated_sums, false, true, true, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 1u << QLORA__DOWN, 4,
-     NULL},
-    {"plain", qlora__stack_keep, NULL, NULL, NULL, NULL, qlora__plain_needs, NULL, false, true, false,
-     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2"},
+     qlora__gated_sums, false, true, true, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN,
+     1u << QLORA__DOWN, 4, NULL, qlora__gated_cost},
+    {"plain", qlora__stack_keep, NULL, NULL, NULL, NULL, qlora__plain_needs, NULL, false, true,
+     false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2", qlora__plain_cost},
     {"experts", qlora__experts_keep, NULL, qlora__experts_work, qlora__experts_lend,
-     qlora__experts_refuse, qlora__experts_needs, NULL, true, false, false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8,
-     NULL}};
+     qlora__experts_refuse, qlora__experts_needs, NULL, true, false, false,
+     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, NULL, qlora__experts_cost}};
 
 static const qlora__ffn_plan* qlora__ffn_plan_of(const qlora__layer* layer) {
     return &qlora__ffn_plans[layer->layout->ffn];

@@ -9,6 +9,8 @@ typedef struct qlora__mixer_plan {
     // Memory that all layers use, in training; NULL = none.
     void (*share)(qlora__arena* arena, qlora_model* m);
     unsigned z; // stacks (one bit each) whose z leaves no other trace, as x is overwritten
+    // What it costs: model/cost.h.
+    void (*cost)(const qlora_model* m, const qlora__layer* layer, qlora__part_cost* out);
 } qlora__mixer_plan;
 
 // q, k and v, also before their norms; the output, with room for z of o_proj, and its statistics.
@@ -42,9 +44,24 @@ static void qlora__softmax_share(qlora__arena* arena, qlora_model* m) {
     }
 }
 
+// Two products for each pair. Beside products: the norm and the residual stream, four times; what
+// the rotation and attention read and write.
+static void qlora__softmax_cost(const qlora_model* m, const qlora__layer* layer,
+                                qlora__part_cost* out) {
+    const qlora_model_config* c = &m->plan.config;
+    double q = (double)qlora__q_width(c);
+    double kv = (double)qlora__kv_width(c);
+    qlora__cost_stack(layer, QLORA__QKV, &out->in);
+    qlora__cost_stack(layer, QLORA__O, &out->out);
+    out->pair = 4.0 * q;
+    out->moved = 4.0 * (double)c->hidden + 2.0 * (q + kv);
+    out->moved_back = out->moved + 2.0 * q;
+}
+
 // Indexed by qlora__mixer.
 static const qlora__mixer_plan qlora__mixer_plans[] = {
-    {"softmax", qlora__softmax_keep, qlora__softmax_share, 1u << QLORA__QKV}};
+    {"softmax", qlora__softmax_keep, qlora__softmax_share, 1u << QLORA__QKV,
+     qlora__softmax_cost}};
 
 static const qlora__mixer_plan* qlora__mixer_plan_of(const qlora__layer* layer) {
     return &qlora__mixer_plans[layer->layout->mixer];
