@@ -39251,25 +39251,14 @@ static void qlora__experts_cost(const qlora_model* m, const qlora__layer* layer,
 
 // Indexed by qlora__ffn. Of the gated one, gate and up are next to each other in rows of FP8.
 static const qlora__ffn_plan qlora__ffn_plans[] = {
-<<<<<<< HEAD
     {"gated", qlora__stack_keep, qlora__gated_share, NULL, NULL, NULL, qlora__gated_needs,
-     qlora__gated_sums, false, true, true, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 1u << QLORA__DOWN, 4,
-     NULL},
-    {"plain", qlora__stack_keep, NULL, NULL, NULL, NULL, qlora__plain_needs, NULL, false, true, false,
-     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2"},
+     qlora__gated_sums, false, true, true, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN,
+     1u << QLORA__DOWN, 4, NULL, qlora__gated_cost},
+    {"plain", qlora__stack_keep, NULL, NULL, NULL, NULL, qlora__plain_needs, NULL, false, true,
+     false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2", qlora__plain_cost},
     {"experts", qlora__experts_keep, NULL, qlora__experts_work, qlora__experts_lend,
-     qlora__experts_refuse, qlora__experts_needs, NULL, true, false, false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8,
-     NULL}};
-=======
-    {"gated", qlora__stack_keep, qlora__gated_share, NULL, NULL, qlora__gated_needs,
-     qlora__gated_sums, false, true, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 1u << QLORA__DOWN, 4,
-     NULL, qlora__gated_cost},
-    {"plain", qlora__stack_keep, NULL, NULL, NULL, qlora__plain_needs, NULL, false, false,
-     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2", qlora__plain_cost},
-    {"experts", qlora__experts_keep, NULL, qlora__experts_work, qlora__experts_refuse,
-     qlora__experts_needs, NULL, true, false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8,
-     NULL, qlora__experts_cost}};
->>>>>>> shapes
+     qlora__experts_refuse, qlora__experts_needs, NULL, true, false, false,
+     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, NULL, qlora__experts_cost}};
 
 static const qlora__ffn_plan* qlora__ffn_plan_of(const qlora__layer* layer) {
     return &qlora__ffn_plans[layer->layout->ffn];
@@ -61311,8 +61300,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-<<<<<<< HEAD
-//@@ end 517ccfec0f7c9191
-=======
-//@@ end a4cfd5ced6788e71
->>>>>>> shapes
+//@@ end 99f98469f2463469
