@@ -33896,9 +33896,15 @@ static void qlora__rows_dot(qlora_ctx* ctx, const qlora_tensor* a, const qlora_t
 // to the device alone (ops/experts.h). One launch does the products of all experts:
 //
 //   rows   C = A op(B_e)                        for the rows of every expert
-//   sums   C_e = alpha A^T B + beta C_e         over the rows of expert e
+//   sums   C_e += alpha A^T B                   over the rows of expert e
 //
 // B_e, or C_e, are the matrices of a batch. On the CPU, experts run one after the other.
+
+// Rows of an operand, of which `used` are not zeros: the slices of a product along them end within
+// it.
+static int64_t qlora__expert_height(int64_t used) {
+    return (used + 63) / 64 * 64;
+}
 
 #ifndef QLORA_NO_CUDA
 
@@ -33919,6 +33925,7 @@ typedef struct qlora__grouped_args {
     void* C;
     const int32_t* starts;
     const int32_t* tiles;
+    const int32_t* list;
     int64_t lda;
     int64_t ldb;
     int64_t ldc;
@@ -33931,7 +33938,7 @@ typedef struct qlora__grouped_args {
     float beta;
 } qlora__grouped_args;
 
-typedef char qlora__grouped_size[sizeof(qlora__grouped_args) == 96 ? 1 : -1];
+typedef char qlora__grouped_size[sizeof(qlora__grouped_args) == 104 ? 1 : -1];
 
 // Same layout as grouped_wide in kernels/experts/grouped_wg.cu.
 typedef struct qlora__grouped_wide {
@@ -34052,12 +34059,20 @@ static qlora_result qlora__grouped_few_sums(qlora_ctx* ctx, const qlora__groups*
                          qlora__kernel_rows[kernel].shared, args);
 }
 
-// c: f32 [M,N] of the first expert, a batch of them.
+// Whether sums with A as narrow as a rank can read rows of B by a list.
+static bool qlora__grouped_takes_list(const qlora_ctx* ctx, int64_t rank, const qlora_tensor* b) {
+    return b->dtype == QLORA_BF16 && qlora__gpu_takes(ctx, 80) && qlora__grouped_aligned(b) &&
+           rank % 8 == 0 && rank <= QLORA__GROUPED_FEW && b->cols > rank;
+}
+
+// c: f32 [M,N] of the first expert, a batch of them. list: row i of B is its row list[i]; NULL = row
+// i; only where qlora__grouped_takes_list holds.
 static qlora_result qlora__grouped_sums(qlora_ctx* ctx, const qlora__groups* g, float alpha,
-                                        float beta, const qlora_tensor* a, const qlora_tensor* b,
-                                        const qlora_tensor* c) {
+                                        const int32_t* list, const qlora_tensor* a,
+                                        const qlora_tensor* b, const qlora_tensor* c) {
     qlora__grouped_args args;
     memset(&args, 0, sizeof args);
+    args.list = list;
     args.A = a->data;
     args.B = b->data;
     args.C = c->data;
@@ -34070,9 +34085,10 @@ static qlora_result qlora__grouped_sums(qlora_ctx* ctx, const qlora__groups* g, 
     args.N = (int32_t)c->cols;
     args.flags = 2;
     args.alpha = alpha;
-    args.beta = beta;
+    args.beta = 1.0f;
     void* all[] = {&args};
     bool tensor = qlora__grouped_takes_tensor_cores(ctx, a, b);
+    QLORA_ASSERT(list == NULL || (tensor && qlora__grouped_takes_list(ctx, c->rows, b)));
     if (tensor && qlora__min(c->rows, c->cols) <= QLORA__GROUPED_FEW) {
         return qlora__grouped_few_sums(ctx, g, c->rows, c->cols, all);
     }
@@ -34105,6 +34121,7 @@ typedef struct qlora__expert_weight {
 typedef struct qlora__expert_operand {
     qlora__expert_weight parts[2];
     void* operand;
+    const int32_t* starts;
     const void* a;
     const void* sb;
     int64_t in;
@@ -34115,10 +34132,10 @@ typedef struct qlora__expert_operand {
     int32_t across;
     int32_t adapters;
     int32_t via_bf16;
-    int32_t unused;
+    int32_t height;
 } qlora__expert_operand;
 
-typedef char qlora__expert_operand_size[sizeof(qlora__expert_operand) == 224 ? 1 : -1];
+typedef char qlora__expert_operand_size[sizeof(qlora__expert_operand) == 232 ? 1 : -1];
 
 // A matrix of the first expert; those of the others are as far apart as that of the second one.
 static void qlora__expert_weight_of(const qlora_linear_part* first, const qlora_linear_part* second,
@@ -34141,33 +34158,45 @@ static void qlora__expert_weight_of(const qlora_linear_part* first, const qlora_
     out->stride = (const char*)second->nf4->codes - (const char*)first->nf4->codes;
 }
 
-// Writes [W sB; A] of every expert to `operand`, whose batch they are. first and second: the linears
-// of the first two experts, or twice that of the only one; a and sb: those of all experts.
-static qlora_result qlora__experts_place(qlora_ctx* ctx, const qlora_linear_desc* first,
-                                         const qlora_linear_desc* second, int64_t rank,
+// What is placed, of experts with a rank.
+typedef struct qlora__expert_place {
+    const qlora_linear_desc* first;  // of the first expert
+    const qlora_linear_desc* second; // of the next one, or the same again if there is only one
+    int64_t rank;
+} qlora__expert_place;
+
+// Writes [W sB; A] of every expert that has rows to `operand`, a batch of them with pad columns
+// beside W.
+static qlora_result qlora__experts_place(qlora_ctx* ctx, const qlora__groups* g,
+                                         const qlora__expert_place* place,
                                          const qlora_tensor* operand) {
+    const qlora_linear_desc* first = place->first;
+    int64_t rank = place->rank;
     qlora__expert_operand args;
     memset(&args, 0, sizeof args);
     int64_t out = qlora_linear_out(first);
     int64_t blocks = 0;
-    int64_t adapters = (operand->rows - out) * (out + operand->cols);
+    int64_t pad = operand->cols - first->in;
+    int64_t adapters = out * pad + (operand->rows - out) * operand->cols;
     if (adapters > INT32_MAX) {
         return qlora__fail(ctx, QLORA_ERR_LIMIT,
                            "the adapter of an expert has %lld elements with those that pad it; the "
                            "maximum is %d",
                            (long long)adapters, INT32_MAX);
     }
+    args.starts = g->starts;
+    args.height = (int32_t)operand->rows;
     args.operand = operand->data;
     args.in = first->in;
     args.out = (int32_t)out;
     args.rank = (int32_t)rank;
-    args.pad = (int32_t)(operand->rows - out);
+    args.pad = (int32_t)pad;
     args.width = qlora__nf4_width(first->in);
     args.across = (int32_t)qlora__ceil_div(first->in, 8 * args.width);
     args.via_bf16 = operand->dtype == QLORA_F32;
     args.parts[1].first = INT32_MAX;
     for (int32_t i = 0; i < first->count; i++) {
-        qlora__expert_weight_of(&first->parts[i], &second->parts[i], &args.parts[i]);
+        qlora__expert_weight_of(&first->parts[i], &place->second->parts[i], &args.parts[i]);
         args.parts[i].first = (int32_t)blocks;
         blocks += qlora__ceil_div(first->parts[i].out, 4 * 256 / args.width) * args.across;
     }
@@ -37372,6 +37401,7 @@ typedef struct qlora__kept {
     qlora_tensor h2;  // [T, H] residual stream after attention
     qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
     qlora_tensor routed;               // [T k, 2 I + pad] the same of the rows that experts get
+    qlora_tensor routed_z;             // [T k, pad] z of gate and up of the experts, on a GPU
     qlora_tensor scores;               // [T, experts] of the router
     qlora_tensor shared;               // [T, 1 + pad] the gate of the MLP beside the experts
     qlora_tensor out[QLORA__BRANCHES]; // [T, H] their outputs; only if a norm follows them
@@ -39082,15 +39112,24 @@ static int64_t qlora__experts_pad(const qlora_model* m) {
     return pad;
 }
 
+// Columns beside x of a linear of experts, on a GPU: its parts have one A there.
+static int64_t qlora__expert_pad(const qlora_linear_desc* linear) {
+    return (linear->parts[0].rank + 7) / 8 * 8;
+}
+
 // Gate and up of the rows that experts get, and what chose them.
 static void qlora__experts_keep(const qlora_model* m, const qlora__layer* layer,
                                 qlora__kept_slots* slots) {
     const qlora_model_config* c = &m->plan.config;
     int64_t some = qlora__tile_rows(m);
     int64_t pad = qlora__experts_pad(m);
+    int64_t routed = some * c->experts_per_token;
+    int64_t one = m->on_gpu ? qlora__expert_pad(&layer->experts->linears[0]) : pad;
     const qlora__kept_slot all[] = {
-        {QLORA__KEPT_TILE, offsetof(qlora__kept, routed), m->compute, some * c->experts_per_token,
-         2 * c->expert_intermediate + pad},
+        {QLORA__KEPT_TILE, offsetof(qlora__kept, routed), m->compute, routed,
+         2 * c->expert_intermediate + one},
+        {QLORA__KEPT_TILE, offsetof(qlora__kept, routed_z), m->compute, routed,
+         m->on_gpu && qlora__trains(m) ? one : 0},
         {QLORA__KEPT_TILE, offsetof(qlora__kept, scores), m->on_gpu ? QLORA_F32 : m->compute, some,
          c->experts},
         {QLORA__KEPT_TILE, offsetof(qlora__kept, shared), m->compute, some, 1 + pad}};
@@ -39146,8 +39185,9 @@ static int64_t qlora__experts_operands(const qlora_model* m, const qlora__layer*
         return 0;
     }
     const qlora_linear_desc* linear = &layer->experts->linears[which];
-    int64_t pad = (linear->parts[0].rank + 7) / 8 * 8;
-    return m->plan.config.experts * (qlora_linear_out(linear) + pad) * (linear->in + pad);
+    int64_t pad = qlora__expert_pad(linear);
+    return m->plan.config.experts * qlora__expert_height(qlora_linear_out(linear) + pad) *
+           (linear->in + pad);
 }
 
 // What a GPU needs only while a layer runs.
@@ -48038,9 +48078,11 @@ static qlora_tensor qlora__expert_operand_at(const qlora__expert_stack* s, int64
 }
 
 // Whether the operands into the activation are those of a layer already, as they are after it was
-// recomputed; if not, they are about to be.
+// recomputed; if not, they are about to be. Only experts that have rows are placed, which depends
+// on the tile.
 static bool qlora__experts_claim(const qlora__pass* pass, const qlora__layer* layer, int which) {
-    int64_t key = 1 + 2 * (layer - pass->m->layers) + (pass->m->use_adapters ? 1 : 0);
+    int64_t at = pass->row * pass->m->plan.config.layers + (layer - pass->m->layers);
+    int64_t key = 1 + 2 * at + (pass->m->use_adapters ? 1 : 0);
     bool there = which == 0 && pass->flow->placed_experts == key;
     pass->flow->placed_experts = which == 0 ? key : pass->flow->placed_experts;
     return there;
@@ -48065,14 +48107,15 @@ static qlora_result qlora__expert_stack_ready(const qlora__pass* pass, const qlo
     out->rank = qlora__expert_rank(m, first);
     out->pad = (out->rank + 7) / 8 * 8;
     out->operand = w->operands[which];
-    out->operand.rows = out->out + out->pad;
+    out->operand.rows = qlora__expert_height(out->out + out->pad);
     out->operand.cols = out->in + out->pad;
     out->operand.ld = out->operand.cols;
     out->operand.batch = experts;
     out->operand.batch_stride = out->operand.rows * out->operand.ld;
+    const qlora__expert_place place = {first, second, out->rank};
     return qlora__experts_claim(pass, layer, which)
                ? QLORA_OK
-               : qlora__experts_place(pass->ctx, first, second, out->rank, &out->operand);
+               : qlora__experts_place(pass->ctx, &out->groups, &place, &out->operand);
 }
 
 // z = x A^T, into the columns of x after its own.
@@ -48106,28 +48149,29 @@ static qlora_result qlora__expert_u(const qlora__pass* pass, const qlora__expert
 static qlora_result qlora__expert_dx(const qlora__pass* pass, const qlora__expert_stack* s,
                                      const qlora_tensor* dy, const qlora_tensor* dx) {
     qlora_tensor both = qlora__window(dy, dy->rows, 0, s->out + s->pad);
-    qlora_tensor below = qlora__expert_operand_at(s, 0, 0, s->operand.rows, s->in);
+    qlora_tensor below = qlora__expert_operand_at(s, 0, 0, s->out + s->pad, s->in);
     return qlora__grouped_rows(pass->ctx, &s->groups, false, &both, &below, dx);
 }
 
-// z from x, then dA += u^T x and dB += s dy^T z. A and B of the experts follow each other.
+// dA += u^T x and dB += s dy^T z; u is in the columns of dy after its own. list: the rows of x that
+// the sorted ones are, or NULL. A and B of the experts follow each other.
 static qlora_result qlora__expert_gradients(const qlora__pass* pass, const qlora__expert_stack* s,
-                                            const qlora_tensor* x, const qlora_tensor* dy) {
+                                            const qlora_tensor* x, const int32_t* list,
+                                            const qlora_tensor* z, const qlora_tensor* dy) {
     if (s->rank == 0) {
         return QLORA_OK;
     }
     qlora_tensor x_inner = qlora__window(x, x->rows, 0, s->in);
     qlora_tensor dy_inner = qlora__window(dy, dy->rows, 0, s->out);
-    qlora_tensor z = qlora__window(x, x->rows, s->in, s->rank);
+    qlora_tensor own = qlora__window(z, z->rows, 0, s->rank);
     qlora_tensor u = qlora__window(dy, dy->rows, s->out, s->rank);
     qlora_tensor da = *s->part->da;
     qlora_tensor db = *s->part->db;
     da.batch_stride = s->rank * s->in;
     db.rows = s->out; // that of up follows that of gate
     db.batch_stride = s->out * s->rank;
-    QLORA__TRY(qlora__expert_z(pass, s, x));
-    QLORA__TRY(qlora__grouped_sums(pass->ctx, &s->groups, 1.0f, 1.0f, &u, &x_inner, &da));
-    return qlora__grouped_sums(pass->ctx, &s->groups, s->part->scale, 1.0f, &dy_inner, &z, &db);
+    QLORA__TRY(qlora__grouped_sums(pass->ctx, &s->groups, 1.0f, list, &u, &x_inner, &da));
+    return qlora__grouped_sums(pass->ctx, &s->groups, s->part->scale, NULL, &dy_inner, &own, &db);
 }
 
 // ---- routing ------------------------------------------------------------------------------------
@@ -48177,7 +48221,13 @@ static qlora_result qlora__device_experts_in(const qlora__pass* pass, qlora__lay
     qlora_tensor inner = qlora__window(&x, x.rows, 0, stack.in);
     qlora_tensor y = qlora__window(&layer->kept.routed, x.rows, 0, stack.out);
     QLORA__TRY(qlora__routed_gather(pass->ctx, &from, route.tokens, &inner));
-    return qlora__expert_forward(pass, &stack, &x, &y);
+    QLORA__TRY(qlora__expert_forward(pass, &stack, &x, &y));
+    if (stack.rank == 0 || !pass->training) {
+        return QLORA_OK;
+    }
+    qlora_tensor z = qlora__window(&x, x.rows, stack.in, stack.pad);
+    qlora_tensor kept = qlora__window(&layer->kept.routed_z, x.rows, 0, stack.pad);
+    return qlora__copy_narrow(pass->ctx, &z, &kept);
 }
 
 // What the weighted activation of the MLP that all tokens use reads and writes.
@@ -48293,7 +48343,11 @@ static qlora_result qlora__device_experts_out_backward(const qlora__pass* pass,
     QLORA__TRY(qlora__expert_u(pass, &stack, &dy));
     QLORA__TRY(qlora__expert_dx(pass, &stack, &dy, &s));
     QLORA__TRY(qlora__routed_gated_backward(pass->ctx, &job));
-    QLORA__TRY(qlora__expert_gradients(pass, &stack, &s, &dy));
+    if (stack.rank > 0) {
+        qlora_tensor z = qlora__window(&w->s, rows, stack.in, stack.pad);
+        QLORA__TRY(qlora__expert_z(pass, &stack, &s));
+        QLORA__TRY(qlora__expert_gradients(pass, &stack, &s, NULL, &z, &dy));
+    }
     return qlora__routing_backward(pass->ctx, &route, w->dw.data, &dz);
 }
 
@@ -48310,9 +48364,14 @@ static qlora_result qlora__device_experts_dx(const qlora__pass* pass, qlora__lay
     qlora_tensor x = qlora__window(&w->x, rows, 0, stack.in);
     qlora_tensor dy = qlora__window(&layer->kept.routed, rows, 0, stack.out);
     if (stack.rank > 0) {
-        QLORA__TRY(qlora__routed_gather(pass->ctx, inputs, route.tokens, &x));
+        bool listed = qlora__grouped_takes_list(pass->ctx, stack.rank, inputs);
+        qlora_tensor z = qlora__window(&layer->kept.routed_z, rows, 0, stack.pad);
+        if (!listed) {
+            QLORA__TRY(qlora__routed_gather(pass->ctx, inputs, route.tokens, &x));
+        }
         QLORA__TRY(qlora__expert_u(pass, &stack, &dy));
-        QLORA__TRY(qlora__expert_gradients(pass, &stack, &x, &dy));
+        QLORA__TRY(qlora__expert_gradients(pass, &stack, listed ? inputs : &x,
+                                           listed ? route.tokens : NULL, &z, &dy));
     }
     QLORA__TRY(qlora__expert_dx(pass, &stack, &dy, &x)); // the gradient of x in its place
     return qlora__routed_sum(pass->ctx, &route, &x, dx, false);
@@ -61360,4 +61419,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 255f8b49e81c16ef
+//@@ end 4a8fe94612abafbf

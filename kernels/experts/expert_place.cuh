@@ -26,7 +26,8 @@ struct expert_weight {
 // Same layout as qlora__expert_operand.
 struct expert_operand {
     expert_weight parts[EXPERT_PARTS];
-    void* operand;  // [out + pad, in + pad] for each expert
+    void* operand;  // [height, in + pad] for each expert
+    const int32_t* starts; // see routing.cu
     const void* a;  // [rank, in] for each
     const void* sb; // [out, rank]
     int64_t in;
@@ -37,7 +38,7 @@ struct expert_operand {
     int32_t across;   // blocks of a row
     int32_t adapters; // block of an expert from which on they write the adapters
     int32_t via_bf16; // f32 values are those of bf16
-    int32_t unused;
+    int32_t height;   // out + pad, or more: zeros then
 };
 
 template <class T> __device__ __forceinline__ const T* at_expert(const T* p, int64_t bytes) {
@@ -61,7 +62,8 @@ __device__ __forceinline__ void copy_dense(const T* from, int64_t in, T* to, int
     }
 }
 
-// Elements of s B, [out, pad], and then of the rows of A, [pad, in + pad], with zeros beside them.
+// Elements of s B, [out, pad], and then of the rows of A, [pad, in + pad], with zeros beside and
+// below them.
 template <class T>
 __device__ __forceinline__ void place_adapters(const expert_operand& p, T* operand, int64_t expert,
                                                int32_t block) {
@@ -81,7 +83,7 @@ __device__ __forceinline__ void place_adapters(const expert_operand& p, T* opera
             uint32_t row = at / pad;
             uint32_t k = at - row * pad;
             operand[(int64_t)row * ld + in + k] = k < rank ? sb[(int64_t)row * rank + k] : zero;
-        } else if (at < right + pad * ld) {
+        } else if (at < right + ((uint32_t)p.height - (uint32_t)p.out) * ld) {
             uint32_t k = (at - right) / ld;
             uint32_t c = at - right - k * ld;
             bool inside = k < rank && c < in;
@@ -92,12 +94,15 @@ __device__ __forceinline__ void place_adapters(const expert_operand& p, T* opera
 
 // Launch: 256 threads, grid (blocks of an expert, experts): those of the first matrix, as many as
 // for nf4_dequantise, a row of blocks after the other, of the second one, and of the adapters.
-// Element-wise, one writer per output.
+// Element-wise, one writer per output. The operand of an expert without rows is not written.
 template <class T> __device__ __forceinline__ void place_expert(const expert_operand& p) {
     int64_t expert = blockIdx.y;
     int64_t ld = p.in + p.pad;
-    T* operand = (T*)p.operand + expert * (p.out + p.pad) * ld;
+    T* operand = (T*)p.operand + expert * p.height * ld;
     int32_t block = (int32_t)blockIdx.x;
+    if (p.starts[expert + 1] == p.starts[expert]) {
+        return;
+    }
     if (block >= p.adapters) {
         place_adapters(p, operand, expert, block - p.adapters);
         return;

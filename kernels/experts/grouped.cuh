@@ -21,6 +21,7 @@ struct grouped {
     void* C;
     const int32_t* starts;
     const int32_t* tiles;
+    const int32_t* list; // null, or of the wide sums: the rows of B
     int64_t lda;
     int64_t ldb;
     int64_t ldc;

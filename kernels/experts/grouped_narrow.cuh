@@ -81,11 +81,31 @@ __device__ __forceinline__ void write_few(const result& to, float* sums,
     }
 }
 
-// One block's work: up to 16 ROWS x 16 COLS of C, at `block`. TA, TB: as for gemm.cu.
+// As request_narrow, for an operand with K along its rows, which are those of a list. at: the first
+// one of the slice.
+__device__ __forceinline__ void request_listed(narrow_operand& o, const int32_t* list, int32_t at,
+                                               uint32_t base) {
+    int32_t bytes = 2 * max(min(o.chunk_left, 8), 0);
+    int32_t line = at + (int32_t)(threadIdx.x / 8);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        if (16 * j < o.lines) {
+            bool inside = o.lines_left > 16 * j;
+            int64_t row = inside ? list[line + 16 * j] : 0;
+            copy_async(base + o.to + (uint32_t)(j * 16 * SIDE * 2), o.from + row * o.ld,
+                       inside ? bytes : 0);
+        }
+    }
+    o.lines_left -= o.line_step;
+}
+
+// One block's work: up to 16 ROWS x 16 COLS of C, at `block`. TA, TB: as for gemm.cu. list: null, or
+// the rows of B.
 template <int ROWS, int COLS, bool TA, bool TB>
 __device__ __forceinline__ void few(const corner& block, const void* A, const void* B, void* C,
                                     int32_t M, int32_t N, int32_t K, int64_t lda, int64_t ldb,
-                                    int64_t ldc, float alpha, float beta, int32_t flags) {
+                                    int64_t ldc, float alpha, float beta, int32_t flags,
+                                    const int32_t* list = 0) {
     const uint32_t BYTES = 2 * NARROW_BYTES;
     uint8_t* shared = block_memory();
     // Lines beyond the rows and columns of this block are not copied.
@@ -93,6 +113,10 @@ __device__ __forceinline__ void few(const corner& block, const void* A, const vo
     int32_t cols = min(N, block.col + 16 * COLS);
     narrow_operand oa = open_narrow(A, 0, lda, !TA, block.row, rows, K);
     narrow_operand ob = open_narrow(B, 0, ldb, TB, block.col, cols, K);
+    if (list) {
+        ob.from -= threadIdx.x / 8 * ldb; // of the first row
+    }
+    int32_t at = 0;
     uint32_t ring = shared_address(shared);
     uint32_t last = ring + (FEW_STAGES - 1) * BYTES;
     float acc[ROWS][2 * COLS][4];
@@ -104,7 +128,12 @@ __device__ __forceinline__ void few(const corner& block, const void* A, const vo
 #pragma unroll 1
     for (; put < last; put += BYTES) {
         request_narrow(oa, put);
-        request_narrow(ob, put + NARROW_BYTES);
+        if (!TB && list) {
+            request_listed(ob, list, at, put + NARROW_BYTES);
+        } else {
+            request_narrow(ob, put + NARROW_BYTES);
+        }
+        at += SIDE;
         copy_commit();
     }
     uint32_t get = ring;
@@ -113,7 +142,12 @@ __device__ __forceinline__ void few(const corner& block, const void* A, const vo
         copy_wait<FEW_STAGES - 2>();
         __syncthreads(); // slice s is visible to all, slice s - 1 no longer needed
         request_narrow(oa, put);
-        request_narrow(ob, put + NARROW_BYTES);
+        if (!TB && list) {
+            request_listed(ob, list, at, put + NARROW_BYTES);
+        } else {
+            request_narrow(ob, put + NARROW_BYTES);
+        }
+        at += SIDE;
         copy_commit();
         put = put == last ? ring : put + BYTES;
         multiply_few<ROWS, COLS, !TA, TB>(acc, get);

@@ -5,8 +5,9 @@
 // The form `rows` of grouped.cuh in bf16, with B [K,N] (nn) or [N,K] (nt). A and B come as tensor
 // maps as for gemm_wg.cu: A has all sorted rows, B the matrices of all experts below each other,
 // `apart` rows from one to the next. A tile that goes beyond the rows of its expert multiplies
-// those of the next one, and does not store them. If K is not a multiple of 64, the last slice of B
-// may have rows of the next expert (nn); the columns of A beyond K are zeros there.
+// those of the next one, and does not store them; a half without rows is not multiplied. If K is not
+// a multiple of 64, the last slice of B has rows beyond K (nn), which must be finite: the columns of A
+// beyond K are zeros.
 //
 // Launch: 384 threads, as many blocks as there are multiprocessors, dynamic shared memory
 // STAGES * (128 + 256) * 128 + 1024 + 32,768 bytes. flags 2: N and ldc are multiples of 8.
@@ -91,6 +92,17 @@ __device__ __forceinline__ void multiply_expert_tiles(uint32_t buffer, uint32_t 
         s.N = g.N;
         s.alpha = 1.0f;
         s.beta = 0.0f;
+        if (e.t.row + (int32_t)(threadIdx.x / 128 - 1) * PANEL >= e.end) { // no rows in this half
+            for (int32_t k = 0; k < slices; k++) {
+                barrier_wait(full + 8 * stage, phase);
+                if (first_thread) {
+                    barrier_arrive(empty + 8 * stage);
+                }
+                stage = stage + 1 == STAGES ? 0 : stage + 1;
+                phase ^= stage == 0;
+            }
+            continue;
+        }
         float d[WIDTH / 2];
         uint32_t before = 0;
         for (int32_t k = 0; k < slices; k++) {

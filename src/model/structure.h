@@ -59,6 +59,7 @@ typedef struct qlora__kept {
     qlora_tensor h2;  // [T, H] residual stream after attention
     qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
     qlora_tensor routed;               // [T k, 2 I + pad] the same of the rows that experts get
+    qlora_tensor routed_z;             // [T k, pad] z of gate and up of the experts, on a GPU
     qlora_tensor scores;               // [T, experts] of the router
     qlora_tensor shared;               // [T, 1 + pad] the gate of the MLP beside the experts
     qlora_tensor out[QLORA__BRANCHES]; // [T, H] their outputs; only if a norm follows them

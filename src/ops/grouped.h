@@ -4,9 +4,15 @@
 // to the device alone (ops/experts.h). One launch does the products of all experts:
 //
 //   rows   C = A op(B_e)                        for the rows of every expert
-//   sums   C_e = alpha A^T B + beta C_e         over the rows of expert e
+//   sums   C_e += alpha A^T B                   over the rows of expert e
 //
 // B_e, or C_e, are the matrices of a batch. On the CPU, experts run one after the other.
+
+// Rows of an operand, of which `used` are not zeros: the slices of a product along them end within
+// it.
+static int64_t qlora__expert_height(int64_t used) {
+    return (used + 63) / 64 * 64;
+}
 
 #ifndef QLORA_NO_CUDA
 
@@ -27,6 +33,7 @@ typedef struct qlora__grouped_args {
     void* C;
     const int32_t* starts;
     const int32_t* tiles;
+    const int32_t* list;
     int64_t lda;
     int64_t ldb;
     int64_t ldc;
@@ -39,7 +46,7 @@ typedef struct qlora__grouped_args {
     float beta;
 } qlora__grouped_args;
 
-typedef char qlora__grouped_size[sizeof(qlora__grouped_args) == 96 ? 1 : -1];
+typedef char qlora__grouped_size[sizeof(qlora__grouped_args) == 104 ? 1 : -1];
 
 // Same layout as grouped_wide in kernels/experts/grouped_wg.cu.
 typedef struct qlora__grouped_wide {
@@ -160,12 +167,20 @@ static qlora_result qlora__grouped_few_sums(qlora_ctx* ctx, const qlora__groups*
                          qlora__kernel_rows[kernel].shared, args);
 }
 
-// c: f32 [M,N] of the first expert, a batch of them.
+// Whether sums with A as narrow as a rank can read rows of B by a list.
+static bool qlora__grouped_takes_list(const qlora_ctx* ctx, int64_t rank, const qlora_tensor* b) {
+    return b->dtype == QLORA_BF16 && qlora__gpu_takes(ctx, 80) && qlora__grouped_aligned(b) &&
+           rank % 8 == 0 && rank <= QLORA__GROUPED_FEW && b->cols > rank;
+}
+
+// c: f32 [M,N] of the first expert, a batch of them. list: row i of B is its row list[i]; NULL = row
+// i; only where qlora__grouped_takes_list holds.
 static qlora_result qlora__grouped_sums(qlora_ctx* ctx, const qlora__groups* g, float alpha,
-                                        float beta, const qlora_tensor* a, const qlora_tensor* b,
-                                        const qlora_tensor* c) {
+                                        const int32_t* list, const qlora_tensor* a,
+                                        const qlora_tensor* b, const qlora_tensor* c) {
     qlora__grouped_args args;
     memset(&args, 0, sizeof args);
+    args.list = list;
     args.A = a->data;
     args.B = b->data;
     args.C = c->data;
@@ -178,9 +193,10 @@ static qlora_result qlora__grouped_sums(qlora_ctx* ctx, const qlora__groups* g, 
     args.N = (int32_t)c->cols;
     args.flags = 2;
     args.alpha = alpha;
-    args.beta = beta;
+    args.beta = 1.0f;
     void* all[] = {&args};
     bool tensor = qlora__grouped_takes_tensor_cores(ctx, a, b);
+    QLORA_ASSERT(list == NULL || (tensor && qlora__grouped_takes_list(ctx, c->rows, b)));
     if (tensor && qlora__min(c->rows, c->cols) <= QLORA__GROUPED_FEW) {
         return qlora__grouped_few_sums(ctx, g, c->rows, c->cols, all);
     }
@@ -213,6 +229,7 @@ typedef struct qlora__expert_weight {
 typedef struct qlora__expert_operand {
     qlora__expert_weight parts[2];
     void* operand;
+    const int32_t* starts;
     const void* a;
     const void* sb;
     int64_t in;
@@ -223,10 +240,10 @@ typedef struct qlora__expert_operand {
     int32_t across;
     int32_t adapters;
     int32_t via_bf16;
-    int32_t unused;
+    int32_t height;
 } qlora__expert_operand;
 
-typedef char qlora__expert_operand_size[sizeof(qlora__expert_operand) == 224 ? 1 : -1];
+typedef char qlora__expert_operand_size[sizeof(qlora__expert_operand) == 232 ? 1 : -1];
 
 // A matrix of the first expert; those of the others are as far apart as that of the second one.
 static void qlora__expert_weight_of(const qlora_linear_part* first, const qlora_linear_part* second,
@@ -249,33 +266,45 @@ static void qlora__expert_weight_of(const qlora_linear_part* first, const qlora_
     out->stride = (const char*)second->nf4->codes - (const char*)first->nf4->codes;
 }
 
-// Writes [W sB; A] of every expert to `operand`, whose batch they are. first and second: the linears
-// of the first two experts, or twice that of the only one; a and sb: those of all experts.
-static qlora_result qlora__experts_place(qlora_ctx* ctx, const qlora_linear_desc* first,
-                                         const qlora_linear_desc* second, int64_t rank,
+// What is placed, of experts with a rank.
+typedef struct qlora__expert_place {
+    const qlora_linear_desc* first;  // of the first expert
+    const qlora_linear_desc* second; // of the next one, or the same again if there is only one
+    int64_t rank;
+} qlora__expert_place;
+
+// Writes [W sB; A] of every expert that has rows to `operand`, a batch of them with pad columns
+// beside W.
+static qlora_result qlora__experts_place(qlora_ctx* ctx, const qlora__groups* g,
+                                         const qlora__expert_place* place,
                                          const qlora_tensor* operand) {
+    const qlora_linear_desc* first = place->first;
+    int64_t rank = place->rank;
     qlora__expert_operand args;
     memset(&args, 0, sizeof args);
     int64_t out = qlora_linear_out(first);
     int64_t blocks = 0;
-    int64_t adapters = (operand->rows - out) * (out + operand->cols);
+    int64_t pad = operand->cols - first->in;
+    int64_t adapters = out * pad + (operand->rows - out) * operand->cols;
     if (adapters > INT32_MAX) {
         return qlora__fail(ctx, QLORA_ERR_LIMIT,
                            "the adapter of an expert has %lld elements with those that pad it; the "
                            "maximum is %d",
                            (long long)adapters, INT32_MAX);
     }
+    args.starts = g->starts;
+    args.height = (int32_t)operand->rows;
     args.operand = operand->data;
     args.in = first->in;
     args.out = (int32_t)out;
     args.rank = (int32_t)rank;
-    args.pad = (int32_t)(operand->rows - out);
+    args.pad = (int32_t)pad;
     args.width = qlora__nf4_width(first->in);
     args.across = (int32_t)qlora__ceil_div(first->in, 8 * args.width);
     args.via_bf16 = operand->dtype == QLORA_F32;
     args.parts[1].first = INT32_MAX;
     for (int32_t i = 0; i < first->count; i++) {
-        qlora__expert_weight_of(&first->parts[i], &second->parts[i], &args.parts[i]);
+        qlora__expert_weight_of(&first->parts[i], &place->second->parts[i], &args.parts[i]);
         args.parts[i].first = (int32_t)blocks;
         blocks += qlora__ceil_div(first->parts[i].out, 4 * 256 / args.width) * args.across;
     }

@@ -396,7 +396,7 @@ static qlora_result product_rows(qlora_ctx* ctx, const product_rig* r, bool turn
 
 static qlora_result product_sums(qlora_ctx* ctx, const product_rig* r, const qlora_tensor* c) {
     QLORA__ENTER(ctx, "sums");
-    return qlora__leave(ctx, qlora__grouped_sums(ctx, &r->groups, 0.5f, 1.0f, &r->y, &r->x, c));
+    return qlora__leave(ctx, qlora__grouped_sums(ctx, &r->groups, 0.5f, NULL, &r->y, &r->x, c));
 }
 
 TEST products_of(const test_machine* machine, const product_case* c) {

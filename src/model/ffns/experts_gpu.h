@@ -33,9 +33,11 @@ static qlora_tensor qlora__expert_operand_at(const qlora__expert_stack* s, int64
 }
 
 // Whether the operands into the activation are those of a layer already, as they are after it was
-// recomputed; if not, they are about to be.
+// recomputed; if not, they are about to be. Only experts that have rows are placed, which depends
+// on the tile.
 static bool qlora__experts_claim(const qlora__pass* pass, const qlora__layer* layer, int which) {
-    int64_t key = 1 + 2 * (layer - pass->m->layers) + (pass->m->use_adapters ? 1 : 0);
+    int64_t at = pass->row * pass->m->plan.config.layers + (layer - pass->m->layers);
+    int64_t key = 1 + 2 * at + (pass->m->use_adapters ? 1 : 0);
     bool there = which == 0 && pass->flow->placed_experts == key;
     pass->flow->placed_experts = which == 0 ? key : pass->flow->placed_experts;
     return there;
@@ -60,14 +62,15 @@ static qlora_result qlora__expert_stack_ready(const qlora__pass* pass, const qlo
     out->rank = qlora__expert_rank(m, first);
     out->pad = (out->rank + 7) / 8 * 8;
     out->operand = w->operands[which];
-    out->operand.rows = out->out + out->pad;
+    out->operand.rows = qlora__expert_height(out->out + out->pad);
     out->operand.cols = out->in + out->pad;
     out->operand.ld = out->operand.cols;
     out->operand.batch = experts;
     out->operand.batch_stride = out->operand.rows * out->operand.ld;
+    const qlora__expert_place place = {first, second, out->rank};
     return qlora__experts_claim(pass, layer, which)
                ? QLORA_OK
-               : qlora__experts_place(pass->ctx, first, second, out->rank, &out->operand);
+               : qlora__experts_place(pass->ctx, &out->groups, &place, &out->operand);
 }
 
 // z = x A^T, into the columns of x after its own.
@@ -101,28 +104,29 @@ static qlora_result qlora__expert_u(const qlora__pass* pass, const qlora__expert
 static qlora_result qlora__expert_dx(const qlora__pass* pass, const qlora__expert_stack* s,
                                      const qlora_tensor* dy, const qlora_tensor* dx) {
     qlora_tensor both = qlora__window(dy, dy->rows, 0, s->out + s->pad);
-    qlora_tensor below = qlora__expert_operand_at(s, 0, 0, s->operand.rows, s->in);
+    qlora_tensor below = qlora__expert_operand_at(s, 0, 0, s->out + s->pad, s->in);
     return qlora__grouped_rows(pass->ctx, &s->groups, false, &both, &below, dx);
 }
 
-// z from x, then dA += u^T x and dB += s dy^T z. A and B of the experts follow each other.
+// dA += u^T x and dB += s dy^T z; u is in the columns of dy after its own. list: the rows of x that
+// the sorted ones are, or NULL. A and B of the experts follow each other.
 static qlora_result qlora__expert_gradients(const qlora__pass* pass, const qlora__expert_stack* s,
-                                            const qlora_tensor* x, const qlora_tensor* dy) {
+                                            const qlora_tensor* x, const int32_t* list,
+                                            const qlora_tensor* z, const qlora_tensor* dy) {
     if (s->rank == 0) {
         return QLORA_OK;
     }
     qlora_tensor x_inner = qlora__window(x, x->rows, 0, s->in);
     qlora_tensor dy_inner = qlora__window(dy, dy->rows, 0, s->out);
-    qlora_tensor z = qlora__window(x, x->rows, s->in, s->rank);
+    qlora_tensor own = qlora__window(z, z->rows, 0, s->rank);
     qlora_tensor u = qlora__window(dy, dy->rows, s->out, s->rank);
     qlora_tensor da = *s->part->da;
     qlora_tensor db = *s->part->db;
     da.batch_stride = s->rank * s->in;
     db.rows = s->out; // that of up follows that of gate
     db.batch_stride = s->out * s->rank;
-    QLORA__TRY(qlora__expert_z(pass, s, x));
-    QLORA__TRY(qlora__grouped_sums(pass->ctx, &s->groups, 1.0f, 1.0f, &u, &x_inner, &da));
-    return qlora__grouped_sums(pass->ctx, &s->groups, s->part->scale, 1.0f, &dy_inner, &z, &db);
+    QLORA__TRY(qlora__grouped_sums(pass->ctx, &s->groups, 1.0f, list, &u, &x_inner, &da));
+    return qlora__grouped_sums(pass->ctx, &s->groups, s->part->scale, NULL, &dy_inner, &own, &db);
 }
 
 // ---- routing ------------------------------------------------------------------------------------
@@ -172,7 +176,13 @@ static qlora_result qlora__device_experts_in(const qlora__pass* pass, qlora__lay
     qlora_tensor inner = qlora__window(&x, x.rows, 0, stack.in);
     qlora_tensor y = qlora__window(&layer->kept.routed, x.rows, 0, stack.out);
     QLORA__TRY(qlora__routed_gather(pass->ctx, &from, route.tokens, &inner));
-    return qlora__expert_forward(pass, &stack, &x, &y);
+    QLORA__TRY(qlora__expert_forward(pass, &stack, &x, &y));
+    if (stack.rank == 0 || !pass->training) {
+        return QLORA_OK;
+    }
+    qlora_tensor z = qlora__window(&x, x.rows, stack.in, stack.pad);
+    qlora_tensor kept = qlora__window(&layer->kept.routed_z, x.rows, 0, stack.pad);
+    return qlora__copy_narrow(pass->ctx, &z, &kept);
 }
 
 // What the weighted activation of the MLP that all tokens use reads and writes.
@@ -288,7 +298,11 @@ static qlora_result qlora__device_experts_out_backward(const qlora__pass* pass,
     QLORA__TRY(qlora__expert_u(pass, &stack, &dy));
     QLORA__TRY(qlora__expert_dx(pass, &stack, &dy, &s));
     QLORA__TRY(qlora__routed_gated_backward(pass->ctx, &job));
-    QLORA__TRY(qlora__expert_gradients(pass, &stack, &s, &dy));
+    if (stack.rank > 0) {
+        qlora_tensor z = qlora__window(&w->s, rows, stack.in, stack.pad);
+        QLORA__TRY(qlora__expert_z(pass, &stack, &s));
+        QLORA__TRY(qlora__expert_gradients(pass, &stack, &s, NULL, &z, &dy));
+    }
     return qlora__routing_backward(pass->ctx, &route, w->dw.data, &dz);
 }
 
@@ -305,9 +319,14 @@ static qlora_result qlora__device_experts_dx(const qlora__pass* pass, qlora__lay
     qlora_tensor x = qlora__window(&w->x, rows, 0, stack.in);
     qlora_tensor dy = qlora__window(&layer->kept.routed, rows, 0, stack.out);
     if (stack.rank > 0) {
-        QLORA__TRY(qlora__routed_gather(pass->ctx, inputs, route.tokens, &x));
+        bool listed = qlora__grouped_takes_list(pass->ctx, stack.rank, inputs);
+        qlora_tensor z = qlora__window(&layer->kept.routed_z, rows, 0, stack.pad);
+        if (!listed) {
+            QLORA__TRY(qlora__routed_gather(pass->ctx, inputs, route.tokens, &x));
+        }
         QLORA__TRY(qlora__expert_u(pass, &stack, &dy));
-        QLORA__TRY(qlora__expert_gradients(pass, &stack, &x, &dy));
+        QLORA__TRY(qlora__expert_gradients(pass, &stack, listed ? inputs : &x,
+                                           listed ? route.tokens : NULL, &z, &dy));
     }
     QLORA__TRY(qlora__expert_dx(pass, &stack, &dy, &x)); // the gradient of x in its place
     return qlora__routed_sum(pass->ctx, &route, &x, dx, false);

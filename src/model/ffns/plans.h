@@ -89,15 +89,24 @@ static int64_t qlora__experts_pad(const qlora_model* m) {
     return pad;
 }
 
+// Columns beside x of a linear of experts, on a GPU: its parts have one A there.
+static int64_t qlora__expert_pad(const qlora_linear_desc* linear) {
+    return (linear->parts[0].rank + 7) / 8 * 8;
+}
+
 // Gate and up of the rows that experts get, and what chose them.
 static void qlora__experts_keep(const qlora_model* m, const qlora__layer* layer,
                                 qlora__kept_slots* slots) {
     const qlora_model_config* c = &m->plan.config;
     int64_t some = qlora__tile_rows(m);
     int64_t pad = qlora__experts_pad(m);
+    int64_t routed = some * c->experts_per_token;
+    int64_t one = m->on_gpu ? qlora__expert_pad(&layer->experts->linears[0]) : pad;
     const qlora__kept_slot all[] = {
-        {QLORA__KEPT_TILE, offsetof(qlora__kept, routed), m->compute, some * c->experts_per_token,
-         2 * c->expert_intermediate + pad},
+        {QLORA__KEPT_TILE, offsetof(qlora__kept, routed), m->compute, routed,
+         2 * c->expert_intermediate + one},
+        {QLORA__KEPT_TILE, offsetof(qlora__kept, routed_z), m->compute, routed,
+         m->on_gpu && qlora__trains(m) ? one : 0},
         {QLORA__KEPT_TILE, offsetof(qlora__kept, scores), m->on_gpu ? QLORA_F32 : m->compute, some,
          c->experts},
         {QLORA__KEPT_TILE, offsetof(qlora__kept, shared), m->compute, some, 1 + pad}};
@@ -153,8 +162,9 @@ static int64_t qlora__experts_operands(const qlora_model* m, const qlora__layer*
         return 0;
     }
     const qlora_linear_desc* linear = &layer->experts->linears[which];
-    int64_t pad = (linear->parts[0].rank + 7) / 8 * 8;
-    return m->plan.config.experts * (qlora_linear_out(linear) + pad) * (linear->in + pad);
+    int64_t pad = qlora__expert_pad(linear);
+    return m->plan.config.experts * qlora__expert_height(qlora_linear_out(linear) + pad) *
+           (linear->in + pad);
 }
 
 // What a GPU needs only while a layer runs.
