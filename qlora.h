@@ -23692,12 +23692,19 @@ typedef uint64_t qlora__needs;
 #define QLORA__NEED_RELU2 QLORA__NEED(31) // its MLP has squared ReLU and no gate
 #define QLORA__NEED_RELU2_F32 (QLORA__NEED_RELU2 | QLORA__NEED_F32)
 #define QLORA__NEED_RELU2_BF16 (QLORA__NEED_RELU2 | QLORA__NEED_BF16)
+#define QLORA__NEED_EXPERTS QLORA__NEED(33) // has experts
+#define QLORA__NEED_EXPERTS_F32 (QLORA__NEED_EXPERTS | QLORA__NEED_F32)
+#define QLORA__NEED_EXPERTS_BF16 (QLORA__NEED_EXPERTS | QLORA__NEED_BF16)
+#define QLORA__NEED_EXPERTS_WG (QLORA__NEED_EXPERTS_BF16 | QLORA__NEED_WARPGROUP)
 // Only training runs it: the modules of such kernels are in the group train.
 #define QLORA__NEED_TRAIN QLORA__NEED(32)
 #define QLORA__NEED_CALL_BF16_TRAIN (QLORA__NEED_CALL_BF16 | QLORA__NEED_TRAIN)
 #define QLORA__NEED_CALL_F32_TRAIN (QLORA__NEED_CALL_F32 | QLORA__NEED_TRAIN)
 #define QLORA__NEED_CALL_LORA_BF16_TRAIN (QLORA__NEED_CALL_LORA_BF16 | QLORA__NEED_TRAIN)
 #define QLORA__NEED_CALL_LORA_TRAIN (QLORA__NEED_CALL_LORA | QLORA__NEED_TRAIN)
+#define QLORA__NEED_EXPERTS_BF16_TRAIN (QLORA__NEED_EXPERTS_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_EXPERTS_F32_TRAIN (QLORA__NEED_EXPERTS_F32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_EXPERTS_TRAIN (QLORA__NEED_EXPERTS | QLORA__NEED_TRAIN)
 #define QLORA__NEED_GATED_TRAIN (QLORA__NEED_GATED | QLORA__NEED_TRAIN)
 #define QLORA__NEED_HEAD128CAP_TRAIN (QLORA__NEED_HEAD128CAP | QLORA__NEED_TRAIN)
 #define QLORA__NEED_HEAD128WG_TRAIN (QLORA__NEED_HEAD128WG | QLORA__NEED_TRAIN)
@@ -23732,6 +23739,7 @@ typedef uint64_t qlora__needs;
     QLORA__KERNELS_OPS(X)                                                                          \
     QLORA__KERNELS_ATTENTION(X)                                                                    \
     QLORA__KERNELS_STEP(X)                                                                         \
+    QLORA__KERNELS_EXPERTS(X)                                                                      \
     QLORA__KERNELS_NF4(X)
 
 // Every kernel of a decoding step waits for the one before it by itself (kernels/early.cuh).
@@ -23752,6 +23760,38 @@ typedef uint64_t qlora__needs;
     X(decode_attention, decode, 69632, STEP)                                                       \
     X(sample_parts, sample, 0, STEP)                                                               \
     X(sample_choose, sample, 0, STEP)
+
+#define QLORA__KERNELS_EXPERTS(X)                                                                  \
+    X(routing_choose, routing, 49152, EXPERTS)                                                     \
+    X(routing_count, routing, 4096, EXPERTS)                                                       \
+    X(routing_starts, routing, 0, EXPERTS)                                                         \
+    X(routing_spread, routing, 0, EXPERTS)                                                         \
+    X(routing_bwd_f32, routing_bwd, 16384, EXPERTS_TRAIN)                                          \
+    X(routing_bwd_bf16, routing_bwd, 16384, EXPERTS_TRAIN)                                         \
+    X(routed_gather_f32, routed, 0, EXPERTS_F32)                                                   \
+    X(routed_gather_bf16, routed_bf16, 0, EXPERTS_BF16)                                            \
+    X(routed_sum_f32, routed, 0, EXPERTS_F32)                                                      \
+    X(routed_sum_bf16, routed_bf16, 0, EXPERTS_BF16)                                               \
+    X(routed_gated_f32, routed, 0, EXPERTS_F32)                                                    \
+    X(routed_gated_bf16, routed_bf16, 0, EXPERTS_BF16)                                             \
+    X(routed_factors_f32, routed, 0, EXPERTS_F32)                                                  \
+    X(routed_factors_bf16, routed_bf16, 0, EXPERTS_BF16)                                           \
+    X(routed_bwd_gated_f32, routed_bwd, 0, EXPERTS_F32_TRAIN)                                      \
+    X(routed_bwd_gated_bf16, routed_bwd_bf16, 0, EXPERTS_BF16_TRAIN)                               \
+    X(routed_bwd_factors_f32, routed_bwd, 0, EXPERTS_F32_TRAIN)                                    \
+    X(routed_bwd_factors_bf16, routed_bwd_bf16, 0, EXPERTS_BF16_TRAIN)                             \
+    X(expert_place_f32, expert_place, 0, EXPERTS_F32)                                              \
+    X(expert_place_bf16, expert_place_bf16, 0, EXPERTS_BF16)                                       \
+    X(grouped_rows_f32, grouped, 0, EXPERTS)                                                       \
+    X(grouped_rows_half, grouped, 0, EXPERTS)                                                      \
+    X(grouped_sums_f32, grouped, 0, EXPERTS)                                                       \
+    X(grouped_sums_half, grouped, 0, EXPERTS)                                                      \
+    X(grouped_tc_nn, grouped_tc, 65536, EXPERTS_BF16)                                              \
+    X(grouped_tc_nt, grouped_tc, 65536, EXPERTS_BF16)                                              \
+    X(grouped_tc_narrow, grouped_tc, 98304, EXPERTS_BF16)                                          \
+    X(grouped_tc_sums, grouped_tc, 98304, EXPERTS_BF16)                                            \
+    X(grouped_wg_nn, grouped_wg, 230400, EXPERTS_WG)                                               \
+    X(grouped_wg_nt, grouped_wg, 230400, EXPERTS_WG)
 
 #define QLORA__KERNELS_NF4(X)                                                                      \
     X(nf4_quantise_f32, nf4, 0, CALL_NF4)                                                          \
@@ -33841,6 +33881,457 @@ static void qlora__rows_dot(qlora_ctx* ctx, const qlora_tensor* a, const qlora_t
     qlora__parallel(ctx, a->rows, 1 + 4096 / (1 + a->cols), qlora__listed_dot, &job);
 }
 
+//@@ src/ops/grouped.h
+
+// ---- products of all experts on a GPU -----------------------------------------------------------
+//
+// The rows of the experts follow each other in one matrix; where those of each expert begin is known
+// to the device alone (ops/experts.h). One launch does the products of all experts:
+//
+//   rows   C = A op(B_e)                        for the rows of every expert
+//   sums   C_e = alpha A^T B + beta C_e         over the rows of expert e
+//
+// B_e, or C_e, are the matrices of a batch. On the CPU, experts run one after the other.
+
+#ifndef QLORA_NO_CUDA
+
+#define QLORA__GROUPED_TILE 128 // rows, at most; TILE_ROWS in kernels/experts
+
+// The rows of the experts of a layer.
+typedef struct qlora__groups {
+    const int32_t* starts; // [experts + 1]
+    const int32_t* tiles;
+    int64_t experts;
+    int64_t rows;
+} qlora__groups;
+
+// Same layout as grouped in kernels/experts/grouped.cuh.
+typedef struct qlora__grouped_args {
+    const void* A;
+    const void* B;
+    void* C;
+    const int32_t* starts;
+    const int32_t* tiles;
+    int64_t lda;
+    int64_t ldb;
+    int64_t ldc;
+    int64_t stride;
+    int32_t M;
+    int32_t N;
+    int32_t K;
+    int32_t flags;
+    float alpha;
+    float beta;
+} qlora__grouped_args;
+
+typedef char qlora__grouped_size[sizeof(qlora__grouped_args) == 96 ? 1 : -1];
+
+// Same layout as grouped_wide in kernels/experts/grouped_wg.cu.
+typedef struct qlora__grouped_wide {
+    void* c;
+    const int32_t* starts;
+    const int32_t* tiles;
+    int64_t ldc;
+    int32_t N;
+    int32_t K;
+    int32_t apart;
+    int32_t flags;
+} qlora__grouped_wide;
+
+// Tiles of rows that there can be: each expert may have one that is not full.
+static int64_t qlora__grouped_tiles(const qlora__groups* g) {
+    return g->rows / QLORA__GROUPED_TILE + qlora__min(g->experts, g->rows);
+}
+
+static bool qlora__grouped_aligned(const qlora_tensor* t) {
+    return (uintptr_t)t->data % 16 == 0 && t->ld % 8 == 0 && t->batch_stride % 8 == 0;
+}
+
+static bool qlora__grouped_takes_tensor_cores(const qlora_ctx* ctx, const qlora_tensor* a,
+                                              const qlora_tensor* b) {
+    return a->dtype == QLORA_BF16 && qlora__gpu_takes(ctx, 80) && qlora__grouped_aligned(a) &&
+           qlora__grouped_aligned(b);
+}
+
+// The narrowest result for which tiles of 128 columns pay.
+#define QLORA__GROUPED_NARROW 64
+
+// turned: B is [N,K].
+static qlora_result qlora__grouped_warpgroups(qlora_ctx* ctx, const qlora__groups* g, bool turned,
+                                              const qlora_tensor* a, const qlora_tensor* b,
+                                              const qlora_tensor* c) {
+    qlora__grouped_wide args;
+    memset(&args, 0, sizeof args);
+    args.c = c->data;
+    args.starts = g->starts;
+    args.tiles = g->tiles;
+    args.ldc = c->ld;
+    args.N = (int32_t)c->cols;
+    args.K = (int32_t)a->cols;
+    args.apart = (int32_t)(b->batch_stride / b->ld);
+    args.flags = c->cols % 8 == 0 && c->ld % 8 == 0 && (uintptr_t)c->data % 16 == 0 ? 2 : 0;
+    qlora__tensor_map maps[2];
+    QLORA__TRY(qlora__tensor_map_make(ctx, a->data, g->rows, a->cols, a->ld, 128, &maps[0]));
+    QLORA__TRY(qlora__tensor_map_make(ctx, b->data, g->experts * args.apart, b->cols, b->ld,
+                                      turned ? 256 : 64, &maps[1]));
+    void* all[] = {qlora__tensor_map_place(&maps[0]), qlora__tensor_map_place(&maps[1]), &args};
+    qlora__kernel_id kernel = turned ? QLORA__K_grouped_wg_nt : QLORA__K_grouped_wg_nn;
+    return qlora__launch(ctx, kernel, ctx->gpu->sm_count, 1, 1, QLORA__WARPGROUP_THREADS,
+                         qlora__kernel_rows[kernel].shared, all);
+}
+
+static bool qlora__grouped_takes_warpgroups(const qlora_ctx* ctx, const qlora_tensor* b,
+                                            const qlora_tensor* c) {
+    return qlora__has_warpgroups(ctx) && c->dtype == QLORA_BF16 && c->cols % 2 == 0 &&
+           c->ld % 2 == 0 && (uintptr_t)c->data % 4 == 0 && b->batch_stride % b->ld == 0;
+}
+
+static qlora_result qlora__grouped_rows(qlora_ctx* ctx, const qlora__groups* g, bool turned,
+                                        const qlora_tensor* a, const qlora_tensor* b,
+                                        const qlora_tensor* c) {
+    qlora__grouped_args args;
+    memset(&args, 0, sizeof args);
+    args.A = a->data;
+    args.B = b->data;
+    args.C = c->data;
+    args.starts = g->starts;
+    args.tiles = g->tiles;
+    args.lda = a->ld;
+    args.ldb = b->ld;
+    args.ldc = c->ld;
+    args.stride = b->batch_stride;
+    args.N = (int32_t)c->cols;
+    args.K = (int32_t)a->cols;
+    args.flags = (c->dtype == QLORA_BF16 ? 1 : 0) | (turned ? 4 : 0);
+    if (c->cols == 0 || g->rows == 0) {
+        return QLORA_OK;
+    }
+    int64_t tiles = qlora__grouped_tiles(g);
+    void* all[] = {&args};
+    if (!qlora__grouped_takes_tensor_cores(ctx, a, b)) {
+        return qlora__launch(
+            ctx, a->dtype == QLORA_F32 ? QLORA__K_grouped_rows_f32 : QLORA__K_grouped_rows_half,
+            2 * tiles, qlora__ceil_div(c->cols, 64), 1, 256, 0, all);
+    }
+    if (c->cols <= QLORA__GROUPED_NARROW) {
+        return qlora__launch(ctx, QLORA__K_grouped_tc_narrow, 2 * tiles,
+                             qlora__ceil_div(c->cols, 64), 1, 128,
+                             qlora__kernel_rows[QLORA__K_grouped_tc_narrow].shared, all);
+    }
+    if (qlora__grouped_takes_warpgroups(ctx, b, c)) {
+        return qlora__grouped_warpgroups(ctx, g, turned, a, b, c);
+    }
+    qlora__kernel_id kernel = turned ? QLORA__K_grouped_tc_nt : QLORA__K_grouped_tc_nn;
+    return qlora__launch(ctx, kernel, tiles, qlora__ceil_div(c->cols, 128), 1, 128,
+                         qlora__kernel_rows[kernel].shared, all);
+}
+
+// c: f32 [M,N] of the first expert, a batch of them.
+static qlora_result qlora__grouped_sums(qlora_ctx* ctx, const qlora__groups* g, float alpha,
+                                        float beta, const qlora_tensor* a, const qlora_tensor* b,
+                                        const qlora_tensor* c) {
+    qlora__grouped_args args;
+    memset(&args, 0, sizeof args);
+    args.A = a->data;
+    args.B = b->data;
+    args.C = c->data;
+    args.starts = g->starts;
+    args.lda = a->ld;
+    args.ldb = b->ld;
+    args.ldc = c->ld;
+    args.stride = c->batch_stride;
+    args.M = (int32_t)c->rows;
+    args.N = (int32_t)c->cols;
+    args.flags = 2;
+    args.alpha = alpha;
+    args.beta = beta;
+    void* all[] = {&args};
+    bool tensor = qlora__grouped_takes_tensor_cores(ctx, a, b);
+    qlora__kernel_id kernel = tensor                  ? QLORA__K_grouped_tc_sums
+                              : a->dtype == QLORA_F32 ? QLORA__K_grouped_sums_f32
+                                                      : QLORA__K_grouped_sums_half;
+    return qlora__launch(ctx, kernel, qlora__ceil_div(c->rows, 64), qlora__ceil_div(c->cols, 64),
+                         g->experts, tensor ? 128 : 256, qlora__kernel_rows[kernel].shared, all);
+}
+
+// ---- operands of all experts --------------------------------------------------------------------
+
+// Same layout as expert_weight in kernels/experts/expert_place.cuh.
+typedef struct qlora__expert_weight {
+    const void* codes;
+    const void* absmax;
+    const void* q;
+    const void* scales;
+    const void* offset;
+    const void* maps;
+    const void* dense;
+    int64_t stride;
+    int32_t out;
+    int32_t block_shift;
+    int32_t group_shift;
+    int32_t first;
+} qlora__expert_weight;
+
+// Same layout as expert_operand.
+typedef struct qlora__expert_operand {
+    qlora__expert_weight parts[2];
+    void* operand;
+    const void* a;
+    const void* sb;
+    int64_t in;
+    int32_t out;
+    int32_t rank;
+    int32_t pad;
+    int32_t width;
+    int32_t across;
+    int32_t adapters;
+    int32_t via_bf16;
+    int32_t unused;
+} qlora__expert_operand;
+
+typedef char qlora__expert_operand_size[sizeof(qlora__expert_operand) == 224 ? 1 : -1];
+
+// A matrix of the first expert; those of the others are as far apart as that of the second one.
+static void qlora__expert_weight_of(const qlora_linear_part* first, const qlora_linear_part* second,
+                                    qlora__expert_weight* out) {
+    memset(out, 0, sizeof *out);
+    out->out = (int32_t)first->out;
+    if (first->nf4 == NULL) {
+        out->dense = first->dense->data;
+        out->stride = (const char*)second->dense->data - (const char*)first->dense->data;
+        return;
+    }
+    out->codes = first->nf4->codes;
+    out->absmax = first->nf4->absmax;
+    out->q = first->nf4->absmax_codes;
+    out->scales = first->nf4->absmax_scales;
+    out->offset = first->nf4->offset;
+    out->maps = first->nf4->maps;
+    out->block_shift = qlora__log2(first->nf4->block);
+    out->group_shift = qlora__log2(first->nf4->block2);
+    out->stride = (const char*)second->nf4->codes - (const char*)first->nf4->codes;
+}
+
+// Writes [W sB; A] of every expert to `operand`, whose batch they are. first and second: the linears
+// of the first two experts, or twice that of the only one; a and sb: those of all experts.
+static qlora_result qlora__experts_place(qlora_ctx* ctx, const qlora_linear_desc* first,
+                                         const qlora_linear_desc* second, int64_t rank,
+                                         const qlora_tensor* operand) {
+    qlora__expert_operand args;
+    memset(&args, 0, sizeof args);
+    int64_t out = qlora_linear_out(first);
+    int64_t blocks = 0;
+    args.operand = operand->data;
+    args.in = first->in;
+    args.out = (int32_t)out;
+    args.rank = (int32_t)rank;
+    args.pad = (int32_t)(operand->rows - out);
+    args.width = qlora__nf4_width(first->in);
+    args.across = (int32_t)qlora__ceil_div(first->in, 8 * args.width);
+    args.via_bf16 = operand->dtype == QLORA_F32;
+    args.parts[1].first = INT32_MAX;
+    for (int32_t i = 0; i < first->count; i++) {
+        qlora__expert_weight_of(&first->parts[i], &second->parts[i], &args.parts[i]);
+        args.parts[i].first = (int32_t)blocks;
+        blocks += qlora__ceil_div(first->parts[i].out, 4 * 256 / args.width) * args.across;
+    }
+    args.adapters = (int32_t)blocks;
+    if (rank > 0) {
+        args.a = first->parts[0].a->data;
+        args.sb = first->parts[0].sb->data;
+    }
+    blocks += qlora__ceil_div(args.pad * (out + operand->cols), 2048);
+    void* all[] = {&args};
+    return qlora__launch(ctx,
+                         operand->dtype == QLORA_F32 ? QLORA__K_expert_place_f32
+                                                     : QLORA__K_expert_place_bf16,
+                         blocks, operand->batch, 1, 256, 0, all);
+}
+
+#endif // QLORA_NO_CUDA
+
+//@@ src/ops/routed.h
+
+// ---- routing and rows of experts on a GPU -------------------------------------------------------
+//
+// What ops/experts.h has for the CPU: the choice, its gradient, and what is done with rows that are
+// sorted by expert. Nothing waits for the device: how many rows an expert has is read there.
+
+#ifndef QLORA_NO_CUDA
+
+#define QLORA__ROUTING_CHUNK 256 // choices of a block; CHUNK in kernels/experts/routing.cu
+
+// Same layout as routing_rule in kernels/experts/routing.cuh.
+typedef struct qlora__routing_rule {
+    int32_t score;
+    int32_t experts;
+    int32_t chosen;
+    int32_t groups;
+    int32_t groups_used;
+    int32_t divides;
+    float scale;
+    float floor;
+} qlora__routing_rule;
+
+static qlora__routing_rule qlora__routing_rule_of(const qlora__route_rule* rule) {
+    qlora__routing_rule r;
+    r.score = (int32_t)rule->score;
+    r.experts = (int32_t)rule->experts;
+    r.chosen = (int32_t)rule->chosen;
+    r.groups = (int32_t)rule->groups;
+    r.groups_used = (int32_t)rule->groups_used;
+    r.divides = rule->renormalise || rule->score == QLORA__ROUTER_SOFTMAX_CHOSEN;
+    r.scale = (float)rule->scale;
+    r.floor = rule->score == QLORA__ROUTER_SIGMOID ? (float)QLORA__ROUTE_FLOOR : 0.0f;
+    return r;
+}
+
+// Memory of a route on the device, besides what qlora__route has.
+typedef struct qlora__routing {
+    float* weights; // by choice
+    float* sorted;  // by sorted row
+    int32_t* counts;
+    int32_t* tiles;
+} qlora__routing;
+
+// Blocks of choices.
+static int64_t qlora__routing_chunks(int64_t choices) {
+    return qlora__ceil_div(choices, QLORA__ROUTING_CHUNK);
+}
+
+// Words of the list of tiles.
+static int64_t qlora__routing_tiles(int64_t experts, int64_t choices) {
+    qlora__groups g = {NULL, NULL, experts, choices};
+    return 1 + 2 * qlora__grouped_tiles(&g);
+}
+
+// The scores of r, in f32 -> its choice, place, tokens and starts, and what w has.
+static qlora_result qlora__routing_choose(qlora_ctx* ctx, qlora__route* r, qlora__routing* w) {
+    qlora__routing_rule rule = qlora__routing_rule_of(&r->rule);
+    qlora_tensor scores = *r->scores; // parameters are passed by address
+    int64_t choices = r->rows * r->rule.chosen;
+    int64_t chunks = qlora__routing_chunks(choices);
+    int32_t experts = rule.experts;
+    int32_t chosen = rule.chosen;
+    void* choose[] = {&scores.data, &scores.ld, (void*)&r->rule.correction, &r->choice,
+                      &w->weights,  &r->rows,   &rule};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_choose, qlora__ceil_div(r->rows, 4), 1, 1, 128,
+                             (uint32_t)(48 * r->rule.experts), choose));
+    void* count[] = {&r->choice, &choices, &experts, &w->counts};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_count, chunks, 1, 1, QLORA__ROUTING_CHUNK,
+                             (uint32_t)(4 * r->rule.experts), count));
+    void* starts[] = {&w->counts, &chunks, &experts, &r->starts, &w->tiles};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_starts, 1, 1, 1, 1024, 0, starts));
+    void* spread[] = {&r->choice, &w->weights, &choices,  &chosen,    &experts,
+                      &w->counts, &r->starts,  &r->place, &r->tokens, &w->sorted};
+    return qlora__launch(ctx, QLORA__K_routing_spread, chunks, 1, 1, QLORA__ROUTING_CHUNK, 0,
+                         spread);
+}
+
+// dw: f32, by sorted row.
+static qlora_result qlora__routing_backward(qlora_ctx* ctx, const qlora__route* r, const void* dw,
+                                            const qlora_tensor* dz) {
+    qlora__routing_rule rule = qlora__routing_rule_of(&r->rule);
+    qlora__route own = *r;
+    qlora_tensor scores = *r->scores;
+    qlora_tensor to = *dz;
+    void* args[] = {&scores.data, &scores.ld, &own.choice, &own.place, (void*)&dw,
+                    &to.data,     &to.ld,     &own.rows,   &rule};
+    return qlora__launch(
+        ctx, dz->dtype == QLORA_F32 ? QLORA__K_routing_bwd_f32 : QLORA__K_routing_bwd_bf16,
+        qlora__ceil_div(r->rows, 4), 1, 1, 128, (uint32_t)(16 * r->rule.experts), args);
+}
+
+// to[i] = from[list[i]], as qlora__rows_gather does.
+static qlora_result qlora__routed_gather(qlora_ctx* ctx, const qlora_tensor* from,
+                                         const int32_t* list, const qlora_tensor* to) {
+    qlora_tensor x = *from;
+    qlora_tensor y = *to;
+    void* args[] = {&x.data, &x.ld, (void*)&list, &y.data, &y.ld, &y.rows, &y.cols};
+    qlora__point_shape shape = qlora__point_shape_of(y.cols, qlora__piece(y.dtype));
+    return qlora__launch(
+        ctx, y.dtype == QLORA_F32 ? QLORA__K_routed_gather_f32 : QLORA__K_routed_gather_bf16,
+        shape.blocks, qlora__grid_cap(y.rows), 1, shape.threads, 0, args);
+}
+
+// to[t] = the sum of the rows of its experts in `from`, to which its own row may be added.
+static qlora_result qlora__routed_sum(qlora_ctx* ctx, const qlora__route* r,
+                                      const qlora_tensor* from, const qlora_tensor* to,
+                                      bool adds) {
+    qlora_tensor x = *from;
+    qlora_tensor y = *to;
+    int32_t* place = r->place;
+    int32_t chosen = (int32_t)r->rule.chosen;
+    int32_t add = adds ? 1 : 0;
+    void* args[] = {&x.data, &x.ld, &place, &chosen, &y.data, &y.ld, &y.rows, &y.cols, &add};
+    qlora__point_shape shape = qlora__point_shape_of(y.cols, qlora__piece(y.dtype));
+    return qlora__launch(
+        ctx, y.dtype == QLORA_F32 ? QLORA__K_routed_sum_f32 : QLORA__K_routed_sum_bf16,
+        shape.blocks, qlora__grid_cap(y.rows), 1, shape.threads, 0, args);
+}
+
+// Rows with factors, through a gated activation.
+typedef struct qlora__routed_rows {
+    const qlora_tensor* gate; // backward: overwritten with their gradients
+    const qlora_tensor* up;
+    const float* factors;  // of the rows
+    const qlora_tensor* s; // backward: the gradient, overwritten with s itself
+    float* dots;           // backward: the gradients of the factors
+    bool gelu;
+} qlora__routed_rows;
+
+// s = factor act(gate) up.
+static qlora_result qlora__routed_gated(qlora_ctx* ctx, const qlora__routed_rows* r) {
+    qlora_tensor gate = *r->gate;
+    qlora_tensor up = *r->up;
+    qlora_tensor s = *r->s;
+    const float* factors = r->factors;
+    int32_t gelu = r->gelu ? 1 : 0;
+    void* args[] = {&gate.data, &gate.ld, &up.data, &up.ld,  (void*)&factors,
+                    &s.data,    &s.ld,    &s.rows,  &s.cols, &gelu};
+    qlora__point_shape shape = qlora__point_shape_of(s.cols, qlora__piece(s.dtype));
+    return qlora__launch(
+        ctx, s.dtype == QLORA_F32 ? QLORA__K_routed_gated_f32 : QLORA__K_routed_gated_bf16,
+        shape.blocks, qlora__grid_cap(s.rows), 1, shape.threads, 0, args);
+}
+
+static qlora_result qlora__routed_gated_backward(qlora_ctx* ctx, const qlora__routed_rows* r) {
+    qlora_tensor gate = *r->gate;
+    qlora_tensor up = *r->up;
+    qlora_tensor s = *r->s;
+    const float* factors = r->factors;
+    float* dots = r->dots;
+    int32_t gelu = r->gelu ? 1 : 0;
+    void* args[] = {&s.data, &s.ld,           &gate.data, &gate.ld, &up.data,
+                    &up.ld,  (void*)&factors, &dots,      &s.cols,  &gelu};
+    qlora__point_shape shape = qlora__point_shape_of(s.cols, qlora__piece(s.dtype));
+    return qlora__launch(
+        ctx, s.dtype == QLORA_F32 ? QLORA__K_routed_bwd_gated_f32 : QLORA__K_routed_bwd_gated_bf16,
+        s.rows, 1, 1, shape.threads, 0, args);
+}
+
+// factors = sigmoid(z), for z [rows, 1].
+static qlora_result qlora__routed_factors(qlora_ctx* ctx, const qlora_tensor* z, float* factors) {
+    qlora_tensor own = *z;
+    void* args[] = {&own.data, &own.ld, &factors, &own.rows};
+    return qlora__launch(
+        ctx, z->dtype == QLORA_F32 ? QLORA__K_routed_factors_f32 : QLORA__K_routed_factors_bf16,
+        qlora__ceil_div(z->rows, 256), 1, 1, 256, 0, args);
+}
+
+// dz = dots factor (1 - factor).
+static qlora_result qlora__routed_factors_backward(qlora_ctx* ctx, const float* dots,
+                                                   const float* factors, const qlora_tensor* dz) {
+    qlora_tensor own = *dz;
+    void* args[] = {(void*)&dots, (void*)&factors, &own.data, &own.ld, &own.rows};
+    return qlora__launch(ctx,
+                         dz->dtype == QLORA_F32 ? QLORA__K_routed_bwd_factors_f32
+                                                : QLORA__K_routed_bwd_factors_bf16,
+                         qlora__ceil_div(dz->rows, 256), 1, 1, 256, 0, args);
+}
+
+#endif // QLORA_NO_CUDA
+
 //@@ src/ops/gated.h
 
 // ---- a gated activation with the gradients that read its tiles ----------------------------------
@@ -37132,6 +37623,10 @@ typedef struct qlora__routed_work {
     qlora_tensor place;   // I32 [1, T k]
     qlora_tensor tokens;  // I32 [1, T k]
     qlora_tensor starts;  // I32 [1, experts + 1]
+    // On a GPU, x, s and routed have the rows of all experts, and ds is s.
+    qlora_tensor counts;  // I32 [blocks of choices, experts], see ops/routed.h
+    qlora_tensor tiles;   // I32 [1, ...]
+    qlora_tensor operand; // W, s B and A of all experts, of one of their linears at a time
 } qlora__routed_work;
 
 // The activations of a pass, of layers and of the head. x, delta, s, ds, raw, an own d_out, and of
@@ -38464,6 +38959,8 @@ typedef struct qlora__ffn_plan {
     // Memory that all layers use, in training and in every pass; NULL = none.
     void (*share)(qlora__arena* arena, qlora_model* m);
     void (*work)(qlora__arena* arena, qlora_model* m);
+    // The same, of which the head may have what is in it: layers do not run then.
+    void (*lend)(qlora__arena* arena, qlora_model* m);
     // What a model with such a part cannot do; NULL = nothing, or returns NULL.
     const char* (*refuse)(const qlora_model* m);
     // The kernels of a layer that others do not need.
@@ -38472,6 +38969,7 @@ typedef struct qlora__ffn_plan {
     // one after it as well; NULL = never.
     bool (*sums)(const qlora_model* m, const qlora__layer* layer);
     bool adds;              // parts stand side by side: their gradients meet in d_beside
+    bool steps;             // the kernels of a decoding step take it
     bool joins;             // the activation has kernels with parts of the products beside it
     unsigned z;             // stacks (one bit each) whose z is kept, as x is overwritten
     unsigned z_sums;        // of recomputed layers, if it sums
@@ -38550,7 +39048,8 @@ static void qlora__experts_keep(const qlora_model* m, const qlora__layer* layer,
     const qlora__kept_slot all[] = {
         {QLORA__KEPT_TILE, offsetof(qlora__kept, routed), m->compute, some * c->experts_per_token,
          2 * c->expert_intermediate + pad},
-        {QLORA__KEPT_TILE, offsetof(qlora__kept, scores), m->compute, some, c->experts},
+        {QLORA__KEPT_TILE, offsetof(qlora__kept, scores), m->on_gpu ? QLORA_F32 : m->compute, some,
+         c->experts},
         {QLORA__KEPT_TILE, offsetof(qlora__kept, shared), m->compute, some, 1 + pad}};
     qlora__stack_keep(m, layer, slots);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
@@ -38558,28 +39057,91 @@ static void qlora__experts_keep(const qlora_model* m, const qlora__layer* layer,
     }
 }
 
+// The type of what chooses: scores and weights are f32 on a GPU.
+static qlora_dtype qlora__routing_type(const qlora_model* m) {
+    return m->on_gpu ? QLORA_F32 : m->compute;
+}
+
 static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     qlora__routed_work* w = &m->work.experts;
+    qlora_dtype type = qlora__routing_type(m);
     int64_t some = qlora__tile_rows(m);
     int64_t pad = qlora__experts_pad(m);
     int64_t routed = some * c->experts_per_token;
-    qlora__arena_tensor(arena, m->compute, some, c->hidden + pad, &w->x);
     qlora__arena_tensor(arena, m->compute, some, c->hidden, &w->y);
     m->work.gathered = w->y;
-    qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate + pad, &w->s);
-    qlora__arena_tensor(arena, m->compute, 1, routed, &w->weights);
-    qlora__arena_tensor(arena, m->compute, 1, routed, &w->sorted);
+    qlora__arena_tensor(arena, type, 1, routed, &w->weights);
+    qlora__arena_tensor(arena, type, 1, routed, &w->sorted);
     qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->choice);
     qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->place);
     qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->tokens);
     qlora__arena_tensor(arena, QLORA_I32, 1, c->experts + 1, &w->starts);
-    if (qlora__trains(m)) {
-        qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate, &w->ds);
+    if (m->on_gpu || qlora__trains(m)) { // scores of a router with an adapter come this way
         qlora__arena_tensor(arena, m->compute, some, c->experts + pad, &w->dz);
-        qlora__arena_tensor(arena, m->compute, 1, routed, &w->dw);
+    }
+    if (qlora__trains(m)) {
+        qlora__arena_tensor(arena, type, 1, routed, &w->dw);
         qlora__arena_tensor(arena, m->compute, some, 1 + pad, &w->d_gate);
     }
+    if (!m->on_gpu) {
+        qlora__arena_tensor(arena, m->compute, some, c->hidden + pad, &w->x);
+        qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate + pad, &w->s);
+        qlora__arena_tensor(arena, m->compute, qlora__trains(m) ? some : 0, c->expert_intermediate,
+                            &w->ds);
+        return;
+    }
+#ifndef QLORA_NO_CUDA
+    qlora__arena_tensor(arena, QLORA_I32, qlora__routing_chunks(routed), c->experts, &w->counts);
+    qlora__arena_tensor(arena, QLORA_I32, 1, qlora__routing_tiles(c->experts, routed), &w->tiles);
+#endif
+}
+
+// Elements of the operands of all experts of a layer, into or out of their activation.
+static int64_t qlora__experts_operands(const qlora_model* m, const qlora__layer* layer) {
+    int64_t most = 0;
+    for (int i = 0; i < 2 && layer->experts != NULL; i++) {
+        const qlora_linear_desc* linear = &layer->experts->linears[i];
+        int64_t pad = (linear->parts[0].rank + 7) / 8 * 8;
+        most = qlora__max(most, (qlora_linear_out(linear) + pad) * (linear->in + pad));
+    }
+    return most * m->plan.config.experts;
+}
+
+// What a GPU needs only while a layer runs.
+static void qlora__experts_lend(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__routed_work* w = &m->work.experts;
+    int64_t pad = qlora__experts_pad(m);
+    int64_t routed = qlora__tile_rows(m) * c->experts_per_token;
+    int64_t most = 0;
+    for (int64_t l = 0; l < c->layers && m->on_gpu; l++) {
+        most = qlora__max(most, qlora__experts_operands(m, &m->layers[l]));
+    }
+    if (m->on_gpu) {
+        qlora__arena_tensor(arena, m->compute, 1, most, &w->operand);
+        qlora__arena_tensor(arena, m->compute, routed, c->hidden + pad, &w->x);
+        qlora__arena_tensor(arena, m->compute, routed, c->expert_intermediate + pad, &w->s);
+    }
+}
+
+// Whether the matrices of all experts have one form, as the kernels of a GPU want it.
+static bool qlora__experts_alike(const qlora_model* m) {
+    bool alike = true;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layer* layer = &m->layers[l];
+        int count = layer->experts != NULL ? layer->layout->experts->count : 0;
+        int first = count > 0 ? qlora__first_expert(layer->layout) : 0;
+        for (int i = first; count > 0 && i < layer->count; i++) {
+            const qlora__projection* a = &layer->projections[first + (i - first) % count];
+            const qlora__projection* b = &layer->projections[i];
+            alike = alike && a->is_nf4 == b->is_nf4 &&
+                    a->nf4_desc.block == b->nf4_desc.block &&
+                    a->nf4_desc.block2 == b->nf4_desc.block2 &&
+                    a->nf4_desc.plain_scales == b->nf4_desc.plain_scales;
+        }
+    }
+    return alike;
 }
 
 // Whether dropout would be left out: PEFT has none on parameters, and the router and the gate of
@@ -38608,8 +39170,9 @@ static bool qlora__experts_fp8(const qlora_model* m) {
 }
 
 static const char* qlora__experts_refuse(const qlora_model* m) {
-    return m->on_gpu               ? "has experts, which do not run on a GPU; open a context for "
-                                     "the CPU"
+    return m->on_gpu && !qlora__experts_alike(m)
+               ? "has experts in different formats, which do not run on a GPU; open a context for "
+                 "the CPU"
            : qlora__has_several(m) ? "has experts, without support for several adapters"
            : m->dora               ? "has experts, without support for DoRA"
            : qlora__experts_fp8(m) ? "has experts, without support for FP8"
@@ -38625,7 +39188,7 @@ static const char* qlora__experts_refuse(const qlora_model* m) {
 static qlora__needs qlora__experts_needs(const qlora_model* m, const qlora__layer* layer) {
     (void)m;
     (void)layer;
-    return 0; // they run on the CPU
+    return QLORA__NEED_EXPERTS;
 }
 
 // What an MLP with a gate, or without one, costs if all tokens use it. Beside products: the norm
@@ -38688,26 +39251,31 @@ static void qlora__experts_cost(const qlora_model* m, const qlora__layer* layer,
 
 // Indexed by qlora__ffn. Of the gated one, gate and up are next to each other in rows of FP8.
 static const qlora__ffn_plan qlora__ffn_plans[] = {
-    {"gated", qlora__stack_keep, qlora__gated_share, NULL, NULL, qlora__gated_needs,
-     qlora__gated_sums, false, true, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 1u << QLORA__DOWN, 4,
-     NULL, qlora__gated_cost},
-    {"plain", qlora__stack_keep, NULL, NULL, NULL, qlora__plain_needs, NULL, false, false,
-     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2", qlora__plain_cost},
-    {"experts", qlora__experts_keep, NULL, qlora__experts_work, qlora__experts_refuse,
-     qlora__experts_needs, NULL, true, false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8,
-     NULL, qlora__experts_cost}};
+    {"gated", qlora__stack_keep, qlora__gated_share, NULL, NULL, NULL, qlora__gated_needs,
+     qlora__gated_sums, false, true, true, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN,
+     1u << QLORA__DOWN, 4, NULL, qlora__gated_cost},
+    {"plain", qlora__stack_keep, NULL, NULL, NULL, NULL, qlora__plain_needs, NULL, false, true,
+     false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2", qlora__plain_cost},
+    {"experts", qlora__experts_keep, NULL, qlora__experts_work, qlora__experts_lend,
+     qlora__experts_refuse, qlora__experts_needs, NULL, true, false, false,
+     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, NULL, qlora__experts_cost}};
 
 static const qlora__ffn_plan* qlora__ffn_plan_of(const qlora__layer* layer) {
     return &qlora__ffn_plans[layer->layout->ffn];
 }
 
-// The memory that the feed-forward parts of a model share: each kind that it has, once.
-static void qlora__ffns_share(qlora__arena* arena, qlora_model* m, bool training) {
+// When memory is used that feed-forward parts share.
+typedef enum qlora__ffn_use { QLORA__FFN_WORK, QLORA__FFN_SHARE, QLORA__FFN_LEND } qlora__ffn_use;
+
+// Lays that memory out: for each kind that a model has, once.
+static void qlora__ffns_share(qlora__arena* arena, qlora_model* m, qlora__ffn_use use) {
     bool done[QLORA__FFNS];
     memset(done, 0, sizeof done);
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         const qlora__ffn_plan* plan = qlora__ffn_plan_of(&m->layers[l]);
-        void (*lay)(qlora__arena * arena, qlora_model * m) = training ? plan->share : plan->work;
+        void (*lay)(qlora__arena * arena, qlora_model * m) = use == QLORA__FFN_WORK    ? plan->work
+                                                             : use == QLORA__FFN_SHARE ? plan->share
+                                                                                       : plan->lend;
         if (!done[plan - qlora__ffn_plans] && lay != NULL) {
             lay(arena, m);
         }
@@ -39202,6 +39770,7 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->work.operand);
     }
     m->work.head_place = arena->used;
+    qlora__ffns_share(arena, m, QLORA__FFN_LEND);
     qlora__arena shared = *arena;
     qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->work.s);
     if (qlora__trains(m) && m->plan.tile == 0) {
@@ -39245,14 +39814,14 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     qlora__most_pads(m, pads);
     qlora__layout_x(arena, m, qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]));
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
-    qlora__ffns_share(arena, m, false);
+    qlora__ffns_share(arena, m, QLORA__FFN_WORK);
     qlora__layout_wide(arena, m);
     if (qlora__is_fp8(m)) {
         qlora__layout_fp8_shared(arena, m);
     }
     memset(&m->work.stats, 0, sizeof m->work.stats);
     if (qlora__trains(m)) {
-        qlora__ffns_share(arena, m, true);
+        qlora__ffns_share(arena, m, QLORA__FFN_SHARE);
         qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->work.skinny_parts);
         for (int i = 0; i < 2; i++) {
             qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0,
@@ -39388,6 +39957,7 @@ static bool qlora__decode_fits(const qlora_model* m) {
                 (!m->base.head_is_nf4 || c->hidden % 64 == 0);
     for (int64_t l = 0; l < c->layers && fits; l++) {
         const qlora__layout* layout = m->layers[l].layout;
+        fits = qlora__ffn_plan_of(&m->layers[l])->steps;
         for (int i = 0; i < layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             int first = layout->groups[layout->rows[i].group].first;
@@ -47148,7 +47718,7 @@ static qlora_result qlora__experts_all_rows(const qlora__pass* pass,
 }
 
 // Input of the branch in m->work.x -> the scores, and gate and up of every expert.
-static qlora_result qlora__experts_in(const qlora__pass* pass, qlora__layer* layer) {
+static qlora_result qlora__host_experts_in(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     const qlora__experts* experts = layer->experts;
     if (layer->layout->groups[QLORA__GATE_UP].count > 0) {
@@ -47228,7 +47798,7 @@ static qlora_result qlora__expert_hidden(const qlora__pass* pass, qlora__layer* 
 }
 
 // Gate and up -> the output of the branch.
-static qlora_result qlora__experts_out(const qlora__pass* pass, qlora__layer* layer) {
+static qlora_result qlora__host_experts_out(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     QLORA__TRY(qlora__shared_out(pass, layer));
     qlora__route route = qlora__experts_choose(pass, layer);
@@ -47322,7 +47892,8 @@ static qlora_result qlora__expert_out_backward(const qlora__pass* pass, qlora__l
 
 // The gradient of the output of the branch -> those of gate and up, in their places, and of the
 // scores, in m->work.experts.dz.
-static qlora_result qlora__experts_out_backward(const qlora__pass* pass, qlora__layer* layer) {
+static qlora_result qlora__host_experts_out_backward(const qlora__pass* pass,
+                                                     qlora__layer* layer) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     QLORA__TRY(qlora__shared_out_backward(pass, layer));
@@ -47355,6 +47926,389 @@ static qlora_result qlora__experts_all_backward(const qlora__pass* pass,
     return qlora_add(pass->ctx, dx, &y, dx);
 }
 
+// The gradient of the input of all experts in `dx`. inputs: the input itself.
+static qlora_result qlora__host_experts_dx(const qlora__pass* pass, qlora__layer* layer,
+                                           const qlora_tensor* inputs, const qlora_tensor* dx) {
+    qlora_model* m = pass->m;
+    const qlora__routed_work* w = &m->work.experts;
+    int64_t width = m->plan.config.hidden;
+    QLORA__TRY(qlora_fill(pass->ctx, 0.0f, dx));
+    qlora__route route = qlora__experts_choose(pass, layer);
+    for (int64_t e = 0; e < m->plan.config.experts; e++) {
+        int64_t first = route.starts[e];
+        int64_t rows = route.starts[e + 1] - first;
+        if (rows == 0) {
+            continue;
+        }
+        qlora_linear_desc own = qlora__experts_linear(pass, &layer->experts->linears[2 * e]);
+        int64_t pad = qlora_linear_pad(&own);
+        qlora_tensor x = qlora__window(&w->x, rows, 0, width + pad);
+        qlora_tensor inner = qlora__window(&x, rows, 0, width);
+        qlora_tensor y = qlora__window(&w->y, rows, 0, width);
+        qlora_tensor dy =
+            qlora__experts_some(&layer->kept.routed, first, rows, qlora_linear_out(&own) + pad);
+        qlora__rows_gather(pass->ctx, inputs, route.tokens + first, &inner);
+        QLORA__TRY(qlora__experts_backward(pass, pass->math, &own, &x, &dy, &y));
+        qlora__rows_spread_add(pass->ctx, &y, route.tokens + first, dx);
+    }
+    return QLORA_OK;
+}
+
+//@@ src/model/ffns/experts_gpu.h
+
+// ---- experts on a GPU ---------------------------------------------------------------------------
+//
+// As experts.h, for all experts at once: the rows of a pass are gathered in the order of their
+// experts, and each product is one launch (ops/grouped.h). The device alone knows how many rows an
+// expert has, so nothing waits for it.
+
+#ifndef QLORA_NO_CUDA
+
+// All experts' linears into or out of their activation. W, s B and A are placed as for a stack
+// (ops/linear.h); gate and up of an expert are one linear, as they have one adapter.
+typedef struct qlora__expert_stack {
+    qlora__groups groups;
+    const qlora_linear_part* part; // of the first expert
+    qlora_tensor operand;          // [out + pad, in + pad], a batch
+    int64_t in;
+    int64_t out;
+    int64_t rank;
+    int64_t pad;
+} qlora__expert_stack;
+
+static int64_t qlora__expert_rank(const qlora_model* m, const qlora_linear_desc* linear) {
+    return m->use_adapters ? linear->parts[0].rank : 0;
+}
+
+// A view of the operands, without the first rows and columns.
+static qlora_tensor qlora__expert_operand_at(const qlora__expert_stack* s, int64_t row, int64_t col,
+                                             int64_t rows, int64_t cols) {
+    qlora_tensor t = s->operand;
+    t.data = (char*)t.data + (size_t)(row * t.ld + col) * qlora_dtype_bytes(t.dtype);
+    t.rows = rows;
+    t.cols = cols;
+    return t;
+}
+
+// Sets up the linear number `which` of a layer's experts, 0 or 1, and places its operands.
+static qlora_result qlora__expert_stack_ready(const qlora__pass* pass, const qlora__layer* layer,
+                                              const qlora__route* route, int which,
+                                              qlora__expert_stack* out) {
+    qlora_model* m = pass->m;
+    const qlora__routed_work* w = &m->work.experts;
+    int64_t experts = m->plan.config.experts;
+    const qlora_linear_desc* first = &layer->experts->linears[which];
+    const qlora_linear_desc* second = experts > 1 ? first + 2 : first;
+    out->groups.starts = route->starts;
+    out->groups.tiles = (const int32_t*)w->tiles.data;
+    out->groups.experts = experts;
+    out->groups.rows = route->rows * route->rule.chosen;
+    out->part = &first->parts[0];
+    out->in = first->in;
+    out->out = qlora_linear_out(first);
+    out->rank = qlora__expert_rank(m, first);
+    out->pad = (out->rank + 7) / 8 * 8;
+    out->operand = w->operand;
+    out->operand.rows = out->out + out->pad;
+    out->operand.cols = out->in + out->pad;
+    out->operand.ld = out->operand.cols;
+    out->operand.batch = experts;
+    out->operand.batch_stride = out->operand.rows * out->operand.ld;
+    return qlora__experts_place(pass->ctx, first, second, out->rank, &out->operand);
+}
+
+// z = x A^T, into the columns of x after its own.
+static qlora_result qlora__expert_z(const qlora__pass* pass, const qlora__expert_stack* s,
+                                    const qlora_tensor* x) {
+    qlora_tensor inner = qlora__window(x, x->rows, 0, s->in);
+    qlora_tensor z = qlora__window(x, x->rows, s->in, s->pad);
+    qlora_tensor a = qlora__expert_operand_at(s, s->out, 0, s->pad, s->in);
+    return qlora__grouped_rows(pass->ctx, &s->groups, true, &inner, &a, &z);
+}
+
+// y = x W^T + z (s B)^T; x has columns for z.
+static qlora_result qlora__expert_forward(const qlora__pass* pass, const qlora__expert_stack* s,
+                                          const qlora_tensor* x, const qlora_tensor* y) {
+    qlora_tensor in = qlora__window(x, x->rows, 0, s->in + s->pad);
+    qlora_tensor upper = qlora__expert_operand_at(s, 0, 0, s->out, s->operand.cols);
+    QLORA__TRY(qlora__expert_z(pass, s, x));
+    return qlora__grouped_rows(pass->ctx, &s->groups, true, &in, &upper, y);
+}
+
+// u = dy s B, into the columns of dy after its own.
+static qlora_result qlora__expert_u(const qlora__pass* pass, const qlora__expert_stack* s,
+                                    const qlora_tensor* dy) {
+    qlora_tensor inner = qlora__window(dy, dy->rows, 0, s->out);
+    qlora_tensor u = qlora__window(dy, dy->rows, s->out, s->pad);
+    qlora_tensor sb = qlora__expert_operand_at(s, 0, s->in, s->out, s->pad);
+    return qlora__grouped_rows(pass->ctx, &s->groups, false, &inner, &sb, &u);
+}
+
+// dx = dy W + u A
+static qlora_result qlora__expert_dx(const qlora__pass* pass, const qlora__expert_stack* s,
+                                     const qlora_tensor* dy, const qlora_tensor* dx) {
+    qlora_tensor both = qlora__window(dy, dy->rows, 0, s->out + s->pad);
+    qlora_tensor below = qlora__expert_operand_at(s, 0, 0, s->operand.rows, s->in);
+    return qlora__grouped_rows(pass->ctx, &s->groups, false, &both, &below, dx);
+}
+
+// z from x, then dA += u^T x and dB += s dy^T z. A and B of the experts follow each other.
+static qlora_result qlora__expert_gradients(const qlora__pass* pass, const qlora__expert_stack* s,
+                                            const qlora_tensor* x, const qlora_tensor* dy) {
+    if (s->rank == 0) {
+        return QLORA_OK;
+    }
+    qlora_tensor x_inner = qlora__window(x, x->rows, 0, s->in);
+    qlora_tensor dy_inner = qlora__window(dy, dy->rows, 0, s->out);
+    qlora_tensor z = qlora__window(x, x->rows, s->in, s->rank);
+    qlora_tensor u = qlora__window(dy, dy->rows, s->out, s->rank);
+    qlora_tensor da = *s->part->da;
+    qlora_tensor db = *s->part->db;
+    da.batch_stride = s->rank * s->in;
+    db.rows = s->out; // that of up follows that of gate
+    db.batch_stride = s->out * s->rank;
+    QLORA__TRY(qlora__expert_z(pass, s, x));
+    QLORA__TRY(qlora__grouped_sums(pass->ctx, &s->groups, 1.0f, 1.0f, &u, &x_inner, &da));
+    return qlora__grouped_sums(pass->ctx, &s->groups, s->part->scale, 1.0f, &dy_inner, &z, &db);
+}
+
+// ---- routing ------------------------------------------------------------------------------------
+
+static qlora_result qlora__device_choose(const qlora__pass* pass, const qlora__layer* layer,
+                                         qlora__route* route) {
+    const qlora__routed_work* w = &pass->m->work.experts;
+    *route = qlora__experts_route(pass, layer);
+    qlora__routing own = {(float*)w->weights.data, (float*)w->sorted.data, (int32_t*)w->counts.data,
+                          (int32_t*)w->tiles.data};
+    return qlora__routing_choose(pass->ctx, route, &own);
+}
+
+// The scores, in f32. A router with an adapter or with codes has them in the type of x first.
+static qlora_result qlora__device_scores(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model* m = pass->m;
+    qlora_linear_desc own = qlora__experts_linear(pass, &layer->experts->router);
+    qlora_tensor scores = qlora__window(&layer->kept.scores, pass->rows, 0, m->plan.config.experts);
+    if (own.parts[0].dense != NULL && own.parts[0].rank == 0) {
+        qlora_tensor x = qlora__local(pass, &m->work.x, 0, own.in);
+        return qlora__linear_gemm(pass->ctx, m->math, QLORA__LINEAR_FORWARD, 1.0f, 0.0f, &x,
+                                  own.parts[0].dense, &scores);
+    }
+    qlora_tensor narrow = qlora__window(&m->work.experts.dz, pass->rows, 0, scores.cols);
+    QLORA__TRY(qlora__experts_all_rows(pass, &own, &narrow));
+    return qlora__cast(pass->ctx, &narrow, &scores);
+}
+
+// ---- forward ------------------------------------------------------------------------------------
+
+static qlora_result qlora__device_experts_in(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    const qlora__experts* experts = layer->experts;
+    if (layer->layout->groups[QLORA__GATE_UP].count > 0) {
+        QLORA__TRY(qlora__gated_in(pass, layer));
+    }
+    if (experts->shared_gate.count > 0) {
+        QLORA__TRY(qlora__experts_all_rows(pass, &experts->shared_gate, &layer->kept.shared));
+    }
+    QLORA__TRY(qlora__device_scores(pass, layer));
+    qlora__route route;
+    qlora__expert_stack stack;
+    QLORA__TRY(qlora__device_choose(pass, layer, &route));
+    QLORA__TRY(qlora__expert_stack_ready(pass, layer, &route, 0, &stack));
+    qlora_tensor from = qlora__local(pass, &m->work.x, 0, stack.in);
+    qlora_tensor x = qlora__window(&m->work.experts.x, stack.groups.rows, 0, stack.in + stack.pad);
+    qlora_tensor inner = qlora__window(&x, x.rows, 0, stack.in);
+    qlora_tensor y = qlora__window(&layer->kept.routed, x.rows, 0, stack.out);
+    QLORA__TRY(qlora__routed_gather(pass->ctx, &from, route.tokens, &inner));
+    return qlora__expert_forward(pass, &stack, &x, &y);
+}
+
+// What the weighted activation of the MLP that all tokens use reads and writes.
+static qlora__routed_rows qlora__shared_rows(const qlora__pass* pass, const qlora_tensor* gate,
+                                             const qlora_tensor* up, const qlora_tensor* s) {
+    const qlora__routed_work* w = &pass->m->work.experts;
+    qlora__routed_rows rows;
+    rows.gate = gate;
+    rows.up = up;
+    rows.s = s;
+    rows.factors = (const float*)w->weights.data; // the sorted ones are what the experts use
+    rows.dots = (float*)w->dw.data;
+    rows.gelu = (pass->m->arch->has & QLORA__HAS_GELU) != 0;
+    return rows;
+}
+
+static qlora_result qlora__device_shared_out(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    if (layer->experts->shared_gate.count == 0) {
+        return qlora__gated_out(pass, layer);
+    }
+    int64_t width = layer->linears[QLORA__DOWN].in;
+    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
+    qlora_tensor s = qlora__local(pass, &m->work.s, 0, width);
+    qlora_tensor z = qlora__window(&layer->kept.shared, pass->rows, 0, 1);
+    qlora__routed_rows rows = qlora__shared_rows(pass, &gate, &up, &s);
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
+    QLORA__TRY(qlora__routed_factors(pass->ctx, &z, (float*)m->work.experts.weights.data));
+    QLORA__TRY(qlora__routed_gated(pass->ctx, &rows));
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__DOWN, &m->work.s,
+                                    qlora__branch_out(m, layer, QLORA__MLP)));
+    return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->work.s);
+}
+
+// After qlora__device_experts_in, whose choice is still there.
+static qlora_result qlora__device_experts_out(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    bool shared = layer->layout->groups[QLORA__DOWN].count > 0;
+    qlora__route route = qlora__experts_route(pass, layer);
+    qlora__expert_stack stack;
+    if (shared) {
+        QLORA__TRY(qlora__device_shared_out(pass, layer));
+    }
+    QLORA__TRY(qlora__expert_stack_ready(pass, layer, &route, 1, &stack));
+    int64_t rows = stack.groups.rows;
+    qlora_tensor gate = qlora__window(&layer->kept.routed, rows, 0, stack.in);
+    qlora_tensor up = qlora__window(&layer->kept.routed, rows, stack.in, stack.in);
+    qlora_tensor s = qlora__window(&m->work.experts.s, rows, 0, stack.in);
+    qlora_tensor y = qlora__window(&m->work.experts.x, rows, 0, stack.out);
+    qlora_tensor sum = qlora__local(pass, qlora__branch_out(m, layer, QLORA__MLP), 0, stack.out);
+    qlora__routed_rows job = qlora__shared_rows(pass, &gate, &up, &s);
+    job.factors = (const float*)m->work.experts.sorted.data;
+    QLORA__TRY(qlora__routed_gated(pass->ctx, &job));
+    QLORA__TRY(qlora__expert_forward(pass, &stack, &m->work.experts.s, &y));
+    return qlora__routed_sum(pass->ctx, &route, &y, &sum, shared);
+}
+
+// ---- backward -----------------------------------------------------------------------------------
+
+// As qlora__shared_out_backward.
+static qlora_result qlora__device_shared_out_backward(const qlora__pass* pass,
+                                                      qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    const qlora__routed_work* w = &m->work.experts;
+    if (layer->experts->shared_gate.count == 0) {
+        return qlora__gated_out_backward(pass, layer);
+    }
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
+    int64_t width = stack.linear.in;
+    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
+    qlora_tensor s = qlora__local(pass, &m->work.s, 0, width);
+    qlora_tensor x = qlora__local(pass, &m->work.s, 0, width + stack.pad);
+    qlora_tensor ds = qlora__local(pass, &m->work.ds, 0, width);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    qlora_tensor z = qlora__window(&layer->kept.shared, pass->rows, 0, 1);
+    qlora_tensor dz = qlora__window(&w->d_gate, pass->rows, 0, 1);
+    float* factors = (float*)w->weights.data;
+    qlora__routed_rows rows = qlora__shared_rows(pass, &gate, &up, &s);
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+    QLORA__TRY(qlora__routed_factors(pass->ctx, &z, factors));
+    QLORA__TRY(qlora__routed_gated(pass->ctx, &rows));
+    QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
+    QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
+    rows.s = &ds;
+    QLORA__TRY(qlora__routed_gated_backward(pass->ctx, &rows));
+    return qlora__routed_factors_backward(pass->ctx, rows.dots, factors, &dz);
+}
+
+static qlora_result qlora__device_experts_out_backward(const qlora__pass* pass,
+                                                       qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    const qlora__routed_work* w = &m->work.experts;
+    if (layer->layout->groups[QLORA__DOWN].count > 0) {
+        QLORA__TRY(qlora__device_shared_out_backward(pass, layer));
+    }
+    qlora__route route;
+    qlora__expert_stack stack;
+    QLORA__TRY(qlora__device_choose(pass, layer, &route));
+    QLORA__TRY(qlora__expert_stack_ready(pass, layer, &route, 1, &stack));
+    int64_t rows = stack.groups.rows;
+    qlora_tensor from = qlora__layer_d_out(pass, stack.out);
+    qlora_tensor dy = qlora__window(&w->x, rows, 0, stack.out);
+    qlora_tensor gate = qlora__window(&layer->kept.routed, rows, 0, stack.in);
+    qlora_tensor up = qlora__window(&layer->kept.routed, rows, stack.in, stack.in);
+    qlora_tensor s = qlora__window(&w->s, rows, 0, stack.in);
+    qlora_tensor dz = qlora__window(&w->dz, pass->rows, 0, m->plan.config.experts);
+    qlora__routed_rows job = qlora__shared_rows(pass, &gate, &up, &s);
+    job.factors = (const float*)w->sorted.data;
+    QLORA__TRY(qlora__routed_gather(pass->ctx, &from, route.tokens, &dy));
+    QLORA__TRY(qlora__expert_u(pass, &stack, &dy));
+    QLORA__TRY(qlora__expert_dx(pass, &stack, &dy, &s));
+    QLORA__TRY(qlora__routed_gated_backward(pass->ctx, &job));
+    QLORA__TRY(qlora__expert_gradients(pass, &stack, &s, &dy));
+    return qlora__routing_backward(pass->ctx, &route, w->dw.data, &dz);
+}
+
+// After qlora__device_experts_out_backward, whose choice is still there: the gradient of the input
+// of all experts, and of the router, in `dx`. inputs: the input itself.
+static qlora_result qlora__device_experts_dx(const qlora__pass* pass, qlora__layer* layer,
+                                             const qlora_tensor* inputs, const qlora_tensor* dx) {
+    qlora_model* m = pass->m;
+    const qlora__routed_work* w = &m->work.experts;
+    qlora__route route = qlora__experts_route(pass, layer);
+    qlora__expert_stack stack;
+    QLORA__TRY(qlora__expert_stack_ready(pass, layer, &route, 0, &stack));
+    int64_t rows = stack.groups.rows;
+    qlora_tensor x = qlora__window(&w->x, rows, 0, stack.in);
+    qlora_tensor dy = qlora__window(&layer->kept.routed, rows, 0, stack.out);
+    if (stack.rank > 0) {
+        QLORA__TRY(qlora__routed_gather(pass->ctx, inputs, route.tokens, &x));
+        QLORA__TRY(qlora__expert_u(pass, &stack, &dy));
+        QLORA__TRY(qlora__expert_gradients(pass, &stack, &x, &dy));
+    }
+    QLORA__TRY(qlora__expert_dx(pass, &stack, &dy, &x)); // the gradient of x in its place
+    return qlora__routed_sum(pass->ctx, &route, &x, dx, false);
+}
+
+#endif // QLORA_NO_CUDA
+
+//@@ src/model/ffns/experts_passes.h
+
+// ---- the passes of experts ----------------------------------------------------------------------
+//
+// On the CPU (experts.h) or the GPU (experts_gpu.h), and what is the same for both.
+
+// Input of the branch in m->work.x -> the scores, and gate and up of every expert.
+static qlora_result qlora__experts_in(const qlora__pass* pass, qlora__layer* layer) {
+#ifndef QLORA_NO_CUDA
+    if (pass->m->on_gpu) {
+        return qlora__device_experts_in(pass, layer);
+    }
+#endif
+    return qlora__host_experts_in(pass, layer);
+}
+
+// Gate and up -> the output of the branch.
+static qlora_result qlora__experts_out(const qlora__pass* pass, qlora__layer* layer) {
+#ifndef QLORA_NO_CUDA
+    if (pass->m->on_gpu) {
+        return qlora__device_experts_out(pass, layer);
+    }
+#endif
+    return qlora__host_experts_out(pass, layer);
+}
+
+// The gradient of the output of the branch -> those of gate and up, in their places, and of the
+// scores, in m->work.experts.dz.
+static qlora_result qlora__experts_out_backward(const qlora__pass* pass, qlora__layer* layer) {
+#ifndef QLORA_NO_CUDA
+    if (pass->m->on_gpu) {
+        return qlora__device_experts_out_backward(pass, layer);
+    }
+#endif
+    return qlora__host_experts_out_backward(pass, layer);
+}
+
+static qlora_result qlora__experts_dx(const qlora__pass* pass, qlora__layer* layer,
+                                      const qlora_tensor* inputs, const qlora_tensor* dx) {
+#ifndef QLORA_NO_CUDA
+    if (pass->m->on_gpu) {
+        return qlora__device_experts_dx(pass, layer, inputs, dx);
+    }
+#endif
+    return qlora__host_experts_dx(pass, layer, inputs, dx);
+}
+
 // The gradients of gate and up and of the scores -> that of the residual stream, with that of the
 // MLP that all tokens use: those of the experts are in m->work.d_beside when its backward pass adds
 // them.
@@ -47367,26 +48321,9 @@ static qlora_result qlora__experts_in_backward(const qlora__pass* pass, qlora__l
     qlora_tensor in = qlora__local(pass, h, 0, width);
     qlora_tensor inputs = qlora__local(pass, &m->work.x, 0, width);
     qlora_tensor dx = qlora__slice(pass, &m->work.d_beside, 0, width);
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // the stack before may still read x
     QLORA__TRY(qlora__rows_input(pass, &in, qlora__branch_norm(m, layer, QLORA__MLP), &inputs));
-    QLORA__TRY(qlora_fill(pass->ctx, 0.0f, &dx));
-    qlora__route route = qlora__experts_choose(pass, layer);
-    for (int64_t e = 0; e < m->plan.config.experts; e++) {
-        int64_t first = route.starts[e];
-        int64_t rows = route.starts[e + 1] - first;
-        if (rows == 0) {
-            continue;
-        }
-        qlora_linear_desc own = qlora__experts_linear(pass, &experts->linears[2 * e]);
-        int64_t pad = qlora_linear_pad(&own);
-        qlora_tensor x = qlora__window(&w->x, rows, 0, width + pad);
-        qlora_tensor inner = qlora__window(&x, rows, 0, width);
-        qlora_tensor y = qlora__window(&w->y, rows, 0, width);
-        qlora_tensor dy =
-            qlora__experts_some(&layer->kept.routed, first, rows, qlora_linear_out(&own) + pad);
-        qlora__rows_gather(pass->ctx, &inputs, route.tokens + first, &inner);
-        QLORA__TRY(qlora__experts_backward(pass, pass->math, &own, &x, &dy, &y));
-        qlora__rows_spread_add(pass->ctx, &y, route.tokens + first, &dx);
-    }
+    QLORA__TRY(qlora__experts_dx(pass, layer, &inputs, &dx));
     QLORA__TRY(qlora__experts_all_backward(pass, &experts->router, &w->dz, &dx));
     if (experts->shared_gate.count > 0) {
         QLORA__TRY(qlora__experts_all_backward(pass, &experts->shared_gate, &w->d_gate, &dx));
@@ -60363,4 +61300,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a4cfd5ced6788e71
+//@@ end 99f98469f2463469

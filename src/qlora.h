@@ -219,6 +219,8 @@ QLORA__ONCE_PER_CALL
 #include "ops/linear_gradients.h"
 #ifndef QLORA_NO_MODEL
 #include "ops/experts.h"
+#include "ops/grouped.h"
+#include "ops/routed.h"
 #include "ops/gated.h"
 #include "ops/tails.h"
 #include "ops/fp8_tails.h"
@@ -276,6 +278,8 @@ QLORA__ONCE_PER_CALL
 #include "model/ffns/gated.h"
 #include "model/ffns/plain.h"
 #include "model/ffns/experts.h"
+#include "model/ffns/experts_gpu.h"
+#include "model/ffns/experts_passes.h"
 #include "model/ffns/kinds.h"
 #include "model/forward.h"
 #include "model/head.h"

@@ -68,12 +68,19 @@ typedef uint64_t qlora__needs;
 #define QLORA__NEED_RELU2 QLORA__NEED(31) // its MLP has squared ReLU and no gate
 #define QLORA__NEED_RELU2_F32 (QLORA__NEED_RELU2 | QLORA__NEED_F32)
 #define QLORA__NEED_RELU2_BF16 (QLORA__NEED_RELU2 | QLORA__NEED_BF16)
+#define QLORA__NEED_EXPERTS QLORA__NEED(33) // has experts
+#define QLORA__NEED_EXPERTS_F32 (QLORA__NEED_EXPERTS | QLORA__NEED_F32)
+#define QLORA__NEED_EXPERTS_BF16 (QLORA__NEED_EXPERTS | QLORA__NEED_BF16)
+#define QLORA__NEED_EXPERTS_WG (QLORA__NEED_EXPERTS_BF16 | QLORA__NEED_WARPGROUP)
 // Only training runs it: the modules of such kernels are in the group train.
 #define QLORA__NEED_TRAIN QLORA__NEED(32)
 #define QLORA__NEED_CALL_BF16_TRAIN (QLORA__NEED_CALL_BF16 | QLORA__NEED_TRAIN)
 #define QLORA__NEED_CALL_F32_TRAIN (QLORA__NEED_CALL_F32 | QLORA__NEED_TRAIN)
 #define QLORA__NEED_CALL_LORA_BF16_TRAIN (QLORA__NEED_CALL_LORA_BF16 | QLORA__NEED_TRAIN)
 #define QLORA__NEED_CALL_LORA_TRAIN (QLORA__NEED_CALL_LORA | QLORA__NEED_TRAIN)
+#define QLORA__NEED_EXPERTS_BF16_TRAIN (QLORA__NEED_EXPERTS_BF16 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_EXPERTS_F32_TRAIN (QLORA__NEED_EXPERTS_F32 | QLORA__NEED_TRAIN)
+#define QLORA__NEED_EXPERTS_TRAIN (QLORA__NEED_EXPERTS | QLORA__NEED_TRAIN)
 #define QLORA__NEED_GATED_TRAIN (QLORA__NEED_GATED | QLORA__NEED_TRAIN)
 #define QLORA__NEED_HEAD128CAP_TRAIN (QLORA__NEED_HEAD128CAP | QLORA__NEED_TRAIN)
 #define QLORA__NEED_HEAD128WG_TRAIN (QLORA__NEED_HEAD128WG | QLORA__NEED_TRAIN)
@@ -108,6 +115,7 @@ typedef uint64_t qlora__needs;
     QLORA__KERNELS_OPS(X)                                                                          \
     QLORA__KERNELS_ATTENTION(X)                                                                    \
     QLORA__KERNELS_STEP(X)                                                                         \
+    QLORA__KERNELS_EXPERTS(X)                                                                      \
     QLORA__KERNELS_NF4(X)
 
 // Every kernel of a decoding step waits for the one before it by itself (kernels/early.cuh).
@@ -128,6 +136,38 @@ typedef uint64_t qlora__needs;
     X(decode_attention, decode, 69632, STEP)                                                       \
     X(sample_parts, sample, 0, STEP)                                                               \
     X(sample_choose, sample, 0, STEP)
+
+#define QLORA__KERNELS_EXPERTS(X)                                                                  \
+    X(routing_choose, routing, 49152, EXPERTS)                                                     \
+    X(routing_count, routing, 4096, EXPERTS)                                                       \
+    X(routing_starts, routing, 0, EXPERTS)                                                         \
+    X(routing_spread, routing, 0, EXPERTS)                                                         \
+    X(routing_bwd_f32, routing_bwd, 16384, EXPERTS_TRAIN)                                          \
+    X(routing_bwd_bf16, routing_bwd, 16384, EXPERTS_TRAIN)                                         \
+    X(routed_gather_f32, routed, 0, EXPERTS_F32)                                                   \
+    X(routed_gather_bf16, routed_bf16, 0, EXPERTS_BF16)                                            \
+    X(routed_sum_f32, routed, 0, EXPERTS_F32)                                                      \
+    X(routed_sum_bf16, routed_bf16, 0, EXPERTS_BF16)                                               \
+    X(routed_gated_f32, routed, 0, EXPERTS_F32)                                                    \
+    X(routed_gated_bf16, routed_bf16, 0, EXPERTS_BF16)                                             \
+    X(routed_factors_f32, routed, 0, EXPERTS_F32)                                                  \
+    X(routed_factors_bf16, routed_bf16, 0, EXPERTS_BF16)                                           \
+    X(routed_bwd_gated_f32, routed_bwd, 0, EXPERTS_F32_TRAIN)                                      \
+    X(routed_bwd_gated_bf16, routed_bwd_bf16, 0, EXPERTS_BF16_TRAIN)                               \
+    X(routed_bwd_factors_f32, routed_bwd, 0, EXPERTS_F32_TRAIN)                                    \
+    X(routed_bwd_factors_bf16, routed_bwd_bf16, 0, EXPERTS_BF16_TRAIN)                             \
+    X(expert_place_f32, expert_place, 0, EXPERTS_F32)                                              \
+    X(expert_place_bf16, expert_place_bf16, 0, EXPERTS_BF16)                                       \
+    X(grouped_rows_f32, grouped, 0, EXPERTS)                                                       \
+    X(grouped_rows_half, grouped, 0, EXPERTS)                                                      \
+    X(grouped_sums_f32, grouped, 0, EXPERTS)                                                       \
+    X(grouped_sums_half, grouped, 0, EXPERTS)                                                      \
+    X(grouped_tc_nn, grouped_tc, 65536, EXPERTS_BF16)                                              \
+    X(grouped_tc_nt, grouped_tc, 65536, EXPERTS_BF16)                                              \
+    X(grouped_tc_narrow, grouped_tc, 98304, EXPERTS_BF16)                                          \
+    X(grouped_tc_sums, grouped_tc, 98304, EXPERTS_BF16)                                            \
+    X(grouped_wg_nn, grouped_wg, 230400, EXPERTS_WG)                                               \
+    X(grouped_wg_nt, grouped_wg, 230400, EXPERTS_WG)
 
 #define QLORA__KERNELS_NF4(X)                                                                      \
     X(nf4_quantise_f32, nf4, 0, CALL_NF4)                                                          \

@@ -40,6 +40,7 @@ static bool qlora__decode_fits(const qlora_model* m) {
                 (!m->base.head_is_nf4 || c->hidden % 64 == 0);
     for (int64_t l = 0; l < c->layers && fits; l++) {
         const qlora__layout* layout = m->layers[l].layout;
+        fits = qlora__ffn_plan_of(&m->layers[l])->steps;
         for (int i = 0; i < layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             int first = layout->groups[layout->rows[i].group].first;

@@ -352,6 +352,10 @@ typedef struct qlora__routed_work {
     qlora_tensor place;   // I32 [1, T k]
     qlora_tensor tokens;  // I32 [1, T k]
     qlora_tensor starts;  // I32 [1, experts + 1]
+    // On a GPU, x, s and routed have the rows of all experts, and ds is s.
+    qlora_tensor counts;  // I32 [blocks of choices, experts], see ops/routed.h
+    qlora_tensor tiles;   // I32 [1, ...]
+    qlora_tensor operand; // W, s B and A of all experts, of one of their linears at a time
 } qlora__routed_work;
 
 // The activations of a pass, of layers and of the head. x, delta, s, ds, raw, an own d_out, and of

@@ -1196,6 +1196,8 @@ registry_groups() {
             of["NOISE_BF16"] = "bf16"; of["PAIRS_BF16"] = "bf16"
             of["CAP_F32"] = "f32"; of["CAP_BF16"] = "bf16"; of["HEAD_NF4_BF16"] = "bf16 nf4"
             of["MEAN_NORM_F32"] = "f32"; of["MEAN_NORM_BF16"] = "bf16"
+            of["EXPERTS"] = "experts"; of["EXPERTS_F32"] = "f32 experts"
+            of["EXPERTS_BF16"] = "bf16 experts"; of["EXPERTS_WG"] = "bf16 experts"
             of["RELU2_F32"] = "f32"; of["RELU2_BF16"] = "bf16"
             of["STEP_WG"] = "bf16 nf4"; of["STEP_LAYERS"] = "bf16 nf4"; of["STEP_HEAD"] = "bf16"
             of["HEADANY"] = "headany"; of["HEAD128CAP"] = "bf16 head128cap"

@@ -99,7 +99,7 @@ static qlora_result qlora__experts_all_rows(const qlora__pass* pass,
 }
 
 // Input of the branch in m->work.x -> the scores, and gate and up of every expert.
-static qlora_result qlora__experts_in(const qlora__pass* pass, qlora__layer* layer) {
+static qlora_result qlora__host_experts_in(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     const qlora__experts* experts = layer->experts;
     if (layer->layout->groups[QLORA__GATE_UP].count > 0) {
@@ -179,7 +179,7 @@ static qlora_result qlora__expert_hidden(const qlora__pass* pass, qlora__layer* 
 }
 
 // Gate and up -> the output of the branch.
-static qlora_result qlora__experts_out(const qlora__pass* pass, qlora__layer* layer) {
+static qlora_result qlora__host_experts_out(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     QLORA__TRY(qlora__shared_out(pass, layer));
     qlora__route route = qlora__experts_choose(pass, layer);
@@ -273,7 +273,8 @@ static qlora_result qlora__expert_out_backward(const qlora__pass* pass, qlora__l
 
 // The gradient of the output of the branch -> those of gate and up, in their places, and of the
 // scores, in m->work.experts.dz.
-static qlora_result qlora__experts_out_backward(const qlora__pass* pass, qlora__layer* layer) {
+static qlora_result qlora__host_experts_out_backward(const qlora__pass* pass,
+                                                     qlora__layer* layer) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     QLORA__TRY(qlora__shared_out_backward(pass, layer));
@@ -306,20 +307,13 @@ static qlora_result qlora__experts_all_backward(const qlora__pass* pass,
     return qlora_add(pass->ctx, dx, &y, dx);
 }
 
-// The gradients of gate and up and of the scores -> that of the residual stream, with that of the
-// MLP that all tokens use: those of the experts are in m->work.d_beside when its backward pass adds
-// them.
-static qlora_result qlora__experts_in_backward(const qlora__pass* pass, qlora__layer* layer,
-                                               const qlora_tensor* h) {
+// The gradient of the input of all experts in `dx`. inputs: the input itself.
+static qlora_result qlora__host_experts_dx(const qlora__pass* pass, qlora__layer* layer,
+                                           const qlora_tensor* inputs, const qlora_tensor* dx) {
     qlora_model* m = pass->m;
-    const qlora__experts* experts = layer->experts;
     const qlora__routed_work* w = &m->work.experts;
     int64_t width = m->plan.config.hidden;
-    qlora_tensor in = qlora__local(pass, h, 0, width);
-    qlora_tensor inputs = qlora__local(pass, &m->work.x, 0, width);
-    qlora_tensor dx = qlora__slice(pass, &m->work.d_beside, 0, width);
-    QLORA__TRY(qlora__rows_input(pass, &in, qlora__branch_norm(m, layer, QLORA__MLP), &inputs));
-    QLORA__TRY(qlora_fill(pass->ctx, 0.0f, &dx));
+    QLORA__TRY(qlora_fill(pass->ctx, 0.0f, dx));
     qlora__route route = qlora__experts_choose(pass, layer);
     for (int64_t e = 0; e < m->plan.config.experts; e++) {
         int64_t first = route.starts[e];
@@ -327,25 +321,16 @@ static qlora_result qlora__experts_in_backward(const qlora__pass* pass, qlora__l
         if (rows == 0) {
             continue;
         }
-        qlora_linear_desc own = qlora__experts_linear(pass, &experts->linears[2 * e]);
+        qlora_linear_desc own = qlora__experts_linear(pass, &layer->experts->linears[2 * e]);
         int64_t pad = qlora_linear_pad(&own);
         qlora_tensor x = qlora__window(&w->x, rows, 0, width + pad);
         qlora_tensor inner = qlora__window(&x, rows, 0, width);
         qlora_tensor y = qlora__window(&w->y, rows, 0, width);
         qlora_tensor dy =
             qlora__experts_some(&layer->kept.routed, first, rows, qlora_linear_out(&own) + pad);
-        qlora__rows_gather(pass->ctx, &inputs, route.tokens + first, &inner);
+        qlora__rows_gather(pass->ctx, inputs, route.tokens + first, &inner);
         QLORA__TRY(qlora__experts_backward(pass, pass->math, &own, &x, &dy, &y));
-        qlora__rows_spread_add(pass->ctx, &y, route.tokens + first, &dx);
+        qlora__rows_spread_add(pass->ctx, &y, route.tokens + first, dx);
     }
-    QLORA__TRY(qlora__experts_all_backward(pass, &experts->router, &w->dz, &dx));
-    if (experts->shared_gate.count > 0) {
-        QLORA__TRY(qlora__experts_all_backward(pass, &experts->shared_gate, &w->d_gate, &dx));
-    }
-    if (layer->layout->groups[QLORA__GATE_UP].count > 0) {
-        return qlora__branch_input_backward(pass, layer, QLORA__MLP, &layer->kept.gu, h, true);
-    }
-    qlora_tensor none = qlora__local(pass, &m->work.delta, 0, width);
-    QLORA__TRY(qlora_fill(pass->ctx, 0.0f, &none));
-    return qlora__input_norm_backward(pass, layer, QLORA__MLP, &in, &none);
+    return QLORA_OK;
 }

@@ -9,6 +9,8 @@ typedef struct qlora__ffn_plan {
     // Memory that all layers use, in training and in every pass; NULL = none.
     void (*share)(qlora__arena* arena, qlora_model* m);
     void (*work)(qlora__arena* arena, qlora_model* m);
+    // The same, of which the head may have what is in it: layers do not run then.
+    void (*lend)(qlora__arena* arena, qlora_model* m);
     // What a model with such a part cannot do; NULL = nothing, or returns NULL.
     const char* (*refuse)(const qlora_model* m);
     // The kernels of a layer that others do not need.
@@ -17,6 +19,7 @@ typedef struct qlora__ffn_plan {
     // one after it as well; NULL = never.
     bool (*sums)(const qlora_model* m, const qlora__layer* layer);
     bool adds;              // parts stand side by side: their gradients meet in d_beside
+    bool steps;             // the kernels of a decoding step take it
     bool joins;             // the activation has kernels with parts of the products beside it
     unsigned z;             // stacks (one bit each) whose z is kept, as x is overwritten
     unsigned z_sums;        // of recomputed layers, if it sums
@@ -95,7 +98,8 @@ static void qlora__experts_keep(const qlora_model* m, const qlora__layer* layer,
     const qlora__kept_slot all[] = {
         {QLORA__KEPT_TILE, offsetof(qlora__kept, routed), m->compute, some * c->experts_per_token,
          2 * c->expert_intermediate + pad},
-        {QLORA__KEPT_TILE, offsetof(qlora__kept, scores), m->compute, some, c->experts},
+        {QLORA__KEPT_TILE, offsetof(qlora__kept, scores), m->on_gpu ? QLORA_F32 : m->compute, some,
+         c->experts},
         {QLORA__KEPT_TILE, offsetof(qlora__kept, shared), m->compute, some, 1 + pad}};
     qlora__stack_keep(m, layer, slots);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
@@ -103,28 +107,91 @@ static void qlora__experts_keep(const qlora_model* m, const qlora__layer* layer,
     }
 }
 
+// The type of what chooses: scores and weights are f32 on a GPU.
+static qlora_dtype qlora__routing_type(const qlora_model* m) {
+    return m->on_gpu ? QLORA_F32 : m->compute;
+}
+
 static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     qlora__routed_work* w = &m->work.experts;
+    qlora_dtype type = qlora__routing_type(m);
     int64_t some = qlora__tile_rows(m);
     int64_t pad = qlora__experts_pad(m);
     int64_t routed = some * c->experts_per_token;
-    qlora__arena_tensor(arena, m->compute, some, c->hidden + pad, &w->x);
     qlora__arena_tensor(arena, m->compute, some, c->hidden, &w->y);
     m->work.gathered = w->y;
-    qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate + pad, &w->s);
-    qlora__arena_tensor(arena, m->compute, 1, routed, &w->weights);
-    qlora__arena_tensor(arena, m->compute, 1, routed, &w->sorted);
+    qlora__arena_tensor(arena, type, 1, routed, &w->weights);
+    qlora__arena_tensor(arena, type, 1, routed, &w->sorted);
     qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->choice);
     qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->place);
     qlora__arena_tensor(arena, QLORA_I32, 1, routed, &w->tokens);
     qlora__arena_tensor(arena, QLORA_I32, 1, c->experts + 1, &w->starts);
-    if (qlora__trains(m)) {
-        qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate, &w->ds);
+    if (m->on_gpu || qlora__trains(m)) { // scores of a router with an adapter come this way
         qlora__arena_tensor(arena, m->compute, some, c->experts + pad, &w->dz);
-        qlora__arena_tensor(arena, m->compute, 1, routed, &w->dw);
+    }
+    if (qlora__trains(m)) {
+        qlora__arena_tensor(arena, type, 1, routed, &w->dw);
         qlora__arena_tensor(arena, m->compute, some, 1 + pad, &w->d_gate);
     }
+    if (!m->on_gpu) {
+        qlora__arena_tensor(arena, m->compute, some, c->hidden + pad, &w->x);
+        qlora__arena_tensor(arena, m->compute, some, c->expert_intermediate + pad, &w->s);
+        qlora__arena_tensor(arena, m->compute, qlora__trains(m) ? some : 0, c->expert_intermediate,
+                            &w->ds);
+        return;
+    }
+#ifndef QLORA_NO_CUDA
+    qlora__arena_tensor(arena, QLORA_I32, qlora__routing_chunks(routed), c->experts, &w->counts);
+    qlora__arena_tensor(arena, QLORA_I32, 1, qlora__routing_tiles(c->experts, routed), &w->tiles);
+#endif
+}
+
+// Elements of the operands of all experts of a layer, into or out of their activation.
+static int64_t qlora__experts_operands(const qlora_model* m, const qlora__layer* layer) {
+    int64_t most = 0;
+    for (int i = 0; i < 2 && layer->experts != NULL; i++) {
+        const qlora_linear_desc* linear = &layer->experts->linears[i];
+        int64_t pad = (linear->parts[0].rank + 7) / 8 * 8;
+        most = qlora__max(most, (qlora_linear_out(linear) + pad) * (linear->in + pad));
+    }
+    return most * m->plan.config.experts;
+}
+
+// What a GPU needs only while a layer runs.
+static void qlora__experts_lend(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__routed_work* w = &m->work.experts;
+    int64_t pad = qlora__experts_pad(m);
+    int64_t routed = qlora__tile_rows(m) * c->experts_per_token;
+    int64_t most = 0;
+    for (int64_t l = 0; l < c->layers && m->on_gpu; l++) {
+        most = qlora__max(most, qlora__experts_operands(m, &m->layers[l]));
+    }
+    if (m->on_gpu) {
+        qlora__arena_tensor(arena, m->compute, 1, most, &w->operand);
+        qlora__arena_tensor(arena, m->compute, routed, c->hidden + pad, &w->x);
+        qlora__arena_tensor(arena, m->compute, routed, c->expert_intermediate + pad, &w->s);
+    }
+}
+
+// Whether the matrices of all experts have one form, as the kernels of a GPU want it.
+static bool qlora__experts_alike(const qlora_model* m) {
+    bool alike = true;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layer* layer = &m->layers[l];
+        int count = layer->experts != NULL ? layer->layout->experts->count : 0;
+        int first = count > 0 ? qlora__first_expert(layer->layout) : 0;
+        for (int i = first; count > 0 && i < layer->count; i++) {
+            const qlora__projection* a = &layer->projections[first + (i - first) % count];
+            const qlora__projection* b = &layer->projections[i];
+            alike = alike && a->is_nf4 == b->is_nf4 &&
+                    a->nf4_desc.block == b->nf4_desc.block &&
+                    a->nf4_desc.block2 == b->nf4_desc.block2 &&
+                    a->nf4_desc.plain_scales == b->nf4_desc.plain_scales;
+        }
+    }
+    return alike;
 }
 
 // Whether dropout would be left out: PEFT has none on parameters, and the router and the gate of
@@ -153,8 +220,9 @@ static bool qlora__experts_fp8(const qlora_model* m) {
 }
 
 static const char* qlora__experts_refuse(const qlora_model* m) {
-    return m->on_gpu               ? "has experts, which do not run on a GPU; open a context for "
-                                     "the CPU"
+    return m->on_gpu && !qlora__experts_alike(m)
+               ? "has experts in different formats, which do not run on a GPU; open a context for "
+                 "the CPU"
            : qlora__has_several(m) ? "has experts, without support for several adapters"
            : m->dora               ? "has experts, without support for DoRA"
            : qlora__experts_fp8(m) ? "has experts, without support for FP8"
@@ -170,7 +238,7 @@ static const char* qlora__experts_refuse(const qlora_model* m) {
 static qlora__needs qlora__experts_needs(const qlora_model* m, const qlora__layer* layer) {
     (void)m;
     (void)layer;
-    return 0; // they run on the CPU
+    return QLORA__NEED_EXPERTS;
 }
 
 // What an MLP with a gate, or without one, costs if all tokens use it. Beside products: the norm
@@ -233,26 +301,31 @@ static void qlora__experts_cost(const qlora_model* m, const qlora__layer* layer,
 
 // Indexed by qlora__ffn. Of the gated one, gate and up are next to each other in rows of FP8.
 static const qlora__ffn_plan qlora__ffn_plans[] = {
-    {"gated", qlora__stack_keep, qlora__gated_share, NULL, NULL, qlora__gated_needs,
-     qlora__gated_sums, false, true, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 1u << QLORA__DOWN, 4,
-     NULL, qlora__gated_cost},
-    {"plain", qlora__stack_keep, NULL, NULL, NULL, qlora__plain_needs, NULL, false, false,
-     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2", qlora__plain_cost},
-    {"experts", qlora__experts_keep, NULL, qlora__experts_work, qlora__experts_refuse,
-     qlora__experts_needs, NULL, true, false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8,
-     NULL, qlora__experts_cost}};
+    {"gated", qlora__stack_keep, qlora__gated_share, NULL, NULL, NULL, qlora__gated_needs,
+     qlora__gated_sums, false, true, true, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN,
+     1u << QLORA__DOWN, 4, NULL, qlora__gated_cost},
+    {"plain", qlora__stack_keep, NULL, NULL, NULL, NULL, qlora__plain_needs, NULL, false, true,
+     false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2", qlora__plain_cost},
+    {"experts", qlora__experts_keep, NULL, qlora__experts_work, qlora__experts_lend,
+     qlora__experts_refuse, qlora__experts_needs, NULL, true, false, false,
+     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, NULL, qlora__experts_cost}};
 
 static const qlora__ffn_plan* qlora__ffn_plan_of(const qlora__layer* layer) {
     return &qlora__ffn_plans[layer->layout->ffn];
 }
 
-// The memory that the feed-forward parts of a model share: each kind that it has, once.
-static void qlora__ffns_share(qlora__arena* arena, qlora_model* m, bool training) {
+// When memory is used that feed-forward parts share.
+typedef enum qlora__ffn_use { QLORA__FFN_WORK, QLORA__FFN_SHARE, QLORA__FFN_LEND } qlora__ffn_use;
+
+// Lays that memory out: for each kind that a model has, once.
+static void qlora__ffns_share(qlora__arena* arena, qlora_model* m, qlora__ffn_use use) {
     bool done[QLORA__FFNS];
     memset(done, 0, sizeof done);
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         const qlora__ffn_plan* plan = qlora__ffn_plan_of(&m->layers[l]);
-        void (*lay)(qlora__arena * arena, qlora_model * m) = training ? plan->share : plan->work;
+        void (*lay)(qlora__arena * arena, qlora_model * m) = use == QLORA__FFN_WORK    ? plan->work
+                                                             : use == QLORA__FFN_SHARE ? plan->share
+                                                                                       : plan->lend;
         if (!done[plan - qlora__ffn_plans] && lay != NULL) {
             lay(arena, m);
         }

@@ -1,0 +1,232 @@
+// routing.cu - from the scores of a router to the experts of every token, and rows sorted by expert.
+// targets: 75
+// groups: experts
+//
+// See src/ops/experts.h for the formulas. Scores are f32, a row of `experts` for each token.
+//
+//   choose   the experts of a token and their weights, the experts in ascending order
+//   count    how often a block of CHUNK choices takes each expert
+//   starts   the first sorted row of each expert, that of each block's choices, and the row tiles
+//   spread   the sorted row of each choice; its token and weight at that row
+//
+// Rows with the same expert are in the order of their tokens. The tiles are for the products
+// (grouped.cuh): tiles[0] of them, each with its expert at tiles[2 i + 1] and its first row at
+// tiles[2 i + 2]; a tile has at most TILE_ROWS rows, all of one expert.
+// Determinism: sums of integers, and the order of choices within a block by comparing them.
+#include "routing.cuh"
+
+enum { CHUNK = 256, TILE_ROWS = 128 };
+
+// The largest of a warp's values, and among equals the lowest place.
+struct best_value {
+    float value;
+    int32_t place;
+};
+
+__device__ __forceinline__ best_value best_of_warp(best_value mine) {
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) {
+        best_value other;
+        other.value = __shfl_xor_sync(QLORA_FULL_WARP, mine.value, o);
+        other.place = __shfl_xor_sync(QLORA_FULL_WARP, mine.place, o);
+        bool better = other.value > mine.value ||
+                      (other.value == mine.value && other.place < mine.place);
+        mine = better ? other : mine;
+    }
+    return mine;
+}
+
+// Takes the largest of `count` values in shared memory, all of which are finite until they are
+// taken: then they are minus infinity.
+__device__ __forceinline__ int32_t take_best(float* values, int32_t count, int32_t lane) {
+    best_value mine = {-INFINITY, 0x7fffffff};
+    for (int32_t i = lane; i < count; i += 32) {
+        if (values[i] > mine.value) {
+            mine.value = values[i];
+            mine.place = i;
+        }
+    }
+    mine = best_of_warp(mine);
+    if (lane == 0) {
+        values[mine.place] = -INFINITY;
+    }
+    __syncwarp();
+    return mine.place;
+}
+
+// Leaves only the experts of the groups whose two best values have the largest sums.
+__device__ __forceinline__ void keep_groups(const routing_rule& rule, float* values, float* sums,
+                                            int32_t lane) {
+    int32_t each = rule.experts / rule.groups;
+    for (int32_t g = lane; g < rule.groups; g += 32) {
+        float first = -INFINITY;
+        float second = -INFINITY;
+        for (int32_t e = g * each; e < (g + 1) * each; e++) {
+            float v = values[e];
+            second = v > first ? first : fmaxf(second, v);
+            first = fmaxf(first, v);
+        }
+        sums[g] = first + second;
+    }
+    __syncwarp();
+    for (int32_t i = 0; i < rule.groups_used; i++) {
+        take_best(sums, rule.groups, lane);
+    }
+    for (int32_t e = lane; e < rule.experts; e += 32) {
+        values[e] = sums[e / each] == -INFINITY ? values[e] : -INFINITY; // taken groups are kept
+    }
+    __syncwarp();
+}
+
+// The values that decide; returns whether they and the scores are finite.
+__device__ __forceinline__ bool put_values(const routing_rule& rule, const float* z,
+                                           const float* correction, float* values, int32_t lane) {
+    bool finite = true;
+    for (int32_t e = lane; e < rule.experts; e += 32) {
+        float v = rule.score == SCORE_SIGMOID ? routing_sigmoid(z[e]) : z[e];
+        v += correction ? correction[e] : 0.0f;
+        finite = finite && fabsf(z[e]) < INFINITY && fabsf(v) < INFINITY;
+        values[e] = v;
+    }
+    __syncwarp();
+    return __all_sync(QLORA_FULL_WARP, finite);
+}
+
+// Writes the choice and its weights in ascending order of the experts.
+__device__ __forceinline__ void put_choice(const routing_rule& rule, const float* own,
+                                           const int32_t* ids, float factor, int32_t* choice,
+                                           float* weights, int32_t lane) {
+    for (int32_t j = lane; j < rule.chosen; j += 32) {
+        int32_t place = 0;
+        for (int32_t i = 0; i < rule.chosen; i++) {
+            place += ids[i] < ids[j];
+        }
+        choice[place] = ids[j];
+        weights[place] = own[j] * factor;
+    }
+}
+
+// A warp per token. Launch: grid (ceil(rows / 4)), 128 threads, dynamic shared memory 48 * experts
+// bytes.
+QLORA_KERNEL __launch_bounds__(128)
+    qlora_routing_choose(const float* scores, int64_t ld, const float* correction, int32_t* choice,
+                         float* weights, int64_t rows, const __grid_constant__ routing_rule rule) {
+    extern __shared__ float shared[];
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    int64_t row = (int64_t)blockIdx.x * 4 + threadIdx.x / 32;
+    float* values = shared + (int64_t)(threadIdx.x / 32) * 3 * rule.experts;
+    float* own = values + rule.experts;
+    int32_t* ids = (int32_t*)(own + rule.experts);
+    if (row >= rows) {
+        return;
+    }
+    const float* z = scores + row * ld;
+    bool finite = put_values(rule, z, correction, values, lane);
+    if (finite && rule.groups > 1) {
+        keep_groups(rule, values, own, lane);
+    }
+    for (int32_t j = 0; j < rule.chosen; j++) {
+        int32_t e = finite ? take_best(values, rule.experts, lane) : j;
+        if (lane == 0) {
+            ids[j] = e;
+        }
+    }
+    __syncwarp();
+    row_softmax whole = softmax_of(rule, z, lane);
+    for (int32_t j = lane; j < rule.chosen; j += 32) {
+        own[j] = value_of(rule, whole, z[ids[j]]);
+    }
+    __syncwarp();
+    float factor = finite ? rule.scale / divisor_of(rule, own) : __int_as_float(0x7fc00000);
+    put_choice(rule, own, ids, factor, choice + row * rule.chosen, weights + row * rule.chosen,
+               lane);
+}
+
+// Launch: grid (ceil(count / CHUNK)), CHUNK threads, dynamic shared memory 4 * experts bytes.
+QLORA_KERNEL __launch_bounds__(CHUNK)
+    qlora_routing_count(const int32_t* choice, int64_t count, int32_t experts, int32_t* counts) {
+    extern __shared__ int32_t own[];
+    int64_t at = (int64_t)blockIdx.x * CHUNK + threadIdx.x;
+    for (int32_t e = (int32_t)threadIdx.x; e < experts; e += CHUNK) {
+        own[e] = 0;
+    }
+    __syncthreads();
+    if (at < count) {
+        atomicAdd(&own[choice[at]], 1);
+    }
+    __syncthreads();
+    for (int32_t e = (int32_t)threadIdx.x; e < experts; e += CHUNK) {
+        counts[(int64_t)blockIdx.x * experts + e] = own[e];
+    }
+}
+
+// The sum of the values of the threads before this one, of 1,024.
+__device__ __forceinline__ int32_t sum_before(int32_t value, int32_t* shared) {
+    int32_t at = (int32_t)threadIdx.x;
+    __syncthreads(); // of an earlier sum
+    shared[at] = value;
+    __syncthreads();
+#pragma unroll 1
+    for (int32_t step = 1; step < 1024; step *= 2) {
+        int32_t below = at >= step ? shared[at - step] : 0;
+        __syncthreads();
+        shared[at] += below;
+        __syncthreads();
+    }
+    return shared[at] - value;
+}
+
+// Turns counts into the choices of an expert in the blocks before. Launch: one block of 1,024
+// threads, one for each expert.
+QLORA_KERNEL __launch_bounds__(1024)
+    qlora_routing_starts(int32_t* counts, int64_t chunks, int32_t experts, int32_t* starts,
+                         int32_t* tiles) {
+    __shared__ int32_t shared[1024];
+    int32_t e = (int32_t)threadIdx.x;
+    int32_t rows = 0;
+    if (e < experts) {
+#pragma unroll 8
+        for (int64_t c = 0; c < chunks; c++) {
+            int32_t more = counts[c * experts + e];
+            counts[c * experts + e] = rows;
+            rows += more;
+        }
+    }
+    int32_t first = sum_before(rows, shared);
+    int32_t own = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    int32_t at = sum_before(own, shared);
+    if (e < experts) {
+        starts[e] = first;
+    }
+    if (e == experts - 1) {
+        starts[experts] = first + rows;
+        tiles[0] = at + own;
+    }
+    for (int32_t i = 0; i < own; i++) {
+        tiles[2 * (at + i) + 1] = e;
+        tiles[2 * (at + i) + 2] = first + i * TILE_ROWS;
+    }
+}
+
+// Launch: as for count, without dynamic shared memory.
+QLORA_KERNEL __launch_bounds__(CHUNK)
+    qlora_routing_spread(const int32_t* choice, const float* weights, int64_t count, int32_t chosen,
+                         int32_t experts, const int32_t* counts, const int32_t* starts,
+                         int32_t* place, int32_t* tokens, float* sorted) {
+    __shared__ int32_t ids[CHUNK];
+    int64_t at = (int64_t)blockIdx.x * CHUNK + threadIdx.x;
+    int32_t mine = at < count ? choice[at] : -1;
+    ids[threadIdx.x] = mine;
+    __syncthreads();
+    if (mine < 0) {
+        return;
+    }
+    int32_t to = starts[mine] + counts[(int64_t)blockIdx.x * experts + mine];
+#pragma unroll 4
+    for (int32_t i = 0; i < (int32_t)threadIdx.x; i++) {
+        to += ids[i] == mine;
+    }
+    place[at] = to;
+    tokens[to] = (int32_t)(at / chosen);
+    sorted[to] = weights[at];
+}
