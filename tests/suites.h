@@ -58,6 +58,7 @@
     X(owners_suite, SHORT KERNELS)                                                                 \
     X(gated_suite, SHORT KERNELS)                                                                  \
     X(experts_suite, SHORT ARCH THREADS)                                                           \
+    X(experts_gpu_suite, SHORT KERNELS)                                                            \
     X(blocks_suite, SLOW KERNELS ARCH)                                                             \
     X(tails_suite, SHORT KERNELS)                                                                  \
     X(fp8_tails_suite, SHORT KERNELS)                                                              \

@@ -281,7 +281,7 @@ TEST experts_refuse(const test_machine* machine) {
                  {"support for FP8", 0.0f, false, QLORA_BASE_FP8, QLORA_MODE_F32, 0, 0},
                  {"support for FP8", 0.0f, false, QLORA_BASE_NF4, QLORA_MODE_FP8, 0, 0},
                  {"several adapters", 0.0f, false, QLORA_BASE_NF4, QLORA_MODE_F32, 2, 0},
-                 {"do not run on a GPU", 0.0f, false, QLORA_BASE_NF4, QLORA_MODE_AUTO, 0, 90}};
+                 {"support for FP8", 0.0f, false, QLORA_BASE_NF4, QLORA_MODE_FP8, 0, 90}};
     qlora_ctx* ctx = test_open(machine, NULL);
     ASSERTm(test_open_reason(), ctx != NULL);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -358,8 +358,8 @@ TEST ways_with_a_shared_expert(const test_machine* machine) {
 
 SUITE(experts_suite) {
     RUN_ON(TEST_CPU, routes);
-    RUN_ON(TEST_CPU, ways_of_mixtral);
-    RUN_ON(TEST_CPU, ways_with_a_shared_expert);
+    RUN_ON(TEST_CPU | TEST_ONE_GPU, ways_of_mixtral);
+    RUN_ON(TEST_CPU | TEST_ONE_GPU, ways_with_a_shared_expert);
     RUN_ON(TEST_CPU, experts_refuse);
     RUN_ON(TEST_CPU, targets_of_experts);
 }

@@ -53,6 +53,7 @@ static long layers_split_from = 12;
 #include "internal/gated.c"
 #include "internal/blocks.c"
 #include "internal/experts.c"
+#include "internal/experts_gpu.c"
 #include "internal/tails.c"
 #include "internal/fp8_tails.c"
 #include "internal/skinny.c"
