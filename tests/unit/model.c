@@ -1068,7 +1068,7 @@ TEST budget_decides(const test_machine* machine) {
         trained += roomy.trained[i];
     }
     ASSERT_EQ_FMT((long long)roomy.parameters, (long long)trained, "%lld");
-    needed = qlora_trained_describe(&roomy, text, sizeof text);
+    needed = qlora_places_describe(&roomy, text, sizeof text);
     ASSERT_EQ_FMT((int)strlen(text) + 1, (int)needed, "%d");
     ASSERTm(text, strncmp(text, "attention ", 10) == 0 && strstr(text, ", MLP ") != NULL);
     ASSERT(test_close_ctx(machine, r.ctx));
