@@ -1081,8 +1081,8 @@ typedef struct qlora_cost {
     double moved;         // elements read and written by the layers in the forward pass
 } qlora_cost;
 
-// plan must have been filled in by qlora_plan_make, or belong to a model. With QLORA_NO_TRAIN, all of
-// this is 0.
+// plan must have been filled in by qlora_plan_make, or belong to a model. All of this is 0 with
+// QLORA_NO_TRAIN.
 QLORA_API void qlora_plan_cost(const qlora_plan* plan, const int32_t* lengths, int64_t count,
                                double labels, qlora_cost* out);
 // Reads config.json and, if present, generation_config.json of a model folder, or the metadata of a
@@ -23765,6 +23765,7 @@ typedef uint64_t qlora__needs;
 #define QLORA__KERNELS_EXPERTS(X)                                                                  \
     X(routing_choose, routing, 49152, EXPERTS)                                                     \
     X(routing_count, routing, 4096, EXPERTS)                                                       \
+    X(routing_totals, routing, 0, EXPERTS)                                                         \
     X(routing_starts, routing, 0, EXPERTS)                                                         \
     X(routing_spread, routing, 0, EXPERTS)                                                         \
     X(routing_bwd_f32, routing_bwd, 16384, EXPERTS_TRAIN)                                          \
@@ -23791,6 +23792,12 @@ typedef uint64_t qlora__needs;
     X(grouped_tc_nt, grouped_tc, 65536, EXPERTS_BF16)                                              \
     X(grouped_tc_narrow, grouped_tc, 98304, EXPERTS_BF16)                                          \
     X(grouped_tc_sums, grouped_tc, 98304, EXPERTS_BF16)                                            \
+    X(grouped_few_rows_16, grouped_few, 49152, EXPERTS_BF16)                                       \
+    X(grouped_few_rows_32, grouped_few, 49152, EXPERTS_BF16)                                       \
+    X(grouped_few_tall_16, grouped_few, 49152, EXPERTS_BF16)                                       \
+    X(grouped_few_tall_32, grouped_few, 49152, EXPERTS_BF16)                                       \
+    X(grouped_few_wide_16, grouped_few, 49152, EXPERTS_BF16)                                       \
+    X(grouped_few_wide_32, grouped_few, 49152, EXPERTS_BF16)                                       \
     X(grouped_wg_nn, grouped_wg, 230400, EXPERTS_WG)                                               \
     X(grouped_wg_nt, grouped_wg, 230400, EXPERTS_WG)
 
@@ -33956,6 +33963,7 @@ static bool qlora__grouped_takes_tensor_cores(const qlora_ctx* ctx, const qlora_
 
 // The narrowest result for which tiles of 128 columns pay.
 #define QLORA__GROUPED_NARROW 64
+#define QLORA__GROUPED_FEW 32 // rows or columns up to which kernels/experts/grouped_few.cu has it
 
 // turned: B is [N,K].
 static qlora_result qlora__grouped_warpgroups(qlora_ctx* ctx, const qlora__groups* g, bool turned,
@@ -34014,6 +34022,11 @@ static qlora_result qlora__grouped_rows(qlora_ctx* ctx, const qlora__groups* g, 
             ctx, a->dtype == QLORA_F32 ? QLORA__K_grouped_rows_f32 : QLORA__K_grouped_rows_half,
             2 * tiles, qlora__ceil_div(c->cols, 64), 1, 256, 0, all);
     }
+    if (c->cols <= QLORA__GROUPED_FEW) {
+        qlora__kernel_id few =
+            c->cols <= 16 ? QLORA__K_grouped_few_rows_16 : QLORA__K_grouped_few_rows_32;
+        return qlora__launch(ctx, few, 2 * tiles, 1, 1, 128, qlora__kernel_rows[few].shared, all);
+    }
     if (c->cols <= QLORA__GROUPED_NARROW) {
         return qlora__launch(ctx, QLORA__K_grouped_tc_narrow, 2 * tiles,
                              qlora__ceil_div(c->cols, 64), 1, 128,
@@ -34025,6 +34038,19 @@ static qlora_result qlora__grouped_rows(qlora_ctx* ctx, const qlora__groups* g, 
     qlora__kernel_id kernel = turned ? QLORA__K_grouped_tc_nt : QLORA__K_grouped_tc_nn;
     return qlora__launch(ctx, kernel, tiles, qlora__ceil_div(c->cols, 128), 1, 128,
                          qlora__kernel_rows[kernel].shared, all);
+}
+
+// With few rows or columns of the result.
+static qlora_result qlora__grouped_few_sums(qlora_ctx* ctx, const qlora__groups* g, int64_t M,
+                                            int64_t N, void** args) {
+    static const qlora__kernel_id kernels[2][2] = {
+        {QLORA__K_grouped_few_tall_16, QLORA__K_grouped_few_tall_32},
+        {QLORA__K_grouped_few_wide_16, QLORA__K_grouped_few_wide_32}};
+    bool tall = N <= M;
+    qlora__kernel_id kernel = kernels[tall ? 0 : 1][qlora__min(M, N) <= 16 ? 0 : 1];
+    return qlora__launch(ctx, kernel, tall ? qlora__ceil_div(M, 64) : 1,
+                         tall ? 1 : qlora__ceil_div(N, 64), g->experts, 128,
+                         qlora__kernel_rows[kernel].shared, args);
 }
 
 // c: f32 [M,N] of the first expert, a batch of them.
@@ -34048,6 +34074,9 @@ static qlora_result qlora__grouped_sums(qlora_ctx* ctx, const qlora__groups* g, 
     args.beta = beta;
     void* all[] = {&args};
     bool tensor = qlora__grouped_takes_tensor_cores(ctx, a, b);
+    if (tensor && qlora__min(c->rows, c->cols) <= QLORA__GROUPED_FEW) {
+        return qlora__grouped_few_sums(ctx, g, c->rows, c->cols, all);
+    }
     qlora__kernel_id kernel = tensor                  ? QLORA__K_grouped_tc_sums
                               : a->dtype == QLORA_F32 ? QLORA__K_grouped_sums_f32
                                                       : QLORA__K_grouped_sums_half;
@@ -34122,6 +34151,13 @@ static qlora_result qlora__experts_place(qlora_ctx* ctx, const qlora_linear_desc
     memset(&args, 0, sizeof args);
     int64_t out = qlora_linear_out(first);
     int64_t blocks = 0;
+    int64_t adapters = (operand->rows - out) * (out + operand->cols);
+    if (adapters > INT32_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT,
+                           "the adapter of an expert has %lld elements with those that pad it; the "
+                           "maximum is %d",
+                           (long long)adapters, INT32_MAX);
+    }
     args.operand = operand->data;
     args.in = first->in;
     args.out = (int32_t)out;
@@ -34141,7 +34177,7 @@ static qlora_result qlora__experts_place(qlora_ctx* ctx, const qlora_linear_desc
         args.a = first->parts[0].a->data;
         args.sb = first->parts[0].sb->data;
     }
-    blocks += qlora__ceil_div(args.pad * (out + operand->cols), 2048);
+    blocks += qlora__ceil_div(adapters, 2048);
     void* all[] = {&args};
     return qlora__launch(ctx,
                          operand->dtype == QLORA_F32 ? QLORA__K_expert_place_f32
@@ -34161,6 +34197,8 @@ static qlora_result qlora__experts_place(qlora_ctx* ctx, const qlora_linear_desc
 #ifndef QLORA_NO_CUDA
 
 #define QLORA__ROUTING_CHUNK 256 // choices of a block; CHUNK in kernels/experts/routing.cu
+
+#define QLORA__ROUTED_GATHERED 8 // rows of a block; GATHERED in kernels/experts/routed.cuh
 
 // Same layout as routing_rule in kernels/experts/routing.cuh.
 typedef struct qlora__routing_rule {
@@ -34221,7 +34259,10 @@ static qlora_result qlora__routing_choose(qlora_ctx* ctx, qlora__route* r, qlora
     void* count[] = {&r->choice, &choices, &experts, &w->counts};
     QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_count, chunks, 1, 1, QLORA__ROUTING_CHUNK,
                              (uint32_t)(4 * r->rule.experts), count));
-    void* starts[] = {&w->counts, &chunks, &experts, &r->starts, &w->tiles};
+    void* totals[] = {&w->counts, &chunks, &experts, &r->starts};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_totals, qlora__ceil_div(r->rule.experts, 8), 1, 1,
+                             256, 0, totals));
+    void* starts[] = {&experts, &r->starts, &w->tiles};
     QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_starts, 1, 1, 1, 1024, 0, starts));
     void* spread[] = {&r->choice, &w->weights, &choices,  &chosen,    &experts,
                       &w->counts, &r->starts,  &r->place, &r->tokens, &w->sorted};
@@ -34252,7 +34293,8 @@ static qlora_result qlora__routed_gather(qlora_ctx* ctx, const qlora_tensor* fro
     qlora__point_shape shape = qlora__point_shape_of(y.cols, qlora__piece(y.dtype));
     return qlora__launch(
         ctx, y.dtype == QLORA_F32 ? QLORA__K_routed_gather_f32 : QLORA__K_routed_gather_bf16,
-        shape.blocks, qlora__grid_cap(y.rows), 1, shape.threads, 0, args);
+        shape.blocks, qlora__grid_cap(qlora__ceil_div(y.rows, QLORA__ROUTED_GATHERED)), 1,
+        shape.threads, 0, args);
 }
 
 // to[t] = the sum of the rows of its experts in `from`, to which its own row may be added.
@@ -37627,7 +37669,7 @@ typedef struct qlora__routed_work {
     // On a GPU, x, s and routed have the rows of all experts, and ds is s.
     qlora_tensor counts;  // I32 [blocks of choices, experts], see ops/routed.h
     qlora_tensor tiles;   // I32 [1, ...]
-    qlora_tensor operand; // W, s B and A of all experts, of one of their linears at a time
+    qlora_tensor operands[2]; // W, s B and A of all experts: into their activation, and out of it
 } qlora__routed_work;
 
 // The activations of a pass, of layers and of the head. x, delta, s, ds, raw, an own d_out, and of
@@ -37713,6 +37755,7 @@ typedef struct qlora__flow {
     const qlora__fp8* coded;
     bool coded_transposed;
     int64_t passed; // layers of the last pass, and then chunks of the head, that have been computed
+    int64_t placed_experts; // whose operands into the activation are there: see experts_gpu.h
 } qlora__flow;
 
 // Keys and values of the texts in flight.
@@ -39098,15 +39141,14 @@ static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
 #endif
 }
 
-// Elements of the operands of all experts of a layer, into or out of their activation.
-static int64_t qlora__experts_operands(const qlora_model* m, const qlora__layer* layer) {
-    int64_t most = 0;
-    for (int i = 0; i < 2 && layer->experts != NULL; i++) {
-        const qlora_linear_desc* linear = &layer->experts->linears[i];
-        int64_t pad = (linear->parts[0].rank + 7) / 8 * 8;
-        most = qlora__max(most, (qlora_linear_out(linear) + pad) * (linear->in + pad));
+// Elements of the operands of all experts of a layer: into their activation (0), or out of it (1).
+static int64_t qlora__experts_operands(const qlora_model* m, const qlora__layer* layer, int which) {
+    if (layer->experts == NULL) {
+        return 0;
     }
-    return most * m->plan.config.experts;
+    const qlora_linear_desc* linear = &layer->experts->linears[which];
+    int64_t pad = (linear->parts[0].rank + 7) / 8 * 8;
+    return m->plan.config.experts * (qlora_linear_out(linear) + pad) * (linear->in + pad);
 }
 
 // What a GPU needs only while a layer runs.
@@ -39115,12 +39157,14 @@ static void qlora__experts_lend(qlora__arena* arena, qlora_model* m) {
     qlora__routed_work* w = &m->work.experts;
     int64_t pad = qlora__experts_pad(m);
     int64_t routed = qlora__tile_rows(m) * c->experts_per_token;
-    int64_t most = 0;
-    for (int64_t l = 0; l < c->layers && m->on_gpu; l++) {
-        most = qlora__max(most, qlora__experts_operands(m, &m->layers[l]));
+    for (int i = 0; i < 2 && m->on_gpu; i++) {
+        int64_t most = 0;
+        for (int64_t l = 0; l < c->layers; l++) {
+            most = qlora__max(most, qlora__experts_operands(m, &m->layers[l], i));
+        }
+        qlora__arena_tensor(arena, m->compute, 1, most, &w->operands[i]);
     }
     if (m->on_gpu) {
-        qlora__arena_tensor(arena, m->compute, 1, most, &w->operand);
         qlora__arena_tensor(arena, m->compute, routed, c->hidden + pad, &w->x);
         qlora__arena_tensor(arena, m->compute, routed, c->expert_intermediate + pad, &w->s);
     }
@@ -43698,11 +43742,14 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
     return QLORA_OK;
 }
 
-// Refuses a vector with values that are not finite.
+// Refuses a vector with values that are not finite, of at most QLORA__MAX_EXPERTS.
 static qlora_result qlora__load_finite(qlora_ctx* ctx, const qlora__folder* folder,
                                        const char* name, const qlora_tensor* t) {
+    QLORA__REAL values[QLORA__MAX_EXPERTS];
+    QLORA_ASSERT(t->cols <= QLORA__MAX_EXPERTS);
+    QLORA__TRY(qlora__copy_out(ctx, values, t->data, (size_t)t->cols * sizeof values[0]));
     for (int64_t i = 0; i < t->cols; i++) {
-        if (!qlora__finite((float)((const QLORA__REAL*)t->data)[i])) {
+        if (!qlora__finite((float)values[i])) {
             return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s[%lld] is not finite", folder->dir,
                                name, (long long)i);
         }
@@ -47995,6 +48042,15 @@ static qlora_tensor qlora__expert_operand_at(const qlora__expert_stack* s, int64
     return t;
 }
 
+// Whether the operands into the activation are those of a layer already, as they are after it was
+// recomputed; if not, they are about to be.
+static bool qlora__experts_claim(const qlora__pass* pass, const qlora__layer* layer, int which) {
+    int64_t key = 1 + 2 * (layer - pass->m->layers) + (pass->m->use_adapters ? 1 : 0);
+    bool there = which == 0 && pass->flow->placed_experts == key;
+    pass->flow->placed_experts = which == 0 ? key : pass->flow->placed_experts;
+    return there;
+}
+
 // Sets up the linear number `which` of a layer's experts, 0 or 1, and places its operands.
 static qlora_result qlora__expert_stack_ready(const qlora__pass* pass, const qlora__layer* layer,
                                               const qlora__route* route, int which,
@@ -48013,13 +48069,15 @@ static qlora_result qlora__expert_stack_ready(const qlora__pass* pass, const qlo
     out->out = qlora_linear_out(first);
     out->rank = qlora__expert_rank(m, first);
     out->pad = (out->rank + 7) / 8 * 8;
-    out->operand = w->operand;
+    out->operand = w->operands[which];
     out->operand.rows = out->out + out->pad;
     out->operand.cols = out->in + out->pad;
     out->operand.ld = out->operand.cols;
     out->operand.batch = experts;
     out->operand.batch_stride = out->operand.rows * out->operand.ld;
-    return qlora__experts_place(pass->ctx, first, second, out->rank, &out->operand);
+    return qlora__experts_claim(pass, layer, which)
+               ? QLORA_OK
+               : qlora__experts_place(pass->ctx, first, second, out->rank, &out->operand);
 }
 
 // z = x A^T, into the columns of x after its own.
@@ -48421,6 +48479,7 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
     pass->flow->placed_layer = 0; // adapters may have changed
+    pass->flow->placed_experts = 0;
     pass->flow->coded = NULL;
     QLORA__TRY(qlora__away_wait(pass->ctx, ~0u)); // copies of a step that was given up
     QLORA__TRY(qlora__tokens_place(pass->ctx, m));
@@ -48853,6 +48912,7 @@ static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.hidden;
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // z of the last layer, in s
+    pass->flow->placed_experts = 0; // the head had that memory
     if (pass->labelled > 0) {
         return qlora__backward_begin_labelled(pass);
     }
@@ -61305,4 +61365,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b7987524931a4ce3
+//@@ end fb42c1794ea60eef

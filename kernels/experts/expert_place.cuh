@@ -67,22 +67,25 @@ __device__ __forceinline__ void place_adapters(const expert_operand& p, T* opera
                                                int32_t block) {
     const T* a = (const T*)p.a + expert * p.rank * p.in;
     const T* sb = (const T*)p.sb + expert * p.out * p.rank;
-    int64_t ld = p.in + p.pad;
-    int64_t right = (int64_t)p.out * p.pad;
-    int64_t all = right + p.pad * ld;
+    uint32_t in = (uint32_t)p.in;
+    uint32_t pad = (uint32_t)p.pad;
+    uint32_t rank = (uint32_t)p.rank;
+    uint32_t ld = in + pad;
+    uint32_t right = (uint32_t)p.out * pad; // below 2^31, as the host checks
     T zero;
     store(&zero, 0.0f);
-    for (int32_t i = (int32_t)threadIdx.x; i < ADAPTER_BLOCK; i += 256) {
-        int64_t at = (int64_t)block * ADAPTER_BLOCK + i;
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < ADAPTER_BLOCK; i += 256) {
+        uint32_t at = (uint32_t)block * ADAPTER_BLOCK + i;
         if (at < right) {
-            int64_t row = at / p.pad;
-            int32_t k = (int32_t)(at % p.pad);
-            operand[row * ld + p.in + k] = k < p.rank ? sb[row * p.rank + k] : zero;
-        } else if (at < all) {
-            int64_t k = (at - right) / ld;
-            int64_t c = (at - right) % ld;
-            bool inside = k < p.rank && c < p.in;
-            operand[(p.out + k) * ld + c] = inside ? a[k * p.in + c] : zero;
+            uint32_t row = at / pad;
+            uint32_t k = at - row * pad;
+            operand[(int64_t)row * ld + in + k] = k < rank ? sb[(int64_t)row * rank + k] : zero;
+        } else if (at < right + pad * ld) {
+            uint32_t k = (at - right) / ld;
+            uint32_t c = at - right - k * ld;
+            bool inside = k < rank && c < in;
+            operand[((int64_t)p.out + k) * ld + c] = inside ? a[(int64_t)k * in + c] : zero;
         }
     }
 }

@@ -4,7 +4,9 @@
 
 #include "../layer/elementwise.cuh"
 
-// to[i] = from[list[i]]. Launch: as for elementwise.cuh.
+enum { GATHERED = 8 }; // rows of a block at a time, so that their loads are under way together
+
+// to[i] = from[list[i]]. Launch: as for elementwise.cuh, but GATHERED rows for each of grid.y.
 template <class T>
 __device__ __forceinline__ void routed_gather(const T* from, int64_t ldf, const int32_t* list,
                                               T* to, int64_t ldt, int64_t rows, int64_t cols) {
@@ -14,9 +16,20 @@ __device__ __forceinline__ void routed_gather(const T* from, int64_t ldf, const 
     if (c >= cols) {
         return;
     }
-    for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-        store_raw(to + row * ldt + c, load_raw(from + list[row] * ldf + c, cols - c, vec), cols - c,
-                  vec);
+    for (int64_t row = (int64_t)blockIdx.y * GATHERED; row < rows;
+         row += (int64_t)gridDim.y * GATHERED) {
+        uint4 raw[GATHERED];
+#pragma unroll
+        for (int i = 0; i < GATHERED; i++) { // rows after the last repeat it
+            int64_t at = list[min(row + i, rows - 1)];
+            raw[i] = load_raw(from + at * ldf + c, cols - c, vec);
+        }
+#pragma unroll
+        for (int i = 0; i < GATHERED; i++) {
+            if (row + i < rows) {
+                store_raw(to + (row + i) * ldt + c, raw[i], cols - c, vec);
+            }
+        }
     }
 }
 

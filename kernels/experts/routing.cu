@@ -6,7 +6,8 @@
 //
 //   choose   the experts of a token and their weights, the experts in ascending order
 //   count    how often a block of CHUNK choices takes each expert
-//   starts   the first sorted row of each expert, that of each block's choices, and the row tiles
+//   totals   the choices of each expert in the blocks before, and in all of them
+//   starts   the first sorted row of each expert, and the row tiles
 //   spread   the sorted row of each choice; its token and weight at that row
 //
 // Rows with the same expert are in the order of their tokens. The tiles are for the products
@@ -160,38 +161,70 @@ QLORA_KERNEL __launch_bounds__(CHUNK)
     }
 }
 
-// The sum of the values of the threads before this one, of 1,024.
+// The sum of the values of the threads before this one, of 1,024. shared: 32 words.
 __device__ __forceinline__ int32_t sum_before(int32_t value, int32_t* shared) {
-    int32_t at = (int32_t)threadIdx.x;
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    int32_t sum = value;
     __syncthreads(); // of an earlier sum
-    shared[at] = value;
-    __syncthreads();
-#pragma unroll 1
-    for (int32_t step = 1; step < 1024; step *= 2) {
-        int32_t below = at >= step ? shared[at - step] : 0;
-        __syncthreads();
-        shared[at] += below;
-        __syncthreads();
+#pragma unroll
+    for (int o = 1; o < 32; o *= 2) {
+        int32_t below = __shfl_up_sync(QLORA_FULL_WARP, sum, o);
+        sum += lane >= o ? below : 0;
     }
-    return shared[at] - value;
+    if (lane == 31) {
+        shared[threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    int32_t warps = 0;
+    for (int32_t w = 0; w < (int32_t)threadIdx.x / 32; w++) {
+        warps += shared[w];
+    }
+    return warps + sum - value;
 }
 
-// Turns counts into the choices of an expert in the blocks before. Launch: one block of 1,024
-// threads, one for each expert.
-QLORA_KERNEL __launch_bounds__(1024)
-    qlora_routing_starts(int32_t* counts, int64_t chunks, int32_t experts, int32_t* starts,
-                         int32_t* tiles) {
-    __shared__ int32_t shared[1024];
-    int32_t e = (int32_t)threadIdx.x;
+// What the counts of an expert become: how many choices the blocks before have. A warp has an expert,
+// and its lanes have 32 blocks at a time. Returns all choices of the expert.
+__device__ __forceinline__ int32_t sum_chunks(int32_t* counts, int64_t chunks, int32_t experts,
+                                              int32_t e, int32_t lane) {
     int32_t rows = 0;
+    for (int64_t c = 0; c < chunks; c += 32) {
+        bool inside = c + lane < chunks;
+        int32_t own = inside ? counts[(c + lane) * experts + e] : 0;
+        int32_t sum = own;
+#pragma unroll
+        for (int o = 1; o < 32; o *= 2) {
+            int32_t below = __shfl_up_sync(QLORA_FULL_WARP, sum, o);
+            sum += lane >= o ? below : 0;
+        }
+        if (inside) {
+            counts[(c + lane) * experts + e] = rows + sum - own;
+        }
+        rows += __shfl_sync(QLORA_FULL_WARP, sum, 31);
+    }
+    return rows;
+}
+
+// Turns counts into the choices of an expert in the blocks before, and totals into their sums.
+// Launch: a warp per expert, grid (ceil(experts / 8)), 256 threads.
+QLORA_KERNEL __launch_bounds__(256)
+    qlora_routing_totals(int32_t* counts, int64_t chunks, int32_t experts, int32_t* totals) {
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    int32_t e = (int32_t)blockIdx.x * 8 + (int32_t)threadIdx.x / 32;
     if (e < experts) {
-#pragma unroll 8
-        for (int64_t c = 0; c < chunks; c++) {
-            int32_t more = counts[c * experts + e];
-            counts[c * experts + e] = rows;
-            rows += more;
+        int32_t rows = sum_chunks(counts, chunks, experts, e, lane);
+        if (lane == 0) {
+            totals[e] = rows;
         }
     }
+}
+
+// Turns totals, which are in starts, into the first rows, and lists the tiles. Launch: one block of
+// 1,024 threads, one for each expert.
+QLORA_KERNEL __launch_bounds__(1024)
+    qlora_routing_starts(int32_t experts, int32_t* starts, int32_t* tiles) {
+    __shared__ int32_t shared[32];
+    int32_t e = (int32_t)threadIdx.x;
+    int32_t rows = e < experts ? starts[e] : 0;
     int32_t first = sum_before(rows, shared);
     int32_t own = (rows + TILE_ROWS - 1) / TILE_ROWS;
     int32_t at = sum_before(own, shared);

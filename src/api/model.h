@@ -395,8 +395,8 @@ typedef struct qlora_cost {
     double moved;         // elements read and written by the layers in the forward pass
 } qlora_cost;
 
-// plan must have been filled in by qlora_plan_make, or belong to a model. With QLORA_NO_TRAIN, all of
-// this is 0.
+// plan must have been filled in by qlora_plan_make, or belong to a model. All of this is 0 with
+// QLORA_NO_TRAIN.
 QLORA_API void qlora_plan_cost(const qlora_plan* plan, const int32_t* lengths, int64_t count,
                                double labels, qlora_cost* out);
 // Reads config.json and, if present, generation_config.json of a model folder, or the metadata of a

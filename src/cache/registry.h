@@ -140,6 +140,7 @@ typedef uint64_t qlora__needs;
 #define QLORA__KERNELS_EXPERTS(X)                                                                  \
     X(routing_choose, routing, 49152, EXPERTS)                                                     \
     X(routing_count, routing, 4096, EXPERTS)                                                       \
+    X(routing_totals, routing, 0, EXPERTS)                                                         \
     X(routing_starts, routing, 0, EXPERTS)                                                         \
     X(routing_spread, routing, 0, EXPERTS)                                                         \
     X(routing_bwd_f32, routing_bwd, 16384, EXPERTS_TRAIN)                                          \
@@ -166,6 +167,12 @@ typedef uint64_t qlora__needs;
     X(grouped_tc_nt, grouped_tc, 65536, EXPERTS_BF16)                                              \
     X(grouped_tc_narrow, grouped_tc, 98304, EXPERTS_BF16)                                          \
     X(grouped_tc_sums, grouped_tc, 98304, EXPERTS_BF16)                                            \
+    X(grouped_few_rows_16, grouped_few, 49152, EXPERTS_BF16)                                       \
+    X(grouped_few_rows_32, grouped_few, 49152, EXPERTS_BF16)                                       \
+    X(grouped_few_tall_16, grouped_few, 49152, EXPERTS_BF16)                                       \
+    X(grouped_few_tall_32, grouped_few, 49152, EXPERTS_BF16)                                       \
+    X(grouped_few_wide_16, grouped_few, 49152, EXPERTS_BF16)                                       \
+    X(grouped_few_wide_32, grouped_few, 49152, EXPERTS_BF16)                                       \
     X(grouped_wg_nn, grouped_wg, 230400, EXPERTS_WG)                                               \
     X(grouped_wg_nt, grouped_wg, 230400, EXPERTS_WG)
 

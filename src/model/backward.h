@@ -98,6 +98,7 @@ static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.hidden;
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // z of the last layer, in s
+    pass->flow->placed_experts = 0; // the head had that memory
     if (pass->labelled > 0) {
         return qlora__backward_begin_labelled(pass);
     }

@@ -22,6 +22,7 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
     pass->flow->placed_layer = 0; // adapters may have changed
+    pass->flow->placed_experts = 0;
     pass->flow->coded = NULL;
     QLORA__TRY(qlora__away_wait(pass->ctx, ~0u)); // copies of a step that was given up
     QLORA__TRY(qlora__tokens_place(pass->ctx, m));

@@ -276,11 +276,14 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
     return QLORA_OK;
 }
 
-// Refuses a vector with values that are not finite.
+// Refuses a vector with values that are not finite, of at most QLORA__MAX_EXPERTS.
 static qlora_result qlora__load_finite(qlora_ctx* ctx, const qlora__folder* folder,
                                        const char* name, const qlora_tensor* t) {
+    QLORA__REAL values[QLORA__MAX_EXPERTS];
+    QLORA_ASSERT(t->cols <= QLORA__MAX_EXPERTS);
+    QLORA__TRY(qlora__copy_out(ctx, values, t->data, (size_t)t->cols * sizeof values[0]));
     for (int64_t i = 0; i < t->cols; i++) {
-        if (!qlora__finite((float)((const QLORA__REAL*)t->data)[i])) {
+        if (!qlora__finite((float)values[i])) {
             return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s[%lld] is not finite", folder->dir,
                                name, (long long)i);
         }

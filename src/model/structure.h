@@ -355,7 +355,7 @@ typedef struct qlora__routed_work {
     // On a GPU, x, s and routed have the rows of all experts, and ds is s.
     qlora_tensor counts;  // I32 [blocks of choices, experts], see ops/routed.h
     qlora_tensor tiles;   // I32 [1, ...]
-    qlora_tensor operand; // W, s B and A of all experts, of one of their linears at a time
+    qlora_tensor operands[2]; // W, s B and A of all experts: into their activation, and out of it
 } qlora__routed_work;
 
 // The activations of a pass, of layers and of the head. x, delta, s, ds, raw, an own d_out, and of
@@ -441,6 +441,7 @@ typedef struct qlora__flow {
     const qlora__fp8* coded;
     bool coded_transposed;
     int64_t passed; // layers of the last pass, and then chunks of the head, that have been computed
+    int64_t placed_experts; // whose operands into the activation are there: see experts_gpu.h
 } qlora__flow;
 
 // Keys and values of the texts in flight.

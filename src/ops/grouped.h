@@ -70,6 +70,7 @@ static bool qlora__grouped_takes_tensor_cores(const qlora_ctx* ctx, const qlora_
 
 // The narrowest result for which tiles of 128 columns pay.
 #define QLORA__GROUPED_NARROW 64
+#define QLORA__GROUPED_FEW 32 // rows or columns up to which kernels/experts/grouped_few.cu has it
 
 // turned: B is [N,K].
 static qlora_result qlora__grouped_warpgroups(qlora_ctx* ctx, const qlora__groups* g, bool turned,
@@ -128,6 +129,11 @@ static qlora_result qlora__grouped_rows(qlora_ctx* ctx, const qlora__groups* g, 
             ctx, a->dtype == QLORA_F32 ? QLORA__K_grouped_rows_f32 : QLORA__K_grouped_rows_half,
             2 * tiles, qlora__ceil_div(c->cols, 64), 1, 256, 0, all);
     }
+    if (c->cols <= QLORA__GROUPED_FEW) {
+        qlora__kernel_id few =
+            c->cols <= 16 ? QLORA__K_grouped_few_rows_16 : QLORA__K_grouped_few_rows_32;
+        return qlora__launch(ctx, few, 2 * tiles, 1, 1, 128, qlora__kernel_rows[few].shared, all);
+    }
     if (c->cols <= QLORA__GROUPED_NARROW) {
         return qlora__launch(ctx, QLORA__K_grouped_tc_narrow, 2 * tiles,
                              qlora__ceil_div(c->cols, 64), 1, 128,
@@ -139,6 +145,19 @@ static qlora_result qlora__grouped_rows(qlora_ctx* ctx, const qlora__groups* g, 
     qlora__kernel_id kernel = turned ? QLORA__K_grouped_tc_nt : QLORA__K_grouped_tc_nn;
     return qlora__launch(ctx, kernel, tiles, qlora__ceil_div(c->cols, 128), 1, 128,
                          qlora__kernel_rows[kernel].shared, all);
+}
+
+// With few rows or columns of the result.
+static qlora_result qlora__grouped_few_sums(qlora_ctx* ctx, const qlora__groups* g, int64_t M,
+                                            int64_t N, void** args) {
+    static const qlora__kernel_id kernels[2][2] = {
+        {QLORA__K_grouped_few_tall_16, QLORA__K_grouped_few_tall_32},
+        {QLORA__K_grouped_few_wide_16, QLORA__K_grouped_few_wide_32}};
+    bool tall = N <= M;
+    qlora__kernel_id kernel = kernels[tall ? 0 : 1][qlora__min(M, N) <= 16 ? 0 : 1];
+    return qlora__launch(ctx, kernel, tall ? qlora__ceil_div(M, 64) : 1,
+                         tall ? 1 : qlora__ceil_div(N, 64), g->experts, 128,
+                         qlora__kernel_rows[kernel].shared, args);
 }
 
 // c: f32 [M,N] of the first expert, a batch of them.
@@ -162,6 +181,9 @@ static qlora_result qlora__grouped_sums(qlora_ctx* ctx, const qlora__groups* g, 
     args.beta = beta;
     void* all[] = {&args};
     bool tensor = qlora__grouped_takes_tensor_cores(ctx, a, b);
+    if (tensor && qlora__min(c->rows, c->cols) <= QLORA__GROUPED_FEW) {
+        return qlora__grouped_few_sums(ctx, g, c->rows, c->cols, all);
+    }
     qlora__kernel_id kernel = tensor                  ? QLORA__K_grouped_tc_sums
                               : a->dtype == QLORA_F32 ? QLORA__K_grouped_sums_f32
                                                       : QLORA__K_grouped_sums_half;
@@ -236,6 +258,13 @@ static qlora_result qlora__experts_place(qlora_ctx* ctx, const qlora_linear_desc
     memset(&args, 0, sizeof args);
     int64_t out = qlora_linear_out(first);
     int64_t blocks = 0;
+    int64_t adapters = (operand->rows - out) * (out + operand->cols);
+    if (adapters > INT32_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT,
+                           "the adapter of an expert has %lld elements with those that pad it; the "
+                           "maximum is %d",
+                           (long long)adapters, INT32_MAX);
+    }
     args.operand = operand->data;
     args.in = first->in;
     args.out = (int32_t)out;
@@ -255,7 +284,7 @@ static qlora_result qlora__experts_place(qlora_ctx* ctx, const qlora_linear_desc
         args.a = first->parts[0].a->data;
         args.sb = first->parts[0].sb->data;
     }
-    blocks += qlora__ceil_div(args.pad * (out + operand->cols), 2048);
+    blocks += qlora__ceil_div(adapters, 2048);
     void* all[] = {&args};
     return qlora__launch(ctx,
                          operand->dtype == QLORA_F32 ? QLORA__K_expert_place_f32

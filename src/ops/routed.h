@@ -7,6 +7,8 @@
 
 #define QLORA__ROUTING_CHUNK 256 // choices of a block; CHUNK in kernels/experts/routing.cu
 
+#define QLORA__ROUTED_GATHERED 8 // rows of a block; GATHERED in kernels/experts/routed.cuh
+
 // Same layout as routing_rule in kernels/experts/routing.cuh.
 typedef struct qlora__routing_rule {
     int32_t score;
@@ -66,7 +68,10 @@ static qlora_result qlora__routing_choose(qlora_ctx* ctx, qlora__route* r, qlora
     void* count[] = {&r->choice, &choices, &experts, &w->counts};
     QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_count, chunks, 1, 1, QLORA__ROUTING_CHUNK,
                              (uint32_t)(4 * r->rule.experts), count));
-    void* starts[] = {&w->counts, &chunks, &experts, &r->starts, &w->tiles};
+    void* totals[] = {&w->counts, &chunks, &experts, &r->starts};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_totals, qlora__ceil_div(r->rule.experts, 8), 1, 1,
+                             256, 0, totals));
+    void* starts[] = {&experts, &r->starts, &w->tiles};
     QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_starts, 1, 1, 1, 1024, 0, starts));
     void* spread[] = {&r->choice, &w->weights, &choices,  &chosen,    &experts,
                       &w->counts, &r->starts,  &r->place, &r->tokens, &w->sorted};
@@ -97,7 +102,8 @@ static qlora_result qlora__routed_gather(qlora_ctx* ctx, const qlora_tensor* fro
     qlora__point_shape shape = qlora__point_shape_of(y.cols, qlora__piece(y.dtype));
     return qlora__launch(
         ctx, y.dtype == QLORA_F32 ? QLORA__K_routed_gather_f32 : QLORA__K_routed_gather_bf16,
-        shape.blocks, qlora__grid_cap(y.rows), 1, shape.threads, 0, args);
+        shape.blocks, qlora__grid_cap(qlora__ceil_div(y.rows, QLORA__ROUTED_GATHERED)), 1,
+        shape.threads, 0, args);
 }
 
 // to[t] = the sum of the rows of its experts in `from`, to which its own row may be added.

@@ -32,6 +32,15 @@ static qlora_tensor qlora__expert_operand_at(const qlora__expert_stack* s, int64
     return t;
 }
 
+// Whether the operands into the activation are those of a layer already, as they are after it was
+// recomputed; if not, they are about to be.
+static bool qlora__experts_claim(const qlora__pass* pass, const qlora__layer* layer, int which) {
+    int64_t key = 1 + 2 * (layer - pass->m->layers) + (pass->m->use_adapters ? 1 : 0);
+    bool there = which == 0 && pass->flow->placed_experts == key;
+    pass->flow->placed_experts = which == 0 ? key : pass->flow->placed_experts;
+    return there;
+}
+
 // Sets up the linear number `which` of a layer's experts, 0 or 1, and places its operands.
 static qlora_result qlora__expert_stack_ready(const qlora__pass* pass, const qlora__layer* layer,
                                               const qlora__route* route, int which,
@@ -50,13 +59,15 @@ static qlora_result qlora__expert_stack_ready(const qlora__pass* pass, const qlo
     out->out = qlora_linear_out(first);
     out->rank = qlora__expert_rank(m, first);
     out->pad = (out->rank + 7) / 8 * 8;
-    out->operand = w->operand;
+    out->operand = w->operands[which];
     out->operand.rows = out->out + out->pad;
     out->operand.cols = out->in + out->pad;
     out->operand.ld = out->operand.cols;
     out->operand.batch = experts;
     out->operand.batch_stride = out->operand.rows * out->operand.ld;
-    return qlora__experts_place(pass->ctx, first, second, out->rank, &out->operand);
+    return qlora__experts_claim(pass, layer, which)
+               ? QLORA_OK
+               : qlora__experts_place(pass->ctx, first, second, out->rank, &out->operand);
 }
 
 // z = x A^T, into the columns of x after its own.

@@ -147,15 +147,14 @@ static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
 #endif
 }
 
-// Elements of the operands of all experts of a layer, into or out of their activation.
-static int64_t qlora__experts_operands(const qlora_model* m, const qlora__layer* layer) {
-    int64_t most = 0;
-    for (int i = 0; i < 2 && layer->experts != NULL; i++) {
-        const qlora_linear_desc* linear = &layer->experts->linears[i];
-        int64_t pad = (linear->parts[0].rank + 7) / 8 * 8;
-        most = qlora__max(most, (qlora_linear_out(linear) + pad) * (linear->in + pad));
+// Elements of the operands of all experts of a layer: into their activation (0), or out of it (1).
+static int64_t qlora__experts_operands(const qlora_model* m, const qlora__layer* layer, int which) {
+    if (layer->experts == NULL) {
+        return 0;
     }
-    return most * m->plan.config.experts;
+    const qlora_linear_desc* linear = &layer->experts->linears[which];
+    int64_t pad = (linear->parts[0].rank + 7) / 8 * 8;
+    return m->plan.config.experts * (qlora_linear_out(linear) + pad) * (linear->in + pad);
 }
 
 // What a GPU needs only while a layer runs.
@@ -164,12 +163,14 @@ static void qlora__experts_lend(qlora__arena* arena, qlora_model* m) {
     qlora__routed_work* w = &m->work.experts;
     int64_t pad = qlora__experts_pad(m);
     int64_t routed = qlora__tile_rows(m) * c->experts_per_token;
-    int64_t most = 0;
-    for (int64_t l = 0; l < c->layers && m->on_gpu; l++) {
-        most = qlora__max(most, qlora__experts_operands(m, &m->layers[l]));
+    for (int i = 0; i < 2 && m->on_gpu; i++) {
+        int64_t most = 0;
+        for (int64_t l = 0; l < c->layers; l++) {
+            most = qlora__max(most, qlora__experts_operands(m, &m->layers[l], i));
+        }
+        qlora__arena_tensor(arena, m->compute, 1, most, &w->operands[i]);
     }
     if (m->on_gpu) {
-        qlora__arena_tensor(arena, m->compute, 1, most, &w->operand);
         qlora__arena_tensor(arena, m->compute, routed, c->hidden + pad, &w->x);
         qlora__arena_tensor(arena, m->compute, routed, c->expert_intermediate + pad, &w->s);
     }
