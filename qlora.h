@@ -1069,7 +1069,7 @@ QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* m
 // needed, including the final NUL.
 QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size);
 // The same for the places of trained parameters, in one line: "attention 98304, MLP 147456".
-QLORA_API size_t qlora_trained_describe(const qlora_plan* plan, char* buffer, size_t size);
+QLORA_API size_t qlora_places_describe(const qlora_plan* plan, char* buffer, size_t size);
 // What a micro-batch of sequences of these lengths, with so many labels, computes and moves. Of
 // experts, those that a token uses are computed and all are dequantised; attention ends at windows.
 typedef struct qlora_cost {
@@ -1081,7 +1081,8 @@ typedef struct qlora_cost {
     double moved;         // elements read and written by the layers in the forward pass
 } qlora_cost;
 
-// plan must have been filled in by qlora_plan_make, or belong to a model.
+// plan must have been filled in by qlora_plan_make, or belong to a model. All of this is 0 with
+// QLORA_NO_TRAIN.
 QLORA_API void qlora_plan_cost(const qlora_plan* plan, const int32_t* lengths, int64_t count,
                                double labels, qlora_cost* out);
 // Reads config.json and, if present, generation_config.json of a model folder, or the metadata of a
@@ -39000,7 +39001,7 @@ static void qlora__softmax_cost(const qlora_model* m, const qlora__layer* layer,
 // Indexed by qlora__mixer.
 static const qlora__mixer_plan qlora__mixer_plans[] = {
     {"softmax", qlora__softmax_keep, qlora__softmax_share, 1u << QLORA__QKV,
-     qlora__softmax_cost}};
+     QLORA__TRAINS ? qlora__softmax_cost : NULL}};
 
 static const qlora__mixer_plan* qlora__mixer_plan_of(const qlora__layer* layer) {
     return &qlora__mixer_plans[layer->layout->mixer];
@@ -39337,12 +39338,14 @@ static void qlora__experts_cost(const qlora_model* m, const qlora__layer* layer,
 static const qlora__ffn_plan qlora__ffn_plans[] = {
     {"gated", qlora__stack_keep, qlora__gated_share, NULL, NULL, NULL, qlora__gated_needs,
      qlora__gated_sums, false, true, true, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN,
-     1u << QLORA__DOWN, 4, NULL, qlora__gated_cost},
+     1u << QLORA__DOWN, 4, NULL, QLORA__TRAINS ? qlora__gated_cost : NULL},
     {"plain", qlora__stack_keep, NULL, NULL, NULL, NULL, qlora__plain_needs, NULL, false, true,
-     false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2", qlora__plain_cost},
+     false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2",
+     QLORA__TRAINS ? qlora__plain_cost : NULL},
     {"experts", qlora__experts_keep, NULL, qlora__experts_work, qlora__experts_lend,
      qlora__experts_refuse, qlora__experts_needs, NULL, true, false, false,
-     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, NULL, qlora__experts_cost}};
+     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, NULL,
+     QLORA__TRAINS ? qlora__experts_cost : NULL}};
 
 static const qlora__ffn_plan* qlora__ffn_plan_of(const qlora__layer* layer) {
     return &qlora__ffn_plans[layer->layout->ffn];
@@ -42534,7 +42537,7 @@ typedef struct qlora__choices {
 // Whether copies of so many elements for each token are hidden behind the forward pass of a layer.
 static bool qlora__copies_hide(const qlora_model* m, int64_t elements, int64_t operations) {
     int64_t bytes = elements * (int64_t)qlora_dtype_bytes(m->compute);
-    return (double)(bytes * operations) <= qlora__least_layer(m);
+    return QLORA__TRAINS && (double)(bytes * operations) <= qlora__least_layer(m);
 }
 
 // Elements for each token of q, k and v, also before their norms, and of the output of attention.
@@ -42595,7 +42598,9 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
         layer->keeps_heads = l < m->plan.heads_layers;
         layer->cached = l < choices->cached;
     }
-    qlora__work_sum(m);
+    if (QLORA__TRAINS) {
+        qlora__work_sum(m);
+    }
     qlora__model_layout(m, NULL);
 }
 
@@ -43012,7 +43017,7 @@ static void qlora__append_trained(const qlora_plan* plan, char* buffer, size_t s
     }
 }
 
-size_t qlora_trained_describe(const qlora_plan* plan, char* buffer, size_t size) {
+size_t qlora_places_describe(const qlora_plan* plan, char* buffer, size_t size) {
     size_t used = 0;
     if (buffer != NULL && size > 0) {
         buffer[0] = '\0';
@@ -61419,4 +61424,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 4a8fe94612abafbf
+//@@ end 53eb5f2a487f9e35

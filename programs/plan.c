@@ -229,21 +229,24 @@ static bool model_table(app* a) {
     return true;
 }
 
-// The largest power of two of sequences that fits, or 0.
+// The largest power of two of sequences that fits, or 0; at most *best, that of shorter sequences.
 static bool largest_batch(app* a, int64_t length, int64_t* best, char* how) {
+    int64_t batch = *best;
     *best = 0;
     *how = ' ';
-    for (int64_t batch = 1; batch <= 1024 && batch * length <= (1 << 20); batch *= 2) {
+    while (batch * length > (1 << 20)) {
+        batch /= 2;
+    }
+    for (; batch > 0 && *best == 0; batch /= 2) {
         qlora_plan p;
         bool fits = false;
         if (!try_plan(a, batch, length, QLORA_CHOICE_OFF, &p, &fits)) {
             return false;
         }
-        if (!fits) {
-            break;
+        if (fits) {
+            *best = batch;
+            *how = mark(&p);
         }
-        *best = batch;
-        *how = mark(&p);
     }
     return true;
 }
@@ -272,8 +275,8 @@ static bool all_table(app* a) {
         if (refused != NULL) {
             printf(" %s\n", refused);
         }
+        int64_t best = 1024;
         for (int j = 0; j < LENGTHS && refused == NULL; j++) {
-            int64_t best = 0;
             char how = ' ';
             if (!largest_batch(a, lengths[j], &best, &how)) {
                 return false;

@@ -383,7 +383,7 @@ QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* m
 // needed, including the final NUL.
 QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size);
 // The same for the places of trained parameters, in one line: "attention 98304, MLP 147456".
-QLORA_API size_t qlora_trained_describe(const qlora_plan* plan, char* buffer, size_t size);
+QLORA_API size_t qlora_places_describe(const qlora_plan* plan, char* buffer, size_t size);
 // What a micro-batch of sequences of these lengths, with so many labels, computes and moves. Of
 // experts, those that a token uses are computed and all are dequantised; attention ends at windows.
 typedef struct qlora_cost {
@@ -395,7 +395,8 @@ typedef struct qlora_cost {
     double moved;         // elements read and written by the layers in the forward pass
 } qlora_cost;
 
-// plan must have been filled in by qlora_plan_make, or belong to a model.
+// plan must have been filled in by qlora_plan_make, or belong to a model. All of this is 0 with
+// QLORA_NO_TRAIN.
 QLORA_API void qlora_plan_cost(const qlora_plan* plan, const int32_t* lengths, int64_t count,
                                double labels, qlora_cost* out);
 // Reads config.json and, if present, generation_config.json of a model folder, or the metadata of a

@@ -57,7 +57,7 @@ typedef struct qlora__choices {
 // Whether copies of so many elements for each token are hidden behind the forward pass of a layer.
 static bool qlora__copies_hide(const qlora_model* m, int64_t elements, int64_t operations) {
     int64_t bytes = elements * (int64_t)qlora_dtype_bytes(m->compute);
-    return (double)(bytes * operations) <= qlora__least_layer(m);
+    return QLORA__TRAINS && (double)(bytes * operations) <= qlora__least_layer(m);
 }
 
 // Elements for each token of q, k and v, also before their norms, and of the output of attention.
@@ -118,7 +118,9 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
         layer->keeps_heads = l < m->plan.heads_layers;
         layer->cached = l < choices->cached;
     }
-    qlora__work_sum(m);
+    if (QLORA__TRAINS) {
+        qlora__work_sum(m);
+    }
     qlora__model_layout(m, NULL);
 }
 
@@ -535,7 +537,7 @@ static void qlora__append_trained(const qlora_plan* plan, char* buffer, size_t s
     }
 }
 
-size_t qlora_trained_describe(const qlora_plan* plan, char* buffer, size_t size) {
+size_t qlora_places_describe(const qlora_plan* plan, char* buffer, size_t size) {
     size_t used = 0;
     if (buffer != NULL && size > 0) {
         buffer[0] = '\0';

@@ -703,7 +703,7 @@ static const char* step_method(const step_options* o) {
 // How many parameters are trained, and where.
 static void step_print_trained(const step_run* s) {
     char places[256];
-    qlora_trained_describe(&s->plan, places, sizeof places);
+    qlora_places_describe(&s->plan, places, sizeof places);
     printf(s->o->json ? ", \"trained\": %lld, \"trained_where\": \"%s\""
                       : "  %lld trained parameters: %s\n",
            (long long)s->plan.parameters, places);

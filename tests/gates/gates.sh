@@ -349,6 +349,8 @@ defect contract "a wrong parameter" \
     'sed -i "s/\(\"cuMemFree_v2\"\), (qlora__CUdeviceptr)/\1, (int)/" src/driver/*.h'
 defect programs "a warning in a test" \
     'echo "static int unused(void) { return 1; }" >>tests/unit/harness.c'
+defect programs "a benchmark that forgets what is trained" \
+    'sed -i "/desc.targets = (uint32_t)o->targets;/d" tests/bench/bench_step.h'
 defect examples "an example that fails" 'sed -i "s/? 0 : 1;/? 1 : 0;/" examples/*.c'
 defect examples "a wrong compile command" 'sed -i "s,^// *cc ,// cc -DX=( ," examples/hello.c'
 defect use "a message that lost its meaning" \

@@ -5,7 +5,7 @@
 // How many parameters are trained, and where.
 static const char* trained_text(const qlora_plan* plan, char out[256]) {
     char places[200];
-    qlora_trained_describe(plan, places, sizeof places);
+    qlora_places_describe(plan, places, sizeof places);
     snprintf(out, 256, "%lld trainable parameters%s%s%s", (long long)plan->parameters,
              plan->parameters > 0 ? " (" : "", places, plan->parameters > 0 ? ")" : "");
     return out;

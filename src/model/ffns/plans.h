@@ -314,12 +314,14 @@ static void qlora__experts_cost(const qlora_model* m, const qlora__layer* layer,
 static const qlora__ffn_plan qlora__ffn_plans[] = {
     {"gated", qlora__stack_keep, qlora__gated_share, NULL, NULL, NULL, qlora__gated_needs,
      qlora__gated_sums, false, true, true, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN,
-     1u << QLORA__DOWN, 4, NULL, qlora__gated_cost},
+     1u << QLORA__DOWN, 4, NULL, QLORA__TRAINS ? qlora__gated_cost : NULL},
     {"plain", qlora__stack_keep, NULL, NULL, NULL, NULL, qlora__plain_needs, NULL, false, true,
-     false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2", qlora__plain_cost},
+     false, 1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, "relu2",
+     QLORA__TRAINS ? qlora__plain_cost : NULL},
     {"experts", qlora__experts_keep, NULL, qlora__experts_work, qlora__experts_lend,
      qlora__experts_refuse, qlora__experts_needs, NULL, true, false, false,
-     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, NULL, qlora__experts_cost}};
+     1u << QLORA__GATE_UP | 1u << QLORA__DOWN, 0, 8, NULL,
+     QLORA__TRAINS ? qlora__experts_cost : NULL}};
 
 static const qlora__ffn_plan* qlora__ffn_plan_of(const qlora__layer* layer) {
     return &qlora__ffn_plans[layer->layout->ffn];

@@ -61,7 +61,7 @@ static void qlora__softmax_cost(const qlora_model* m, const qlora__layer* layer,
 // Indexed by qlora__mixer.
 static const qlora__mixer_plan qlora__mixer_plans[] = {
     {"softmax", qlora__softmax_keep, qlora__softmax_share, 1u << QLORA__QKV,
-     qlora__softmax_cost}};
+     QLORA__TRAINS ? qlora__softmax_cost : NULL}};
 
 static const qlora__mixer_plan* qlora__mixer_plan_of(const qlora__layer* layer) {
     return &qlora__mixer_plans[layer->layout->mixer];
