@@ -34159,6 +34159,8 @@ static void qlora__expert_weight_of(const qlora_linear_part* first, const qlora_
     out->stride = (const char*)second->nf4->codes - (const char*)first->nf4->codes;
 }
 
+#define QLORA__PLACE_ROWS (16 * 256) // of a block, divided by its width
+
 // What is placed, of experts with a rank.
 typedef struct qlora__expert_place {
     const qlora_linear_desc* first;  // of the first expert
@@ -34199,7 +34201,8 @@ static qlora_result qlora__experts_place(qlora_ctx* ctx, const qlora__groups* g,
     for (int32_t i = 0; i < first->count; i++) {
         qlora__expert_weight_of(&first->parts[i], &place->second->parts[i], &args.parts[i]);
         args.parts[i].first = (int32_t)blocks;
-        blocks += qlora__ceil_div(first->parts[i].out, 4 * 256 / args.width) * args.across;
+        blocks +=
+            qlora__ceil_div(first->parts[i].out, QLORA__PLACE_ROWS / args.width) * args.across;
     }
     args.adapters = (int32_t)blocks;
     if (rank > 0) {
@@ -34208,10 +34211,9 @@ static qlora_result qlora__experts_place(qlora_ctx* ctx, const qlora__groups* g,
     }
     blocks += qlora__ceil_div(adapters, 2048);
     void* all[] = {&args};
-    return qlora__launch(ctx,
-                         operand->dtype == QLORA_F32 ? QLORA__K_expert_place_f32
-                                                     : QLORA__K_expert_place_bf16,
-                         blocks, operand->batch, 1, 256, 0, all);
+    return qlora__launch(
+        ctx, operand->dtype == QLORA_F32 ? QLORA__K_expert_place_f32 : QLORA__K_expert_place_bf16,
+        blocks, operand->batch, 1, 256, 0, all);
 }
 
 #endif // QLORA_NO_CUDA
@@ -34281,16 +34283,16 @@ static qlora_result qlora__routing_choose(qlora_ctx* ctx, qlora__route* r, qlora
     int64_t chunks = qlora__routing_chunks(choices);
     int32_t experts = rule.experts;
     int32_t chosen = rule.chosen;
-    void* choose[] = {&scores.data, &scores.ld, (void*)&r->rule.correction, &r->choice,
-                      &w->weights,  &r->rows,   &rule};
+    void* choose[] = {&scores.data, &scores.ld, (void*)&r->rule.correction, &r->choice, &w->weights,
+                      &r->rows,     &rule};
     QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_choose, qlora__ceil_div(r->rows, 4), 1, 1, 128,
                              (uint32_t)(48 * r->rule.experts), choose));
     void* count[] = {&r->choice, &choices, &experts, &w->counts};
     QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_count, chunks, 1, 1, QLORA__ROUTING_CHUNK,
                              (uint32_t)(4 * r->rule.experts), count));
     void* totals[] = {&w->counts, &chunks, &experts, &r->starts};
-    QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_totals, qlora__ceil_div(r->rule.experts, 8), 1, 1,
-                             256, 0, totals));
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_totals, qlora__ceil_div(r->rule.experts, 8), 1,
+                             1, 256, 0, totals));
     void* starts[] = {&experts, &r->starts, &w->tiles};
     QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_starts, 1, 1, 1, 1024, 0, starts));
     void* spread[] = {&r->choice, &w->weights, &choices,  &chosen,    &experts,
@@ -34328,8 +34330,7 @@ static qlora_result qlora__routed_gather(qlora_ctx* ctx, const qlora_tensor* fro
 
 // to[t] = the sum of the rows of its experts in `from`, to which its own row may be added.
 static qlora_result qlora__routed_sum(qlora_ctx* ctx, const qlora__route* r,
-                                      const qlora_tensor* from, const qlora_tensor* to,
-                                      bool adds) {
+                                      const qlora_tensor* from, const qlora_tensor* to, bool adds) {
     qlora_tensor x = *from;
     qlora_tensor y = *to;
     int32_t* place = r->place;
@@ -34337,9 +34338,9 @@ static qlora_result qlora__routed_sum(qlora_ctx* ctx, const qlora__route* r,
     int32_t add = adds ? 1 : 0;
     void* args[] = {&x.data, &x.ld, &place, &chosen, &y.data, &y.ld, &y.rows, &y.cols, &add};
     qlora__point_shape shape = qlora__point_shape_of(y.cols, qlora__piece(y.dtype));
-    return qlora__launch(
-        ctx, y.dtype == QLORA_F32 ? QLORA__K_routed_sum_f32 : QLORA__K_routed_sum_bf16,
-        shape.blocks, qlora__grid_cap(y.rows), 1, shape.threads, 0, args);
+    return qlora__launch(ctx,
+                         y.dtype == QLORA_F32 ? QLORA__K_routed_sum_f32 : QLORA__K_routed_sum_bf16,
+                         shape.blocks, qlora__grid_cap(y.rows), 1, shape.threads, 0, args);
 }
 
 // Rows with factors, through a gated activation.
@@ -39056,10 +39057,9 @@ typedef struct qlora__ffn_plan {
 // The output of the first stack, with room for u.
 static void qlora__stack_keep(const qlora_model* m, const qlora__layer* layer,
                               qlora__kept_slots* slots) {
-    const qlora__kept_slot gu = {QLORA__KEPT_TILE, offsetof(qlora__kept, gu), m->compute,
-                            qlora__tile_rows(m),
-                            qlora_linear_out(&layer->linears[QLORA__GATE_UP]) +
-                                layer->pads[QLORA__GATE_UP]};
+    const qlora__kept_slot gu = {
+        QLORA__KEPT_TILE, offsetof(qlora__kept, gu), m->compute, qlora__tile_rows(m),
+        qlora_linear_out(&layer->linears[QLORA__GATE_UP]) + layer->pads[QLORA__GATE_UP]};
     qlora__kept_add(slots, &gu);
 }
 
@@ -39073,9 +39073,9 @@ static bool qlora__gated_ranks(const qlora_model* m, const qlora__layer* layer, 
     if (ranks != NULL) {
         memcpy(ranks, own, sizeof own);
     }
-    return qlora__gated_takes(own) && qlora__keeps_z(m) &&
-           m->compute == QLORA_BF16 && qlora__tile_rows(m) * c->intermediate >= QLORA__GATED_FROM &&
-           c->hidden % 8 == 0 && c->intermediate % 8 == 0;
+    return qlora__gated_takes(own) && qlora__keeps_z(m) && m->compute == QLORA_BF16 &&
+           qlora__tile_rows(m) * c->intermediate >= QLORA__GATED_FROM && c->hidden % 8 == 0 &&
+           c->intermediate % 8 == 0;
 }
 
 static bool qlora__gated_sums(const qlora_model* m, const qlora__layer* layer) {
@@ -39220,8 +39220,7 @@ static bool qlora__experts_alike(const qlora_model* m) {
         for (int i = first; count > 0 && i < layer->count; i++) {
             const qlora__projection* a = &layer->projections[first + (i - first) % count];
             const qlora__projection* b = &layer->projections[i];
-            alike = alike && a->is_nf4 == b->is_nf4 &&
-                    a->nf4_desc.block == b->nf4_desc.block &&
+            alike = alike && a->is_nf4 == b->is_nf4 && a->nf4_desc.block == b->nf4_desc.block &&
                     a->nf4_desc.block2 == b->nf4_desc.block2 &&
                     a->nf4_desc.plain_scales == b->nf4_desc.plain_scales;
         }
@@ -39351,18 +39350,23 @@ static const qlora__ffn_plan* qlora__ffn_plan_of(const qlora__layer* layer) {
     return &qlora__ffn_plans[layer->layout->ffn];
 }
 
-// When memory is used that feed-forward parts share.
-typedef enum qlora__ffn_use { QLORA__FFN_WORK, QLORA__FFN_SHARE, QLORA__FFN_LEND } qlora__ffn_use;
+// When memory is used that parts share: in all passes, in training, or only while layers run.
+typedef enum qlora__shared_use {
+    QLORA__SHARED_ALWAYS,
+    QLORA__SHARED_TRAINING,
+    QLORA__SHARED_LAYERS
+} qlora__shared_use;
 
 // Lays that memory out: for each kind that a model has, once.
-static void qlora__ffns_share(qlora__arena* arena, qlora_model* m, qlora__ffn_use use) {
+static void qlora__ffns_share(qlora__arena* arena, qlora_model* m, qlora__shared_use use) {
     bool done[QLORA__FFNS];
     memset(done, 0, sizeof done);
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         const qlora__ffn_plan* plan = qlora__ffn_plan_of(&m->layers[l]);
-        void (*lay)(qlora__arena * arena, qlora_model * m) = use == QLORA__FFN_WORK    ? plan->work
-                                                             : use == QLORA__FFN_SHARE ? plan->share
-                                                                                       : plan->lend;
+        void (*lay)(qlora__arena * arena, qlora_model * m) =
+            use == QLORA__SHARED_ALWAYS     ? plan->work
+            : use == QLORA__SHARED_TRAINING ? plan->share
+                                            : plan->lend;
         if (!done[plan - qlora__ffn_plans] && lay != NULL) {
             lay(arena, m);
         }
@@ -39857,7 +39861,7 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->work.operand);
     }
     m->work.head_place = arena->used;
-    qlora__ffns_share(arena, m, QLORA__FFN_LEND);
+    qlora__ffns_share(arena, m, QLORA__SHARED_LAYERS);
     qlora__arena shared = *arena;
     qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->work.s);
     if (qlora__trains(m) && m->plan.tile == 0) {
@@ -39901,14 +39905,14 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     qlora__most_pads(m, pads);
     qlora__layout_x(arena, m, qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]));
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
-    qlora__ffns_share(arena, m, QLORA__FFN_WORK);
+    qlora__ffns_share(arena, m, QLORA__SHARED_ALWAYS);
     qlora__layout_wide(arena, m);
     if (qlora__is_fp8(m)) {
         qlora__layout_fp8_shared(arena, m);
     }
     memset(&m->work.stats, 0, sizeof m->work.stats);
     if (qlora__trains(m)) {
-        qlora__ffns_share(arena, m, QLORA__FFN_SHARE);
+        qlora__ffns_share(arena, m, QLORA__SHARED_TRAINING);
         qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->work.skinny_parts);
         for (int i = 0; i < 2; i++) {
             qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0,
@@ -47794,7 +47798,8 @@ static qlora__route qlora__experts_choose(const qlora__pass* pass, const qlora__
     return r;
 }
 
-// A linear that reads all rows of m->work.x, whose last columns belong to stacks: through a copy.
+// A linear that reads all rows of m->work.x, whose last columns belong to stacks: through a copy, if
+// it has an adapter.
 static qlora_result qlora__experts_all_rows(const qlora__pass* pass,
                                             const qlora_linear_desc* linear,
                                             const qlora_tensor* out) {
@@ -47805,8 +47810,10 @@ static qlora_result qlora__experts_all_rows(const qlora__pass* pass,
     qlora_tensor x = qlora__window(&m->work.experts.x, pass->rows, 0, own.in + pad);
     qlora_tensor inner = qlora__window(&x, pass->rows, 0, own.in);
     qlora_tensor y = qlora__window(out, pass->rows, 0, qlora_linear_out(&own));
-    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &from, &inner));
-    return qlora__experts_forward(pass, m->math, &own, &x, &y);
+    if (pad > 0) {
+        QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &from, &inner));
+    }
+    return qlora__experts_forward(pass, m->math, &own, pad > 0 ? &x : &from, &y);
 }
 
 // Input of the branch in m->work.x -> the scores, and gate and up of every expert.
@@ -47984,8 +47991,7 @@ static qlora_result qlora__expert_out_backward(const qlora__pass* pass, qlora__l
 
 // The gradient of the output of the branch -> those of gate and up, in their places, and of the
 // scores, in m->work.experts.dz.
-static qlora_result qlora__host_experts_out_backward(const qlora__pass* pass,
-                                                     qlora__layer* layer) {
+static qlora_result qlora__host_experts_out_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     QLORA__TRY(qlora__shared_out_backward(pass, layer));
@@ -48000,22 +48006,21 @@ static qlora_result qlora__host_experts_out_backward(const qlora__pass* pass,
     return QLORA_OK;
 }
 
-// Backward pass of a linear that reads all rows of m->work.x: adds to dx.
+// Backward pass of a linear that reads all rows of m->work.x.
 static qlora_result qlora__experts_all_backward(const qlora__pass* pass,
                                                 const qlora_linear_desc* linear,
                                                 const qlora_tensor* dy, const qlora_tensor* dx) {
     const qlora_model* m = pass->m;
-    const qlora__routed_work* w = &m->work.experts;
     qlora_linear_desc own = qlora__experts_linear(pass, linear);
     int64_t pad = qlora_linear_pad(&own);
     qlora_tensor from = qlora__local(pass, &m->work.x, 0, own.in);
-    qlora_tensor x = qlora__window(&w->x, pass->rows, 0, own.in + pad);
+    qlora_tensor x = qlora__window(&m->work.experts.x, pass->rows, 0, own.in + pad);
     qlora_tensor inner = qlora__window(&x, pass->rows, 0, own.in);
     qlora_tensor d = qlora__window(dy, pass->rows, 0, qlora_linear_out(&own) + pad);
-    qlora_tensor y = qlora__window(&w->y, pass->rows, 0, own.in);
-    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &from, &inner));
-    QLORA__TRY(qlora__experts_backward(pass, m->math, &own, &x, &d, &y));
-    return qlora_add(pass->ctx, dx, &y, dx);
+    if (pad > 0) {
+        QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &from, &inner));
+    }
+    return qlora__experts_backward(pass, m->math, &own, &x, &d, dx);
 }
 
 // The gradient of the input of all experts in `dx`. inputs: the input itself.
@@ -48431,31 +48436,42 @@ static qlora_result qlora__experts_dx(const qlora__pass* pass, qlora__layer* lay
     return qlora__host_experts_dx(pass, layer, inputs, dx);
 }
 
-// The gradients of gate and up and of the scores -> that of the residual stream, with that of the
-// MLP that all tokens use: those of the experts are in m->work.d_beside when its backward pass adds
-// them.
-static qlora_result qlora__experts_in_backward(const qlora__pass* pass, qlora__layer* layer,
-                                               const qlora_tensor* h) {
+// The same beside an MLP that all tokens use: in m->work.d_beside, which its backward pass adds. dx:
+// the gradient of the input of all experts, there.
+static qlora_result qlora__experts_beside_backward(const qlora__pass* pass, qlora__layer* layer,
+                                                   const qlora_tensor* h, const qlora_tensor* dx) {
     qlora_model* m = pass->m;
     const qlora__experts* experts = layer->experts;
     const qlora__routed_work* w = &m->work.experts;
+    qlora_tensor y = qlora__window(&w->y, pass->rows, 0, m->plan.config.hidden);
+    QLORA__TRY(qlora__experts_all_backward(pass, &experts->router, &w->dz, &y));
+    QLORA__TRY(qlora_add(pass->ctx, dx, &y, dx));
+    if (experts->shared_gate.count > 0) {
+        QLORA__TRY(qlora__experts_all_backward(pass, &experts->shared_gate, &w->d_gate, &y));
+        QLORA__TRY(qlora_add(pass->ctx, dx, &y, dx));
+    }
+    return qlora__branch_input_backward(pass, layer, QLORA__MLP, &layer->kept.gu, h, true);
+}
+
+// The gradients of gate and up and of the scores -> that of the residual stream.
+static qlora_result qlora__experts_in_backward(const qlora__pass* pass, qlora__layer* layer,
+                                               const qlora_tensor* h) {
+    qlora_model* m = pass->m;
     int64_t width = m->plan.config.hidden;
     qlora_tensor in = qlora__local(pass, h, 0, width);
     qlora_tensor inputs = qlora__local(pass, &m->work.x, 0, width);
-    qlora_tensor dx = qlora__slice(pass, &m->work.d_beside, 0, width);
+    qlora_tensor others = qlora__slice(pass, &m->work.d_beside, 0, width);
+    qlora_tensor dx = qlora__local(pass, &m->work.delta, 0, width);
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // the stack before may still read x
     QLORA__TRY(qlora__rows_input(pass, &in, qlora__branch_norm(m, layer, QLORA__MLP), &inputs));
-    QLORA__TRY(qlora__experts_dx(pass, layer, &inputs, &dx));
-    QLORA__TRY(qlora__experts_all_backward(pass, &experts->router, &w->dz, &dx));
-    if (experts->shared_gate.count > 0) {
-        QLORA__TRY(qlora__experts_all_backward(pass, &experts->shared_gate, &w->d_gate, &dx));
-    }
     if (layer->layout->groups[QLORA__GATE_UP].count > 0) {
-        return qlora__branch_input_backward(pass, layer, QLORA__MLP, &layer->kept.gu, h, true);
+        QLORA__TRY(qlora__experts_dx(pass, layer, &inputs, &others));
+        return qlora__experts_beside_backward(pass, layer, h, &others);
     }
-    qlora_tensor none = qlora__local(pass, &m->work.delta, 0, width);
-    QLORA__TRY(qlora_fill(pass->ctx, 0.0f, &none));
-    return qlora__input_norm_backward(pass, layer, QLORA__MLP, &in, &none);
+    QLORA__TRY(qlora__experts_dx(pass, layer, &inputs, &dx));
+    QLORA__TRY(
+        qlora__experts_all_backward(pass, &layer->experts->router, &m->work.experts.dz, &others));
+    return qlora__input_norm_backward(pass, layer, QLORA__MLP, &in, &dx);
 }
 
 //@@ src/model/ffns/kinds.h
@@ -61424,4 +61440,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 53eb5f2a487f9e35
+//@@ end 01a5d6111e19bd02

@@ -4,7 +4,7 @@
 
 #include "../nf4/nf4.cuh"
 
-enum { EXPERT_PARTS = 2, ADAPTER_BLOCK = 2048 /* elements */ };
+enum { EXPERT_PARTS = 2, ADAPTER_BLOCK = 2048 /* elements */, STEPS = 4 /* of 4 rows each */ };
 
 // Same layout as qlora__expert_weight: a matrix of the first expert. Those of the next one are
 // `stride` bytes further.
@@ -26,10 +26,10 @@ struct expert_weight {
 // Same layout as qlora__expert_operand.
 struct expert_operand {
     expert_weight parts[EXPERT_PARTS];
-    void* operand;  // [height, in + pad] for each expert
+    void* operand;         // [height, in + pad] for each expert
     const int32_t* starts; // see routing.cu
-    const void* a;  // [rank, in] for each
-    const void* sb; // [out, rank]
+    const void* a;         // [rank, in] for each
+    const void* sb;        // [out, rank]
     int64_t in;
     int32_t out;
     int32_t rank;
@@ -45,16 +45,104 @@ template <class T> __device__ __forceinline__ const T* at_expert(const T* p, int
     return p ? (const T*)((const char*)p + bytes) : p;
 }
 
+// What a thread reads of four rows.
+struct coded_rows {
+    uint32_t w[4];
+    uint32_t code[4];
+    float s[4];
+};
+
+// The rows are `high` apart. Those after the last one are not read.
+__device__ __forceinline__ coded_rows read_rows(const expert_weight& w, const uint8_t* codes,
+                                                const uint8_t* q, const float* source,
+                                                int32_t source_shift, int64_t row, int64_t col,
+                                                int64_t in, int32_t high) {
+    coded_rows r;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int64_t x = (row + j * high) * in + col;
+        bool inside = row + j * high < w.out && col < in;
+        r.w[j] = inside ? *(const uint32_t*)(codes + (x >> 1)) : 0;
+        r.s[j] = inside ? source[x >> source_shift] : 0.0f;
+        r.code[j] = inside && q ? q[x >> w.block_shift] : 0;
+    }
+    return r;
+}
+
+// Writes them; the values are those of nf4_dequantise.
+template <class T>
+__device__ __forceinline__ void write_rows(const coded_rows& r, const float* level,
+                                           const float* map, float middle, T* to, int64_t step,
+                                           int32_t count, bool narrow) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        if (j < count) {
+            float scale = __fadd_rn(__fmul_rn(map[r.code[j]], r.s[j]), middle);
+            uint32_t even = r.w[j] >> 2 & 0x3c3c3c3cu; // bytes: offsets into the table of levels
+            uint32_t odd = r.w[j] << 2 & 0x3c3c3c3cu;
+            float v[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                uint32_t at = __byte_perm(i % 2 == 0 ? even : odd, 0, 0x4440 + i / 2);
+                float value = __fmul_rn(*(const float*)((const char*)level + at), scale);
+                v[i] = narrow ? to_float(to_bf16(value)) : value;
+            }
+            store_eight(to + j * step, v);
+        }
+    }
+}
+
+// Block (down, right) of a matrix whose rows are whole pieces of eight: as nf4_dequantise, but with
+// STEPS times as many rows, so that the tables are read less often and the next rows are on their
+// way while these are written.
+template <class T>
+__device__ __forceinline__ void place_coded(const expert_operand& p, const expert_weight& w,
+                                            int64_t bytes, T* out, int64_t ld, uint32_t down,
+                                            uint32_t right) {
+    __shared__ float level[16];
+    __shared__ float map[256];
+    const uint8_t* codes = at_expert(w.codes, bytes);
+    const float* absmax = at_expert(w.absmax, bytes);
+    const uint8_t* q = absmax ? 0 : at_expert(w.q, bytes);
+    const float* source = absmax ? absmax : at_expert(w.scales, bytes);
+    const float* maps = at_expert(w.maps, bytes);
+    int32_t shift = absmax ? w.block_shift : w.block_shift + w.group_shift;
+    int32_t high = 256 / p.width;
+    int64_t row = (int64_t)down * STEPS * 4 * high + (int32_t)threadIdx.x / p.width;
+    int64_t col = ((int64_t)right * p.width + (int32_t)threadIdx.x % p.width) * 8;
+    bool narrow = sizeof(T) == 4 && p.via_bf16 != 0;
+    coded_rows now = read_rows(w, codes, q, source, shift, row, col, p.in, high);
+    if (threadIdx.x < 16) {
+        level[threadIdx.x] = maps[threadIdx.x];
+    }
+    map[threadIdx.x] = absmax ? 1.0f : maps[16 + threadIdx.x];
+    float middle = absmax ? 0.0f : *at_expert(w.offset, bytes);
+    __syncthreads();
+#pragma unroll 1
+    for (int step = 0; step < STEPS; step++) {
+        int64_t next = row + 4 * high;
+        coded_rows later = now;
+        if (step + 1 < STEPS) {
+            later = read_rows(w, codes, q, source, shift, next, col, p.in, high);
+        }
+        int64_t left = (w.out - row + high - 1) / high;
+        int32_t count = col < p.in ? (int32_t)(left < 4 ? left : 4) : 0;
+        write_rows(now, level, map, middle, out + row * ld + col, high * ld, count, narrow);
+        now = later;
+        row = next;
+    }
+}
+
 // A block of the dense matrix of an expert, as nf4_dequantise has them.
 template <class T>
 __device__ __forceinline__ void copy_dense(const T* from, int64_t in, T* to, int64_t ld,
                                            int32_t out, int32_t width, uint32_t down,
                                            uint32_t right) {
     int32_t high = 256 / width;
-    int64_t row = (int64_t)down * 4 * high + (int32_t)threadIdx.x / width;
+    int64_t row = (int64_t)down * STEPS * 4 * high + (int32_t)threadIdx.x / width;
     int64_t col = ((int64_t)right * width + (int32_t)threadIdx.x % width) * 8;
 #pragma unroll 1
-    for (int j = 0; j < 4; j++) {
+    for (int j = 0; j < STEPS * 4; j++) {
         int64_t r = row + j * high;
         for (int i = 0; i < 8 && r < out && col + i < in; i++) {
             to[r * ld + col + i] = from[r * in + col + i];
@@ -92,8 +180,9 @@ __device__ __forceinline__ void place_adapters(const expert_operand& p, T* opera
     }
 }
 
-// Launch: 256 threads, grid (blocks of an expert, experts): those of the first matrix, as many as
-// for nf4_dequantise, a row of blocks after the other, of the second one, and of the adapters.
+// Launch: 256 threads, grid (blocks of an expert, experts): those of the first matrix, with STEPS
+// times the rows of nf4_dequantise's, a row of blocks after the other, of the second one, and of the
+// adapters.
 // Element-wise, one writer per output. The operand of an expert without rows is not written.
 template <class T> __device__ __forceinline__ void place_expert(const expert_operand& p) {
     int64_t expert = blockIdx.y;
@@ -118,10 +207,17 @@ template <class T> __device__ __forceinline__ void place_expert(const expert_ope
         copy_dense(at_expert((const T*)w.dense, bytes), p.in, to, ld, w.out, p.width, down, right);
         return;
     }
-    nf4_dequantise(at_expert(w.codes, bytes), at_expert(w.absmax, bytes), at_expert(w.q, bytes),
-                   at_expert(w.scales, bytes), at_expert(w.offset, bytes),
-                   at_expert(w.maps, bytes), p.in, 0, 0, to, w.out, p.in, ld, w.block_shift,
-                   w.group_shift, p.width, p.via_bf16, down, right);
+    if ((p.in & 7) == 0 && (ld & 7) == 0 && ((uintptr_t)to & 15) == 0) {
+        place_coded(p, w, bytes, to, ld, down, right);
+        return;
+    }
+    for (uint32_t i = 0; i < STEPS; i++) {
+        __syncthreads(); // of the tables before
+        nf4_dequantise(at_expert(w.codes, bytes), at_expert(w.absmax, bytes), at_expert(w.q, bytes),
+                       at_expert(w.scales, bytes), at_expert(w.offset, bytes),
+                       at_expert(w.maps, bytes), p.in, 0, 0, to, w.out, p.in, ld, w.block_shift,
+                       w.group_shift, p.width, p.via_bf16, down * STEPS + i, right);
+    }
 }
 
 #define EXPERT_PLACE(name, T)                                                                      \

@@ -28,7 +28,7 @@ struct grouped {
     int64_t stride;
     int32_t M; // of sums
     int32_t N;
-    int32_t K; // of rows
+    int32_t K;     // of rows
     int32_t flags; // as for gemm.cu
     float alpha;
     float beta;

@@ -30,18 +30,15 @@ template <bool TB> __device__ __forceinline__ void grouped_rows(const grouped& g
                       g.N, g.K, g.lda, g.ldb, g.ldc, 0, 0, 0, 0, 1.0f, 0.0f, g.flags);
 }
 
-QLORA_KERNEL __launch_bounds__(128, 2)
-    qlora_grouped_tc_nn(const __grid_constant__ grouped g) {
+QLORA_KERNEL __launch_bounds__(128, 2) qlora_grouped_tc_nn(const __grid_constant__ grouped g) {
     grouped_rows<false>(g);
 }
 
-QLORA_KERNEL __launch_bounds__(128, 2)
-    qlora_grouped_tc_nt(const __grid_constant__ grouped g) {
+QLORA_KERNEL __launch_bounds__(128, 2) qlora_grouped_tc_nt(const __grid_constant__ grouped g) {
     grouped_rows<true>(g);
 }
 
-QLORA_KERNEL __launch_bounds__(128, 2)
-    qlora_grouped_tc_narrow(const __grid_constant__ grouped g) {
+QLORA_KERNEL __launch_bounds__(128, 2) qlora_grouped_tc_narrow(const __grid_constant__ grouped g) {
     grouped_tile t;
     if (!grouped_tile_at(g, (int32_t)blockIdx.x, SIDE, &t)) {
         return;
@@ -52,8 +49,7 @@ QLORA_KERNEL __launch_bounds__(128, 2)
            g.lda, g.ldb, g.ldc, 0, 0, 0, 0, 1.0f, 0.0f, g.flags);
 }
 
-QLORA_KERNEL __launch_bounds__(128, 2)
-    qlora_grouped_tc_sums(const __grid_constant__ grouped g) {
+QLORA_KERNEL __launch_bounds__(128, 2) qlora_grouped_tc_sums(const __grid_constant__ grouped g) {
     int32_t expert = (int32_t)blockIdx.z;
     int32_t first = g.starts[expert];
     int32_t rows = g.starts[expert + 1] - first;

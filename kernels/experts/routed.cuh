@@ -163,14 +163,13 @@ __device__ __forceinline__ void routed_factors_bwd(const float* dots, const floa
                                 T* to, int64_t ldt, int64_t rows, int64_t cols, int32_t add) {     \
         routed_sum(from, ldf, place, chosen, to, ldt, rows, cols, add);                            \
     }                                                                                              \
-    QLORA_KERNEL __launch_bounds__(256)                                                            \
-        qlora_routed_gated_##name(const T* gate, int64_t ldg, const T* up, int64_t ldu,            \
-                                  const float* factors, T* s, int64_t lds, int64_t rows,           \
-                                  int64_t cols, int32_t gelu) {                                    \
+    QLORA_KERNEL __launch_bounds__(256) qlora_routed_gated_##name(                                 \
+        const T* gate, int64_t ldg, const T* up, int64_t ldu, const float* factors, T* s,          \
+        int64_t lds, int64_t rows, int64_t cols, int32_t gelu) {                                   \
         if (gelu) {                                                                                \
-            routed_gated<gelu_gate<T> >(gate, ldg, up, ldu, factors, s, lds, rows, cols);          \
+            routed_gated<gelu_gate<T>>(gate, ldg, up, ldu, factors, s, lds, rows, cols);           \
         } else {                                                                                   \
-            routed_gated<silu_gate<T> >(gate, ldg, up, ldu, factors, s, lds, rows, cols);          \
+            routed_gated<silu_gate<T>>(gate, ldg, up, ldu, factors, s, lds, rows, cols);           \
         }                                                                                          \
     }                                                                                              \
     QLORA_KERNEL __launch_bounds__(256)                                                            \
@@ -180,19 +179,17 @@ __device__ __forceinline__ void routed_factors_bwd(const float* dots, const floa
 
 // Launch: a block per row, threads a multiple of 32.
 #define ROUTED_BACKWARD(name, T)                                                                   \
-    QLORA_KERNEL __launch_bounds__(256)                                                            \
-        qlora_routed_bwd_gated_##name(T* ds, int64_t lds, T* gate, int64_t ldg, T* up,             \
-                                      int64_t ldu, const float* factors, float* dots,              \
-                                      int64_t cols, int32_t gelu) {                                \
+    QLORA_KERNEL __launch_bounds__(256) qlora_routed_bwd_gated_##name(                             \
+        T* ds, int64_t lds, T* gate, int64_t ldg, T* up, int64_t ldu, const float* factors,        \
+        float* dots, int64_t cols, int32_t gelu) {                                                 \
         if (gelu) {                                                                                \
-            routed_gated_bwd<gelu_gate<T> >(ds, lds, gate, ldg, up, ldu, factors, dots, cols);     \
+            routed_gated_bwd<gelu_gate<T>>(ds, lds, gate, ldg, up, ldu, factors, dots, cols);      \
         } else {                                                                                   \
-            routed_gated_bwd<silu_gate<T> >(ds, lds, gate, ldg, up, ldu, factors, dots, cols);     \
+            routed_gated_bwd<silu_gate<T>>(ds, lds, gate, ldg, up, ldu, factors, dots, cols);      \
         }                                                                                          \
     }                                                                                              \
-    QLORA_KERNEL __launch_bounds__(256)                                                            \
-        qlora_routed_bwd_factors_##name(const float* dots, const float* factors, T* dz,            \
-                                        int64_t ld, int64_t rows) {                                \
+    QLORA_KERNEL __launch_bounds__(256) qlora_routed_bwd_factors_##name(                           \
+        const float* dots, const float* factors, T* dz, int64_t ld, int64_t rows) {                \
         routed_factors_bwd(dots, factors, dz, ld, rows);                                           \
     }
 

@@ -30,8 +30,8 @@ __device__ __forceinline__ best_value best_of_warp(best_value mine) {
         best_value other;
         other.value = __shfl_xor_sync(QLORA_FULL_WARP, mine.value, o);
         other.place = __shfl_xor_sync(QLORA_FULL_WARP, mine.place, o);
-        bool better = other.value > mine.value ||
-                      (other.value == mine.value && other.place < mine.place);
+        bool better =
+            other.value > mine.value || (other.value == mine.value && other.place < mine.place);
         mine = better ? other : mine;
     }
     return mine;

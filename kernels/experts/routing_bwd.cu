@@ -6,10 +6,9 @@
 // w = scale v / d, where d is the sum of the values v, or 1, and v = softmax(z) or sigmoid(z). dw
 // is by sorted row: that of choice i is at place[i].
 template <class T>
-__device__ __forceinline__ void scores_backward(const float* scores, int64_t ld,
-                                                const int32_t* choice, const int32_t* place,
-                                                const float* dw, T* dz, int64_t lddz, int64_t rows,
-                                                const routing_rule& rule) {
+__device__ __forceinline__ void
+scores_backward(const float* scores, int64_t ld, const int32_t* choice, const int32_t* place,
+                const float* dw, T* dz, int64_t lddz, int64_t rows, const routing_rule& rule) {
     extern __shared__ float shared[];
     int32_t lane = (int32_t)threadIdx.x % 32;
     int64_t row = (int64_t)blockIdx.x * 4 + threadIdx.x / 32;

@@ -219,7 +219,7 @@ static void qlora__layout_overlaid(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->work.operand);
     }
     m->work.head_place = arena->used;
-    qlora__ffns_share(arena, m, QLORA__FFN_LEND);
+    qlora__ffns_share(arena, m, QLORA__SHARED_LAYERS);
     qlora__arena shared = *arena;
     qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->work.s);
     if (qlora__trains(m) && m->plan.tile == 0) {
@@ -263,14 +263,14 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     qlora__most_pads(m, pads);
     qlora__layout_x(arena, m, qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]));
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
-    qlora__ffns_share(arena, m, QLORA__FFN_WORK);
+    qlora__ffns_share(arena, m, QLORA__SHARED_ALWAYS);
     qlora__layout_wide(arena, m);
     if (qlora__is_fp8(m)) {
         qlora__layout_fp8_shared(arena, m);
     }
     memset(&m->work.stats, 0, sizeof m->work.stats);
     if (qlora__trains(m)) {
-        qlora__ffns_share(arena, m, QLORA__FFN_SHARE);
+        qlora__ffns_share(arena, m, QLORA__SHARED_TRAINING);
         qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->work.skinny_parts);
         for (int i = 0; i < 2; i++) {
             qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0,

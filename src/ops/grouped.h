@@ -266,6 +266,8 @@ static void qlora__expert_weight_of(const qlora_linear_part* first, const qlora_
     out->stride = (const char*)second->nf4->codes - (const char*)first->nf4->codes;
 }
 
+#define QLORA__PLACE_ROWS (16 * 256) // of a block, divided by its width
+
 // What is placed, of experts with a rank.
 typedef struct qlora__expert_place {
     const qlora_linear_desc* first;  // of the first expert
@@ -306,7 +308,8 @@ static qlora_result qlora__experts_place(qlora_ctx* ctx, const qlora__groups* g,
     for (int32_t i = 0; i < first->count; i++) {
         qlora__expert_weight_of(&first->parts[i], &place->second->parts[i], &args.parts[i]);
         args.parts[i].first = (int32_t)blocks;
-        blocks += qlora__ceil_div(first->parts[i].out, 4 * 256 / args.width) * args.across;
+        blocks +=
+            qlora__ceil_div(first->parts[i].out, QLORA__PLACE_ROWS / args.width) * args.across;
     }
     args.adapters = (int32_t)blocks;
     if (rank > 0) {
@@ -315,10 +318,9 @@ static qlora_result qlora__experts_place(qlora_ctx* ctx, const qlora__groups* g,
     }
     blocks += qlora__ceil_div(adapters, 2048);
     void* all[] = {&args};
-    return qlora__launch(ctx,
-                         operand->dtype == QLORA_F32 ? QLORA__K_expert_place_f32
-                                                     : QLORA__K_expert_place_bf16,
-                         blocks, operand->batch, 1, 256, 0, all);
+    return qlora__launch(
+        ctx, operand->dtype == QLORA_F32 ? QLORA__K_expert_place_f32 : QLORA__K_expert_place_bf16,
+        blocks, operand->batch, 1, 256, 0, all);
 }
 
 #endif // QLORA_NO_CUDA

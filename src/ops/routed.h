@@ -61,16 +61,16 @@ static qlora_result qlora__routing_choose(qlora_ctx* ctx, qlora__route* r, qlora
     int64_t chunks = qlora__routing_chunks(choices);
     int32_t experts = rule.experts;
     int32_t chosen = rule.chosen;
-    void* choose[] = {&scores.data, &scores.ld, (void*)&r->rule.correction, &r->choice,
-                      &w->weights,  &r->rows,   &rule};
+    void* choose[] = {&scores.data, &scores.ld, (void*)&r->rule.correction, &r->choice, &w->weights,
+                      &r->rows,     &rule};
     QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_choose, qlora__ceil_div(r->rows, 4), 1, 1, 128,
                              (uint32_t)(48 * r->rule.experts), choose));
     void* count[] = {&r->choice, &choices, &experts, &w->counts};
     QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_count, chunks, 1, 1, QLORA__ROUTING_CHUNK,
                              (uint32_t)(4 * r->rule.experts), count));
     void* totals[] = {&w->counts, &chunks, &experts, &r->starts};
-    QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_totals, qlora__ceil_div(r->rule.experts, 8), 1, 1,
-                             256, 0, totals));
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_totals, qlora__ceil_div(r->rule.experts, 8), 1,
+                             1, 256, 0, totals));
     void* starts[] = {&experts, &r->starts, &w->tiles};
     QLORA__TRY(qlora__launch(ctx, QLORA__K_routing_starts, 1, 1, 1, 1024, 0, starts));
     void* spread[] = {&r->choice, &w->weights, &choices,  &chosen,    &experts,
@@ -108,8 +108,7 @@ static qlora_result qlora__routed_gather(qlora_ctx* ctx, const qlora_tensor* fro
 
 // to[t] = the sum of the rows of its experts in `from`, to which its own row may be added.
 static qlora_result qlora__routed_sum(qlora_ctx* ctx, const qlora__route* r,
-                                      const qlora_tensor* from, const qlora_tensor* to,
-                                      bool adds) {
+                                      const qlora_tensor* from, const qlora_tensor* to, bool adds) {
     qlora_tensor x = *from;
     qlora_tensor y = *to;
     int32_t* place = r->place;
@@ -117,9 +116,9 @@ static qlora_result qlora__routed_sum(qlora_ctx* ctx, const qlora__route* r,
     int32_t add = adds ? 1 : 0;
     void* args[] = {&x.data, &x.ld, &place, &chosen, &y.data, &y.ld, &y.rows, &y.cols, &add};
     qlora__point_shape shape = qlora__point_shape_of(y.cols, qlora__piece(y.dtype));
-    return qlora__launch(
-        ctx, y.dtype == QLORA_F32 ? QLORA__K_routed_sum_f32 : QLORA__K_routed_sum_bf16,
-        shape.blocks, qlora__grid_cap(y.rows), 1, shape.threads, 0, args);
+    return qlora__launch(ctx,
+                         y.dtype == QLORA_F32 ? QLORA__K_routed_sum_f32 : QLORA__K_routed_sum_bf16,
+                         shape.blocks, qlora__grid_cap(y.rows), 1, shape.threads, 0, args);
 }
 
 // Rows with factors, through a gated activation.

@@ -102,17 +102,17 @@ static bool many_run_in(qlora_ctx* ctx, many_device d, const many_routes* r, man
     route.rule.correction =
         r->route.rule.correction != NULL ? (const QLORA__REAL*)correction : NULL;
     return qlora__copy_in(ctx, scores.data, r->scores, sizeof r->scores) == QLORA_OK &&
-         qlora__copy_in(ctx, correction, r->correction, sizeof r->correction) == QLORA_OK &&
-         qlora__copy_in(ctx, dw, r->dw, sizeof r->dw) == QLORA_OK &&
-         qlora__routing_choose(ctx, &route, &own) == QLORA_OK &&
-         qlora__routing_backward(ctx, &route, dw, &dz) == QLORA_OK &&
-         qlora__copy_out(ctx, out->choice, route.choice, sizeof r->choice) == QLORA_OK &&
-         qlora__copy_out(ctx, out->weights, own.weights, sizeof r->weights) == QLORA_OK &&
-         qlora__copy_out(ctx, out->place, route.place, sizeof r->place) == QLORA_OK &&
-         qlora__copy_out(ctx, out->tokens, route.tokens, sizeof r->tokens) == QLORA_OK &&
-         qlora__copy_out(ctx, out->starts, route.starts, sizeof r->starts) == QLORA_OK &&
-         qlora__copy_out(ctx, out->tiles, own.tiles, sizeof r->tiles) == QLORA_OK &&
-         qlora__copy_out(ctx, out->dz, dz.data, sizeof r->dz) == QLORA_OK;
+           qlora__copy_in(ctx, correction, r->correction, sizeof r->correction) == QLORA_OK &&
+           qlora__copy_in(ctx, dw, r->dw, sizeof r->dw) == QLORA_OK &&
+           qlora__routing_choose(ctx, &route, &own) == QLORA_OK &&
+           qlora__routing_backward(ctx, &route, dw, &dz) == QLORA_OK &&
+           qlora__copy_out(ctx, out->choice, route.choice, sizeof r->choice) == QLORA_OK &&
+           qlora__copy_out(ctx, out->weights, own.weights, sizeof r->weights) == QLORA_OK &&
+           qlora__copy_out(ctx, out->place, route.place, sizeof r->place) == QLORA_OK &&
+           qlora__copy_out(ctx, out->tokens, route.tokens, sizeof r->tokens) == QLORA_OK &&
+           qlora__copy_out(ctx, out->starts, route.starts, sizeof r->starts) == QLORA_OK &&
+           qlora__copy_out(ctx, out->tiles, own.tiles, sizeof r->tiles) == QLORA_OK &&
+           qlora__copy_out(ctx, out->dz, dz.data, sizeof r->dz) == QLORA_OK;
 }
 
 static qlora_result many_enter(qlora_ctx* ctx, const many_device* d, const many_routes* r,
@@ -126,10 +126,8 @@ static bool many_run(qlora_ctx* ctx, const many_routes* r, many_routes* out) {
     memset(&d, 0, sizeof d);
     *out = *r;
     return qlora_tensor_create(ctx, QLORA_U8, 1, 1 << 20, &d.all) == QLORA_OK &&
-           many_enter(ctx, &d, r, out) == QLORA_OK &&
-           qlora_tensor_destroy(ctx, &d.all) == QLORA_OK;
+           many_enter(ctx, &d, r, out) == QLORA_OK && qlora_tensor_destroy(ctx, &d.all) == QLORA_OK;
 }
-
 
 // Where the CPU has an expert of a token among its choices; -1 if nowhere.
 static int many_find(const many_routes* r, int token, int32_t expert) {
@@ -299,16 +297,16 @@ static bool product_open(qlora_ctx* ctx, const product_case* c, product_rig* r) 
     r->values[1] = product_values("w", GROUPS * height * c->in);
     r->values[2] = product_values("y", GROUP_ROWS * c->out);
     r->values[3] = product_values("sum", GROUPS * c->out * c->in);
-    bool ok = r->values[0] != NULL && r->values[1] != NULL && r->values[2] != NULL &&
-              r->values[3] != NULL &&
-              test_tensor(ctx, c->type, GROUP_ROWS, c->in, r->values[0], &r->x) == QLORA_OK &&
-              test_tensor(ctx, c->type, GROUPS * height, c->in, r->values[1], &r->w) == QLORA_OK &&
-              test_tensor(ctx, c->type, GROUP_ROWS, c->out, r->values[2], &r->y) == QLORA_OK &&
-              test_tensor(ctx, QLORA_F32, GROUPS * c->out, c->in, r->values[3], &r->sum) ==
-                  QLORA_OK &&
-              qlora_tensor_create(ctx, QLORA_I32, 1, sizeof lists / sizeof lists[0], &r->lists) ==
-                  QLORA_OK &&
-              product_lists(ctx, &r->lists, lists, sizeof lists) == QLORA_OK;
+    bool ok =
+        r->values[0] != NULL && r->values[1] != NULL && r->values[2] != NULL &&
+        r->values[3] != NULL &&
+        test_tensor(ctx, c->type, GROUP_ROWS, c->in, r->values[0], &r->x) == QLORA_OK &&
+        test_tensor(ctx, c->type, GROUPS * height, c->in, r->values[1], &r->w) == QLORA_OK &&
+        test_tensor(ctx, c->type, GROUP_ROWS, c->out, r->values[2], &r->y) == QLORA_OK &&
+        test_tensor(ctx, QLORA_F32, GROUPS * c->out, c->in, r->values[3], &r->sum) == QLORA_OK &&
+        qlora_tensor_create(ctx, QLORA_I32, 1, sizeof lists / sizeof lists[0], &r->lists) ==
+            QLORA_OK &&
+        product_lists(ctx, &r->lists, lists, sizeof lists) == QLORA_OK;
     r->groups.starts = (const int32_t*)r->lists.data;
     r->groups.tiles = r->groups.starts + GROUPS + 1;
     r->groups.experts = GROUPS;

@@ -83,7 +83,8 @@ static qlora__route qlora__experts_choose(const qlora__pass* pass, const qlora__
     return r;
 }
 
-// A linear that reads all rows of m->work.x, whose last columns belong to stacks: through a copy.
+// A linear that reads all rows of m->work.x, whose last columns belong to stacks: through a copy, if
+// it has an adapter.
 static qlora_result qlora__experts_all_rows(const qlora__pass* pass,
                                             const qlora_linear_desc* linear,
                                             const qlora_tensor* out) {
@@ -94,8 +95,10 @@ static qlora_result qlora__experts_all_rows(const qlora__pass* pass,
     qlora_tensor x = qlora__window(&m->work.experts.x, pass->rows, 0, own.in + pad);
     qlora_tensor inner = qlora__window(&x, pass->rows, 0, own.in);
     qlora_tensor y = qlora__window(out, pass->rows, 0, qlora_linear_out(&own));
-    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &from, &inner));
-    return qlora__experts_forward(pass, m->math, &own, &x, &y);
+    if (pad > 0) {
+        QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &from, &inner));
+    }
+    return qlora__experts_forward(pass, m->math, &own, pad > 0 ? &x : &from, &y);
 }
 
 // Input of the branch in m->work.x -> the scores, and gate and up of every expert.
@@ -273,8 +276,7 @@ static qlora_result qlora__expert_out_backward(const qlora__pass* pass, qlora__l
 
 // The gradient of the output of the branch -> those of gate and up, in their places, and of the
 // scores, in m->work.experts.dz.
-static qlora_result qlora__host_experts_out_backward(const qlora__pass* pass,
-                                                     qlora__layer* layer) {
+static qlora_result qlora__host_experts_out_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     QLORA__TRY(qlora__shared_out_backward(pass, layer));
@@ -289,22 +291,21 @@ static qlora_result qlora__host_experts_out_backward(const qlora__pass* pass,
     return QLORA_OK;
 }
 
-// Backward pass of a linear that reads all rows of m->work.x: adds to dx.
+// Backward pass of a linear that reads all rows of m->work.x.
 static qlora_result qlora__experts_all_backward(const qlora__pass* pass,
                                                 const qlora_linear_desc* linear,
                                                 const qlora_tensor* dy, const qlora_tensor* dx) {
     const qlora_model* m = pass->m;
-    const qlora__routed_work* w = &m->work.experts;
     qlora_linear_desc own = qlora__experts_linear(pass, linear);
     int64_t pad = qlora_linear_pad(&own);
     qlora_tensor from = qlora__local(pass, &m->work.x, 0, own.in);
-    qlora_tensor x = qlora__window(&w->x, pass->rows, 0, own.in + pad);
+    qlora_tensor x = qlora__window(&m->work.experts.x, pass->rows, 0, own.in + pad);
     qlora_tensor inner = qlora__window(&x, pass->rows, 0, own.in);
     qlora_tensor d = qlora__window(dy, pass->rows, 0, qlora_linear_out(&own) + pad);
-    qlora_tensor y = qlora__window(&w->y, pass->rows, 0, own.in);
-    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &from, &inner));
-    QLORA__TRY(qlora__experts_backward(pass, m->math, &own, &x, &d, &y));
-    return qlora_add(pass->ctx, dx, &y, dx);
+    if (pad > 0) {
+        QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &from, &inner));
+    }
+    return qlora__experts_backward(pass, m->math, &own, &x, &d, dx);
 }
 
 // The gradient of the input of all experts in `dx`. inputs: the input itself.

@@ -32,10 +32,9 @@ typedef struct qlora__ffn_plan {
 // The output of the first stack, with room for u.
 static void qlora__stack_keep(const qlora_model* m, const qlora__layer* layer,
                               qlora__kept_slots* slots) {
-    const qlora__kept_slot gu = {QLORA__KEPT_TILE, offsetof(qlora__kept, gu), m->compute,
-                            qlora__tile_rows(m),
-                            qlora_linear_out(&layer->linears[QLORA__GATE_UP]) +
-                                layer->pads[QLORA__GATE_UP]};
+    const qlora__kept_slot gu = {
+        QLORA__KEPT_TILE, offsetof(qlora__kept, gu), m->compute, qlora__tile_rows(m),
+        qlora_linear_out(&layer->linears[QLORA__GATE_UP]) + layer->pads[QLORA__GATE_UP]};
     qlora__kept_add(slots, &gu);
 }
 
@@ -49,9 +48,9 @@ static bool qlora__gated_ranks(const qlora_model* m, const qlora__layer* layer, 
     if (ranks != NULL) {
         memcpy(ranks, own, sizeof own);
     }
-    return qlora__gated_takes(own) && qlora__keeps_z(m) &&
-           m->compute == QLORA_BF16 && qlora__tile_rows(m) * c->intermediate >= QLORA__GATED_FROM &&
-           c->hidden % 8 == 0 && c->intermediate % 8 == 0;
+    return qlora__gated_takes(own) && qlora__keeps_z(m) && m->compute == QLORA_BF16 &&
+           qlora__tile_rows(m) * c->intermediate >= QLORA__GATED_FROM && c->hidden % 8 == 0 &&
+           c->intermediate % 8 == 0;
 }
 
 static bool qlora__gated_sums(const qlora_model* m, const qlora__layer* layer) {
@@ -196,8 +195,7 @@ static bool qlora__experts_alike(const qlora_model* m) {
         for (int i = first; count > 0 && i < layer->count; i++) {
             const qlora__projection* a = &layer->projections[first + (i - first) % count];
             const qlora__projection* b = &layer->projections[i];
-            alike = alike && a->is_nf4 == b->is_nf4 &&
-                    a->nf4_desc.block == b->nf4_desc.block &&
+            alike = alike && a->is_nf4 == b->is_nf4 && a->nf4_desc.block == b->nf4_desc.block &&
                     a->nf4_desc.block2 == b->nf4_desc.block2 &&
                     a->nf4_desc.plain_scales == b->nf4_desc.plain_scales;
         }
@@ -327,18 +325,23 @@ static const qlora__ffn_plan* qlora__ffn_plan_of(const qlora__layer* layer) {
     return &qlora__ffn_plans[layer->layout->ffn];
 }
 
-// When memory is used that feed-forward parts share.
-typedef enum qlora__ffn_use { QLORA__FFN_WORK, QLORA__FFN_SHARE, QLORA__FFN_LEND } qlora__ffn_use;
+// When memory is used that parts share: in all passes, in training, or only while layers run.
+typedef enum qlora__shared_use {
+    QLORA__SHARED_ALWAYS,
+    QLORA__SHARED_TRAINING,
+    QLORA__SHARED_LAYERS
+} qlora__shared_use;
 
 // Lays that memory out: for each kind that a model has, once.
-static void qlora__ffns_share(qlora__arena* arena, qlora_model* m, qlora__ffn_use use) {
+static void qlora__ffns_share(qlora__arena* arena, qlora_model* m, qlora__shared_use use) {
     bool done[QLORA__FFNS];
     memset(done, 0, sizeof done);
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         const qlora__ffn_plan* plan = qlora__ffn_plan_of(&m->layers[l]);
-        void (*lay)(qlora__arena * arena, qlora_model * m) = use == QLORA__FFN_WORK    ? plan->work
-                                                             : use == QLORA__FFN_SHARE ? plan->share
-                                                                                       : plan->lend;
+        void (*lay)(qlora__arena * arena, qlora_model * m) =
+            use == QLORA__SHARED_ALWAYS     ? plan->work
+            : use == QLORA__SHARED_TRAINING ? plan->share
+                                            : plan->lend;
         if (!done[plan - qlora__ffn_plans] && lay != NULL) {
             lay(arena, m);
         }
