@@ -33893,8 +33893,8 @@ static void qlora__rows_dot(qlora_ctx* ctx, const qlora_tensor* a, const qlora_t
 
 // ---- products of all experts on a GPU -----------------------------------------------------------
 //
-// The rows of the experts follow each other in one matrix; where those of each expert begin is known
-// to the device alone (ops/experts.h). One launch does the products of all experts:
+// The rows of the experts follow each other in one matrix; where those of each expert begin is
+// known to the device alone (ops/experts.h). One launch does the products of all experts:
 //
 //   rows   C = A op(B_e)                        for the rows of every expert
 //   sums   C_e += alpha A^T B                   over the rows of expert e
@@ -34066,8 +34066,8 @@ static bool qlora__grouped_takes_list(const qlora_ctx* ctx, int64_t rank, const 
            rank % 8 == 0 && rank <= QLORA__GROUPED_FEW && b->cols > rank;
 }
 
-// c: f32 [M,N] of the first expert, a batch of them. list: row i of B is its row list[i]; NULL = row
-// i; only where qlora__grouped_takes_list holds.
+// c: f32 [M,N] of the first expert, a batch of them. list: row i of B is its row list[i]; NULL =
+// row i; only where qlora__grouped_takes_list holds.
 static qlora_result qlora__grouped_sums(qlora_ctx* ctx, const qlora__groups* g, float alpha,
                                         const int32_t* list, const qlora_tensor* a,
                                         const qlora_tensor* b, const qlora_tensor* c) {
@@ -47798,8 +47798,8 @@ static qlora__route qlora__experts_choose(const qlora__pass* pass, const qlora__
     return r;
 }
 
-// A linear that reads all rows of m->work.x, whose last columns belong to stacks: through a copy, if
-// it has an adapter.
+// A linear that reads all rows of m->work.x, whose last columns belong to stacks: through a copy,
+// if it has an adapter.
 static qlora_result qlora__experts_all_rows(const qlora__pass* pass,
                                             const qlora_linear_desc* linear,
                                             const qlora_tensor* out) {
@@ -48436,8 +48436,8 @@ static qlora_result qlora__experts_dx(const qlora__pass* pass, qlora__layer* lay
     return qlora__host_experts_dx(pass, layer, inputs, dx);
 }
 
-// The same beside an MLP that all tokens use: in m->work.d_beside, which its backward pass adds. dx:
-// the gradient of the input of all experts, there.
+// The same beside an MLP that all tokens use: in m->work.d_beside, which its backward pass adds.
+// dx: the gradient of the input of all experts, there.
 static qlora_result qlora__experts_beside_backward(const qlora__pass* pass, qlora__layer* layer,
                                                    const qlora_tensor* h, const qlora_tensor* dx) {
     qlora_model* m = pass->m;
@@ -61440,4 +61440,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 01a5d6111e19bd02
+//@@ end ad291454d71d122e
