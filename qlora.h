@@ -50928,7 +50928,7 @@ static qlora_result qlora__gguf_save_one(qlora_ctx* ctx, const qlora_model* m,
     int64_t part = all / experts / 2;
     for (int half = 0; half < 2; half++) {
         for (int64_t e = 0; e < experts; e++) {
-            QLORA__TRY(qlora__gguf_write(&ctx->env, w, values + (2 * e + half) * part,
+            QLORA__TRY(qlora__gguf_write(&ctx->env, w, values + (e + half * experts) * part,
                                          (size_t)part * 4));
         }
     }
@@ -52023,7 +52023,7 @@ static void qlora__merge_part_split(qlora__merge_file* f, const qlora__gguf_tens
             for (int64_t e = 0; e < matrices; e++) {
                 qlora__merge_part* part = qlora__merge_part_add(f, t->name, &g->items[n], t->rank,
                                                                 view->each, view->cols);
-                part->first = (int64_t)k * view->each;
+                part->first = 0;
                 part->experts = count;
                 part->expert = t->rank == 3 ? view->first / view->each + e : -1;
                 part->matrix = matrices > 1 ? e : -1;
@@ -60729,4 +60729,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 1e3136b41e52cd9c
+//@@ end 4c8a57a4b11999f2
