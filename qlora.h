@@ -893,6 +893,16 @@ typedef enum qlora_purpose {
     QLORA_PURPOSE_ADAPTER = 2
 } qlora_purpose;
 
+// How a PEFT folder orders the matrices of experts. Unsloth wrote B in an order of its own, and PEFT
+// up to 0.19 exchanged A and B, both under the same names. Folders written here say what they have.
+typedef enum qlora_expert_layout {
+    // What the folder's metadata say, or its shapes; if several are possible, it is refused.
+    QLORA_EXPERT_LAYOUT_AUTO = 0,
+    QLORA_EXPERT_LAYOUT_PEFT = 1,     // A [experts, rank, in], B [out, rank, experts]
+    QLORA_EXPERT_LAYOUT_PEFT_018 = 2, // A [experts, rank, out], B [in, rank, experts]
+    QLORA_EXPERT_LAYOUT_UNSLOTH = 3   // A [experts, rank, in], B [out, experts, rank]
+} qlora_expert_layout;
+
 // Called with the progress of long operations. Return false to stop the operation, which then
 // returns QLORA_ERR_STOPPED.
 typedef bool (*qlora_progress_fn)(void* user, const char* what, uint64_t done, uint64_t total);
@@ -925,6 +935,7 @@ typedef struct qlora_model_desc {
     bool rslora;               // scale alpha / sqrt(rank) instead of alpha / rank
     float dropout;             // on the input of the adapters, less than 1; 0 = that of `adapter`,
                                // or none; negative = none
+    qlora_expert_layout expert_layout; // of the matrices of experts in `adapter`
     bool dora;                 // DoRA: also train the magnitude of every row of the weights
     uint32_t save_modules;     // a set of qlora_save: also train these matrices
     const int32_t* token_rows; // also train these rows of the embedding (and of a tied head)
@@ -1167,6 +1178,7 @@ QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* 
 typedef struct qlora_adapter_desc {
     uint32_t reserved_must_be_zero0;
     const char* base_name; // base_model_name_or_path of the saved config; NULL = the model's folder
+    qlora_expert_layout expert_layout; // of a folder that is loaded
     uint32_t reserved_must_be_zero1;
 } qlora_adapter_desc;
 
@@ -20168,6 +20180,7 @@ typedef struct qlora__peft {
     uint32_t layers;
     uint32_t rank_pattern;
     uint32_t alpha_pattern;
+    bool numbered; // experts are modules with numbers, as transformers 4 had them
     qlora__folder tensors;
     char path[QLORA__PATH_ROOM];
 } qlora__peft;
@@ -20897,6 +20910,8 @@ static qlora_result qlora__peft_open_files(qlora__env* env, const char* dir, qlo
     QLORA__TRY(qlora__path_join(env, "", dir, p->tensors.dir));
     QLORA__TRY(qlora__folder_open_single(env, &p->tensors, path));
     for (uint32_t i = 0; i < p->tensors.count; i++) {
+        const char* at = strstr(p->tensors.entries[i].name, ".experts.");
+        p->numbered = p->numbered || (at != NULL && at[9] >= '0' && at[9] <= '9');
         QLORA__TRY(qlora__peft_check_tensor(env, p, p->tensors.entries[i].tensor));
     }
     return QLORA_OK;
@@ -40069,6 +40084,250 @@ static qlora_result qlora__peft_copies_check(qlora_ctx* ctx, const qlora_model* 
     return r;
 }
 
+//@@ src/model/expert_layout.h
+
+// ---- matrices of experts in adapter files -------------------------------------------------------
+//
+// PEFT has one A and one B for the matrices of all experts, with r rows and columns for each:
+//
+//   peft       A [E r, in], rows e r + j; B [out, r E], columns j E + e
+//   peft-0.18  the roles of in and out exchanged, and so A and B
+//   unsloth    A as peft; B [out, E r], columns e r + j
+//
+// With transformers 4, experts were modules with numbers, and A and B matrices of each.
+
+static const char* const qlora__layout_names[] = {"auto", "peft", "peft-0.18", "unsloth"};
+#define QLORA__LAYOUTS ((int)(sizeof qlora__layout_names / sizeof qlora__layout_names[0]))
+
+// In the metadata of what is written here.
+#define QLORA__LAYOUT_KEY "expert_layout"
+
+// Whether a text names the program that has written B of experts in another order.
+static bool qlora__names_unsloth(const char* text, size_t size) {
+    static const char word[] = "unsloth";
+    for (size_t at = 0; at + sizeof word - 1 <= size; at++) {
+        size_t i = 0;
+        while (i < sizeof word - 1 && (text[at + i] | 0x20) == word[i]) {
+            i++;
+        }
+        if (i == sizeof word - 1) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Whether a string in `object`, or below it, names it.
+static bool qlora__json_names_unsloth(const qlora__json* json, uint32_t object) {
+    bool named = false;
+    for (uint32_t k = object + 1; object != 0 && k < json->tokens[object].next && !named; k++) {
+        char text[512];
+        if (json->tokens[k].kind == QLORA__JSON_STRING) {
+            size_t n = qlora__json_string(json, k, text, sizeof text);
+            named = qlora__names_unsloth(text, n < sizeof text ? n : sizeof text - 1);
+        }
+    }
+    return named;
+}
+
+// Whether base_model_name_or_path, the metadata or README.md of a folder name it.
+static qlora_result qlora__adapter_names_unsloth(qlora_ctx* ctx, const qlora__peft* peft,
+                                                 const char* dir, bool* named) {
+    const qlora__json* header = &peft->tensors.shards[0].json;
+    char text[512];
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    uint32_t base = qlora__json_find(&peft->json, 0, "base_model_name_or_path");
+    *named = qlora__json_names_unsloth(header, qlora__json_find(header, 0, "__metadata__"));
+    if (base != 0 && qlora__json_kind_of(&peft->json, base) == QLORA__JSON_STRING) {
+        size_t n = qlora__json_string(&peft->json, base, text, sizeof text);
+        *named = *named || qlora__names_unsloth(text, n < sizeof text ? n : sizeof text - 1);
+    }
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, "README.md", path));
+    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
+    if (exists && !*named) {
+        qlora__map map;
+        QLORA__TRY(qlora__map_open(&ctx->env, path, &map));
+        *named = qlora__names_unsloth((const char*)map.data, (size_t)map.size);
+        qlora__map_close(&ctx->env, &map);
+    }
+    return QLORA_OK;
+}
+
+// Whether the shapes of all matrices of experts fit: as now, and with exchanged roles. *any: there
+// are such matrices.
+static void qlora__layout_fits(const qlora_model* m, const qlora__peft* peft, bool fits[2],
+                               bool* any) {
+    char module[160];
+    char name[224];
+    fits[0] = true;
+    fits[1] = true;
+    *any = false;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layer* layer = &m->layers[l];
+        for (int u = 0; u < qlora__unit_count(layer); u++) {
+            int i = qlora__unit_at(layer, u);
+            const qlora__projection* p = &layer->projections[i];
+            const qlora__st_tensor* t[2] = {NULL, NULL};
+            if (qlora__is_stack(layer, i) == 0 || p->rank == 0) {
+                continue;
+            }
+            qlora__matrices_of(m, l, i, module, sizeof module);
+            for (int k = 0; k < 2; k++) {
+                snprintf(name, sizeof name, "base_model.model.%s.lora_%c.weight", module, "AB"[k]);
+                t[k] = qlora__folder_find(&peft->tensors, name);
+            }
+            if (t[0] == NULL || t[1] == NULL || t[0]->rank != 2 || t[1]->rank != 2) {
+                continue; // reported when it is read
+            }
+            int64_t out = qlora__unit_out(layer, i);
+            *any = true;
+            fits[0] = fits[0] && t[0]->shape[1] == p->in && t[1]->shape[0] == out;
+            fits[1] = fits[1] && t[0]->shape[1] == out && t[1]->shape[0] == p->in;
+        }
+    }
+}
+
+// The layout that a folder says it has in its metadata; AUTO if it says nothing.
+static qlora_result qlora__layout_said(qlora_ctx* ctx, const qlora__peft* peft, const char* dir,
+                                       int* out) {
+    char text[64];
+    *out = QLORA_EXPERT_LAYOUT_AUTO;
+    if (!qlora__st_metadata(&peft->tensors.shards[0], QLORA__LAYOUT_KEY, text, sizeof text)) {
+        return QLORA_OK;
+    }
+    for (int i = 1; i < QLORA__LAYOUTS; i++) {
+        if (strcmp(text, qlora__layout_names[i]) == 0) {
+            *out = i;
+            return QLORA_OK;
+        }
+    }
+    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                       "%s: %s is \"%.40s\"; known are \"peft\", \"peft-0.18\" and \"unsloth\"",
+                       dir, QLORA__LAYOUT_KEY, text);
+}
+
+// Which layout a folder has. What the caller gives, the metadata say or only one layout has shapes
+// for decides; what may be one of two is refused, as both give an adapter, but not the same.
+static qlora_result qlora__layout_find(qlora_ctx* ctx, const qlora_model* m,
+                                       const qlora__peft* peft, const char* dir, int given,
+                                       int* out) {
+    bool fits[2];
+    bool any = false;
+    int said = 0;
+    *out = QLORA_EXPERT_LAYOUT_PEFT;
+    if (given < 0 || given >= QLORA__LAYOUTS) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.expert_layout is %d; it must be 0 to %d",
+                           given, QLORA__LAYOUTS - 1);
+    }
+    qlora__layout_fits(m, peft, fits, &any);
+    if (!any || peft->tensors.shard_count == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__layout_said(ctx, peft, dir, &said));
+    if (said != 0 && given != 0 && said != given) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.expert_layout is %s, but the metadata of %s say %s",
+                           qlora__layout_names[given], dir, qlora__layout_names[said]);
+    }
+    int known = given != 0 ? given : said;
+    bool exchanged = known == QLORA_EXPERT_LAYOUT_PEFT_018;
+    if (known != 0 && !fits[exchanged ? 1 : 0] && fits[exchanged ? 0 : 1]) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%s: the layout of experts is %s, but the shapes of their matrices are "
+                           "those of %s",
+                           dir, qlora__layout_names[known], exchanged ? "peft" : "peft-0.18");
+    }
+    if (known != 0 || fits[0] != fits[1]) {
+        *out = known != 0 ? known : fits[0] ? (int)QLORA_EXPERT_LAYOUT_PEFT
+                                            : (int)QLORA_EXPERT_LAYOUT_PEFT_018;
+    } else if (fits[0]) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: the matrices of experts have shapes that fit PEFT 0.20 and later "
+                           "(peft) and PEFT up to 0.19 (peft-0.18); set desc.expert_layout to one "
+                           "of them",
+                           dir);
+    }
+    bool named = false;
+    if (known == 0 && *out == QLORA_EXPERT_LAYOUT_PEFT) {
+        QLORA__TRY(qlora__adapter_names_unsloth(ctx, peft, dir, &named));
+    }
+    return !named ? QLORA_OK
+                  : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                "%s names Unsloth, so that lora_B of experts may be [out, rank, "
+                                "experts] (peft) or [out, experts, rank] (unsloth), which have the "
+                                "same shape; set desc.expert_layout to one of them",
+                                dir);
+}
+
+// ---- experts with numbers -----------------------------------------------------------------------
+
+// The matrices of an expert that a unit has: gate and up, or down.
+static int qlora__numbered_parts(const qlora__layer* layer, int i) {
+    return qlora__is_stack(layer, i) == 1 ? layer->layout->experts->count - 1 : 1;
+}
+
+// Rank and scale of a unit whose experts are modules: gate and up share the rows of the A that PEFT
+// would make of theirs. All experts must have the same.
+static qlora_result qlora__numbered_unit(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora__peft* peft, int64_t l, int i,
+                                         qlora__peft_module* out) {
+    const qlora__layer* layer = &m->layers[l];
+    int count = layer->layout->experts->count;
+    int parts = qlora__numbered_parts(layer, i);
+    char module[160];
+    qlora__peft_module found;
+    memset(out, 0, sizeof *out);
+    for (int64_t k = 0; k < m->plan.config.experts * parts; k++) {
+        qlora__base_module(m, l, i + (int)(k / parts) * count + (int)(k % parts), module,
+                           sizeof module);
+        QLORA__TRY(qlora__peft_lookup(&ctx->env, peft, module, &found));
+        double difference = k == 0 ? 0.0 : found.scale - out->scale;
+        if (k > 0 && (found.rank != out->rank || difference < 0.0 || difference > 0.0)) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s has rank %lld and scale %g, but another matrix of these "
+                               "experts %lld and %g; all of them must have the same",
+                               peft->path, module, (long long)found.rank, found.scale,
+                               (long long)out->rank, out->scale);
+        }
+        *out = found;
+    }
+    if (peft->rslora && parts > 1 && out->rank > 0) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: use_rslora with an adapter for each expert is not supported: PEFT "
+                           "0.21 makes another scale of it",
+                           peft->path);
+    }
+    out->rank *= parts;
+    out->alpha *= parts;
+    return QLORA_OK;
+}
+
+// Whether a tensor of the file, under its plain name, is A or B of a numbered expert.
+static bool qlora__numbered_names(const qlora_model* m, const char* name) {
+    const char* at = strstr(name, ".experts.");
+    char* end = NULL;
+    long l = strncmp(name, "layers.", 7) == 0 ? strtol(name + 7, &end, 10) : -1;
+    long e = at != NULL ? strtol(at + 9, NULL, 10) : -1;
+    if (l < 0 || l >= (long)m->plan.config.layers || m->layers[l].experts == NULL || e < 0 ||
+        e >= (long)m->plan.config.experts) {
+        return false;
+    }
+    const qlora__layout* layout = m->layers[l].layout;
+    int count = layout->experts->count;
+    bool known = false;
+    for (int k = 0; k < count && !known; k++) {
+        char module[160];
+        qlora__base_module(m, l, qlora__first_expert(layout) + (int)e * count + k, module,
+                           sizeof module);
+        const char* plain = qlora__plain_name(module);
+        size_t n = strlen(plain);
+        known = strncmp(name, plain, n) == 0 && (strcmp(name + n, ".lora_A.weight") == 0 ||
+                                                 strcmp(name + n, ".lora_B.weight") == 0);
+    }
+    return known;
+}
+
 //@@ src/model/trained.h
 
 // ---- what is trained ----------------------------------------------------------------------------
@@ -40120,6 +40379,13 @@ static qlora_result qlora__adapter_unit(qlora_ctx* ctx, const qlora_model* m,
     qlora__module_of(m, layer, i, module, sizeof module);
     if (!qlora__is_parameter(m, layer, i)) {
         return qlora__peft_find(&ctx->env, peft, module, p->out, p->in, out);
+    }
+    if (peft->numbered && qlora__is_stack(&m->layers[layer], i) != 0) {
+        return qlora__numbered_unit(ctx, m, peft, layer, i, out);
+    }
+    if (peft->numbered) { // a module then, and a parameter now
+        qlora__matrices_of(m, layer, i, module, sizeof module);
+        return qlora__peft_lookup(&ctx->env, peft, module, out);
     }
     QLORA__TRY(qlora__adapter_not_module(ctx, m, peft, layer, i));
     return qlora__peft_parameter(&ctx->env, peft, module, out);
@@ -40243,7 +40509,8 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
                  strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
                 (peft->saves_norms != 0 && strstr(name, ".lora_") == NULL &&
                  qlora__names_norm(m, name)) ||
-                qlora__is_peft_copy(m, name);
+                qlora__is_peft_copy(m, name) ||
+                (peft->numbered && qlora__numbered_names(m, name));
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int u = 0; u < qlora__unit_count(&m->layers[l]) && !known; u++) {
                 char module[160];
@@ -40293,71 +40560,6 @@ static qlora_result qlora__adapter_scale(qlora_ctx* ctx, const qlora_model* m,
 const char* qlora_base_format_name(qlora_base_format format) {
     static const char* const names[] = {"nf4", "16bit", "32bit", "fp8"};
     return (int)format >= 0 && format <= QLORA_BASE_FP8 ? names[format] : "unknown";
-}
-
-// How B of experts is ordered, in the metadata of what is written here.
-#define QLORA__LAYOUT_KEY "expert_layout"
-
-// Whether a text names the program that has written B of experts in another order.
-static bool qlora__names_unsloth(const char* text, size_t size) {
-    static const char word[] = "unsloth";
-    for (size_t at = 0; at + sizeof word - 1 <= size; at++) {
-        size_t i = 0;
-        while (i < sizeof word - 1 && (text[at + i] | 0x20) == word[i]) {
-            i++;
-        }
-        if (i == sizeof word - 1) {
-            return true;
-        }
-    }
-    return false;
-}
-
-// Unsloth had [out, experts, rank] where PEFT has [out, rank, experts], with the same names and
-// shapes, and nothing in the file tells them apart: what may come from there is refused.
-static qlora_result qlora__adapter_layout(qlora_ctx* ctx, const qlora_model* m, const char* dir) {
-    const qlora__peft* peft = &m->source->peft;
-    char text[512];
-    char path[QLORA__PATH_ROOM];
-    bool experts = false;
-    bool named = false;
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = m->layers[l].layout->count; i < m->layers[l].count; i++) {
-            bool one = qlora__expert_of(&m->layers[l], i) >= 0;
-            experts = experts || (one && m->layers[l].projections[i].rank > 0);
-        }
-    }
-    if (!experts || peft->tensors.shard_count == 0) {
-        return QLORA_OK;
-    }
-    if (qlora__st_metadata(&peft->tensors.shards[0], QLORA__LAYOUT_KEY, text, sizeof text)) {
-        return strcmp(text, "peft") == 0
-                   ? QLORA_OK
-                   : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                 "%s: %s is \"%.40s\"; only \"peft\" is supported", dir,
-                                 QLORA__LAYOUT_KEY, text);
-    }
-    uint32_t base = qlora__json_find(&peft->json, 0, "base_model_name_or_path");
-    if (base != 0 && qlora__json_kind_of(&peft->json, base) == QLORA__JSON_STRING) {
-        size_t n = qlora__json_string(&peft->json, base, text, sizeof text);
-        named = qlora__names_unsloth(text, n < sizeof text ? n : sizeof text - 1);
-    }
-    QLORA__TRY(qlora__path_join(&ctx->env, dir, "README.md", path));
-    bool exists = false;
-    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
-    if (exists && !named) {
-        qlora__map map;
-        QLORA__TRY(qlora__map_open(&ctx->env, path, &map));
-        named = qlora__names_unsloth((const char*)map.data, (size_t)map.size);
-        qlora__map_close(&ctx->env, &map);
-    }
-    return !named ? QLORA_OK
-                  : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                "%s names Unsloth, whose lora_B of experts may be in the order "
-                                "[out, experts, rank] instead of PEFT's [out, rank, experts]; the "
-                                "file does not say which. If it is PEFT's, add \"%s\": \"peft\" to "
-                                "the metadata of adapter_model.safetensors",
-                                dir, QLORA__LAYOUT_KEY);
 }
 
 // The format of the projections; "" without weights.
@@ -40430,7 +40632,10 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
             QLORA__TRY(qlora__adapter_not_left(ctx, m, l, qlora__unit_at(&m->layers[l], u)));
         }
     }
-    return desc->adapter != NULL ? qlora__adapter_layout(ctx, m, desc->adapter) : QLORA_OK;
+    int layout = 0; // refused here, before weights are loaded
+    return desc->adapter != NULL ? qlora__layout_find(ctx, m, peft, desc->adapter,
+                                                      (int)desc->expert_layout, &layout)
+                                 : QLORA_OK;
 }
 
 // An adapter that contains norms decides that they are trained: those of PEFT's modules_to_save, or
@@ -49006,6 +49211,76 @@ static qlora_result qlora__model_open_fp8(qlora_ctx* ctx, const qlora_model* m) 
     return QLORA_OK;
 }
 
+//@@ src/model/expert_values.h
+
+// ---- values of experts from adapter files -------------------------------------------------------
+
+// Brings the values of a file into the order that they have in memory: A as peft, B [E, out, r]. Of
+// exchanged roles, those of A come from B and those of B from A.
+static qlora_result qlora__layout_arrange(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora__trained* t, int layout, float* values) {
+    int64_t experts = m->plan.config.experts;
+    int64_t rank = (t->is_b ? t->cols : t->rows) / experts;
+    int64_t size = t->is_b ? t->rows : t->cols; // out of B, in of A
+    bool exchanged = layout == QLORA_EXPERT_LAYOUT_PEFT_018;
+    if (layout == QLORA_EXPERT_LAYOUT_PEFT || (!t->is_b && !exchanged)) {
+        return qlora__trained_mix(ctx, t, false, values);
+    }
+    size_t bytes = (size_t)(t->rows * t->cols) * sizeof *values;
+    float* copy = (float*)qlora__alloc(ctx, bytes);
+    if (copy == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(copy, values, bytes);
+    for (int64_t i = 0; i < experts * rank * size; i++) {
+        int64_t e = i / (rank * size);
+        int64_t j = t->is_b ? i % rank : i / size % rank;
+        int64_t k = t->is_b ? i / rank % size : i % size; // row of B, column of A
+        values[i] = !exchanged ? copy[k * experts * rank + e * rank + j]
+                    : t->is_b  ? copy[(e * rank + j) * size + k]
+                               : copy[k * experts * rank + j * experts + e];
+    }
+    qlora__free(ctx, copy, bytes);
+    return QLORA_OK;
+}
+
+// Reads A or B of a unit from those of its experts: A = [A_gate; A_up], and B has theirs on its
+// diagonal. With `values` NULL, only checks that all of them are there.
+static qlora_result qlora__numbered_read(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora__peft* peft, const qlora__trained* t,
+                                         float* values) {
+    const qlora__layer* layer = &m->layers[t->layer];
+    int first = (int)(t->projection - layer->projections);
+    int parts = qlora__numbered_parts(layer, first);
+    int64_t rank = t->projection->rank / parts;
+    if (values != NULL) {
+        memset(values, 0, (size_t)(t->rows * t->cols) * sizeof *values);
+    }
+    for (int64_t k = 0; k < m->plan.config.experts * parts; k++) {
+        int64_t part = k % parts;
+        int i = first + (int)(k / parts) * layer->layout->experts->count + (int)part;
+        const qlora__projection* p = &layer->projections[i];
+        const qlora__st_tensor* from = NULL;
+        char module[160];
+        char key[320];
+        qlora__base_module(m, t->layer, i, module, sizeof module);
+        QLORA__TRY(qlora__peft_key(&ctx->env, module, t->is_b ? 'B' : 'A', key));
+        QLORA__TRY(qlora__folder_need(&ctx->env, &peft->tensors, key, t->is_b ? p->out : rank,
+                                      t->is_b ? rank : p->in, &from));
+        if (values == NULL) {
+            continue;
+        }
+        if (!t->is_b) {
+            qlora__st_read_f32(from, 0, (uint64_t)(rank * p->in), values + k * rank * p->in);
+        }
+        for (int64_t row = 0; t->is_b && row < p->out; row++) {
+            int64_t to = (k * p->out + row) * parts * rank + part * rank;
+            qlora__st_read_f32(from, (uint64_t)(row * rank), (uint64_t)rank, values + to);
+        }
+    }
+    return QLORA_OK;
+}
+
 //@@ src/model/adapter.h
 
 // ---- reading adapters ---------------------------------------------------------------------------
@@ -49017,6 +49292,7 @@ typedef struct qlora__adapter_source {
     qlora__peft own;
     qlora__st norms;
     bool has_norms;
+    int layout; // of the matrices of experts
 } qlora__adapter_source;
 
 static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s) {
@@ -49087,7 +49363,8 @@ static qlora_result qlora__adapter_match_saved(qlora_ctx* ctx, const qlora_model
 }
 
 static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model* m,
-                                               const char* dir, qlora__adapter_source* s) {
+                                               const char* dir, qlora_expert_layout layout,
+                                               qlora__adapter_source* s) {
     memset(s, 0, sizeof *s);
     s->dir = dir;
     qlora_result r = QLORA_OK;
@@ -49103,6 +49380,9 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
         }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
         r = r == QLORA_OK ? qlora__adapter_match_saved(ctx, m, s) : r;
+        if (r == QLORA_OK) {
+            r = qlora__layout_find(ctx, m, s->peft, dir, (int)layout, &s->layout);
+        }
     }
     char path[QLORA__PATH_ROOM];
     bool exists = false;
@@ -49217,10 +49497,18 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
     }
     char module[192];
     qlora__peft_module found;
-    if (qlora__is_parameter(m, t->layer, (int)(t->projection - m->layers[t->layer].projections))) {
+    int number = (int)(t->projection - m->layers[t->layer].projections);
+    if (qlora__is_parameter(m, t->layer, number)) {
         char name[224];
+        bool exchanged = qlora__is_stack(&m->layers[t->layer], number) != 0 &&
+                         s->layout == QLORA_EXPERT_LAYOUT_PEFT_018;
         snprintf(name, sizeof name, "base_model.model.%s", t->name);
-        return qlora__folder_need(&ctx->env, &s->peft->tensors, name, t->rows, t->cols, out);
+        if (exchanged) { // A is B, transposed
+            name[strlen(name) - 8] = t->is_b ? 'A' : 'B';
+        }
+        return qlora__folder_need(&ctx->env, &s->peft->tensors, name,
+                                  exchanged ? t->cols : t->rows, exchanged ? t->rows : t->cols,
+                                  out);
     }
     const char* end = t->is_magnitude ? ".lora_magnitude_vector" : ".lora_A.weight";
     snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(end)), t->name);
@@ -49233,30 +49521,62 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
+// Whether a trained tensor belongs to experts that are modules with numbers in the folder.
+static bool qlora__adapter_is_numbered(const qlora_model* m, const qlora__adapter_source* s,
+                                       const qlora__trained* t) {
+    if (t->projection == NULL || s->peft == NULL || !s->peft->numbered) {
+        return false;
+    }
+    const qlora__layer* layer = &m->layers[t->layer];
+    return qlora__is_stack(layer, (int)(t->projection - layer->projections)) != 0;
+}
+
+// Reads the values of a trained tensor, in the order that they have in memory; *found is false if
+// the folder does not have it. With `values` NULL, only checks.
+static qlora_result qlora__adapter_values(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora__adapter_source* s, const qlora__trained* t,
+                                          float* values, bool* found) {
+    const qlora__st_tensor* tensor = NULL;
+    float offset = 0.0f;
+    *found = true;
+    if (qlora__adapter_is_numbered(m, s, t)) {
+        return qlora__numbered_read(ctx, m, s->peft, t, values);
+    }
+    QLORA__TRY(qlora__adapter_tensor(ctx, m, s, t, &tensor, &offset));
+    *found = tensor != NULL;
+    if (tensor == NULL || values == NULL) {
+        return QLORA_OK;
+    }
+    qlora__st_read_f32(tensor, 0, (uint64_t)(t->rows * t->cols), values);
+    for (int64_t k = 0; k < t->cols && t->is_norm; k++) {
+        values[k] += offset;
+    }
+    int number = t->projection != NULL
+                     ? (int)(t->projection - m->layers[t->layer].projections)
+                     : 0;
+    bool stack = t->projection != NULL && qlora__is_stack(&m->layers[t->layer], number) != 0;
+    return stack ? qlora__layout_arrange(ctx, m, t, s->layout, values) : QLORA_OK;
+}
+
 // Reads the adapter weights of a folder. Everything is checked before anything is changed.
-static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir) {
+static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir,
+                                        qlora_expert_layout layout) {
     qlora__adapter_source source;
-    QLORA__TRY(qlora__adapter_source_open(ctx, m, dir, &source));
+    QLORA__TRY(qlora__adapter_source_open(ctx, m, dir, layout, &source));
     size_t room = (size_t)qlora__max(m->longest_range, m->plan.config.hidden) * 4;
     float* values = (float*)qlora__alloc(ctx, room);
     qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     qlora__trained t;
-    const qlora__st_tensor* tensor = NULL;
-    float offset = 0.0f;
+    bool found = false;
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor, &offset);
+        r = qlora__adapter_values(ctx, m, &source, &t, NULL, &found);
     }
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor, &offset);
-        if (r == QLORA_OK && tensor != NULL) {
+        r = qlora__adapter_values(ctx, m, &source, &t, values, &found);
+        if (r == QLORA_OK && found) {
             qlora_tensor window;
             qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
-            qlora__st_read_f32(tensor, 0, (uint64_t)(t.rows * t.cols), values);
-            for (int64_t k = 0; k < t.cols && t.is_norm; k++) {
-                values[k] += offset;
-            }
-            r = qlora__trained_mix(ctx, &t, false, values);
-            r = r != QLORA_OK ? r : qlora__floats_in(ctx, window.data, t.rows * t.cols, values);
+            r = qlora__floats_in(ctx, window.data, t.rows * t.cols, values);
         }
     }
     qlora__free(ctx, values, room);
@@ -49475,7 +49795,7 @@ static qlora_result qlora__model_fill_adapters(qlora_ctx* ctx, qlora_model* m,
         qlora__adapter_focus(m, k);
         QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
         QLORA__TRY(qlora__adapters_start(ctx, m));
-        QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
+        QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter, desc->expert_layout)
                                          : qlora__parameters_changed(ctx, m));
     }
     return QLORA_OK;
@@ -50026,6 +50346,159 @@ qlora_result qlora_eval_cancel(qlora_model* model) {
     qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_eval_cancel");
     return qlora__leave(ctx, qlora__eval_cancel(ctx, model));
+}
+
+//@@ src/adapter/check.h
+
+// ---- what was saved of experts ------------------------------------------------------------------
+//
+// The matrices of experts have another order in PEFT's files than in memory, and a mistake there
+// would make another adapter under the same names and shapes. So every file with them is read back
+// before it replaces an older one: a token goes through the adapter of every expert, once as PEFT
+// multiplies and once as the model does, and must give the same.
+
+typedef struct qlora__check {
+    const qlora_model* m;
+    const qlora__st* file;
+    float* a;    // as in memory
+    float* b;    // the same
+    float* row;  // of a tensor of the file
+    double* z;   // A x of the file, [experts, rank]
+    double* own; // A x of one matrix of the model
+    size_t floats;
+    size_t doubles;
+} qlora__check;
+
+// Element `i` of a token, from -1 to 1.
+static double qlora__check_token(int64_t i) {
+    uint32_t x = (uint32_t)i * 2654435761u + 12345u;
+    x = (x ^ (x >> 16)) * 2246822519u;
+    x ^= x >> 13;
+    return (double)(x % 20001u) / 10000.0 - 1.0;
+}
+
+static qlora_result qlora__check_wrong(qlora_ctx* ctx, const qlora__trained* t, const char* what) {
+    return qlora__fail(ctx, QLORA_ERR_FILE,
+                       "%s was written and read back, but %s; nothing was replaced. The disk or "
+                       "the memory may be faulty: save again, to another disk",
+                       t->name, what);
+}
+
+// Finds what was written for a trained tensor.
+static qlora_result qlora__check_find(qlora_ctx* ctx, const qlora__check* c,
+                                      const qlora__trained* t, const qlora__st_tensor** out) {
+    char name[224];
+    snprintf(name, sizeof name, "base_model.model.%s", t->name);
+    *out = qlora__st_find(c->file, name);
+    bool good = *out != NULL && (*out)->rank == 2 && (*out)->shape[0] == t->rows &&
+                (*out)->shape[1] == t->cols && (*out)->dtype == QLORA__ST_F32;
+    return good ? QLORA_OK : qlora__check_wrong(ctx, t, "has another shape");
+}
+
+// Row `row` of B of all experts, from the file, against the projection of the model that it belongs
+// to: number `i` for the first expert, of which it is row `own`.
+static bool qlora__check_row(const qlora__check* c, const qlora__layer* layer,
+                             const qlora__trained* b, int i, int64_t own) {
+    int64_t experts = c->m->plan.config.experts;
+    int64_t rank = b->cols / experts;
+    bool same = true;
+    for (int64_t e = 0; e < experts && same; e++) {
+        const qlora__projection* p =
+            &layer->projections[i + (int)e * layer->layout->experts->count];
+        const float* ours = c->b + (p->b_at - b->at) + own * rank;
+        double theirs = 0.0;
+        double mine = 0.0;
+        for (int64_t j = 0; j < rank; j++) {
+            theirs += (double)c->row[j * experts + e] * c->z[e * rank + j];
+            mine += (double)ours[j] * c->own[e * rank + j];
+        }
+        // values that are not finite are as they were
+        same = fabs(theirs - mine) <= 1e-9 * fabs(mine) || !(fabs(mine) < 1e300);
+    }
+    return same;
+}
+
+// One unit of a layer, whose first projection is number `i`.
+static qlora_result qlora__check_unit(qlora_ctx* ctx, const qlora__check* c, int64_t l, int i) {
+    const qlora__layer* layer = &c->m->layers[l];
+    int64_t experts = c->m->plan.config.experts;
+    qlora__trained t[2];
+    const qlora__st_tensor* file[2];
+    for (int k = 0; k < 2; k++) {
+        qlora_tensor window;
+        memset(&t[k], 0, sizeof t[k]);
+        qlora__trained_part(c->m, l, i, k, &t[k]);
+        QLORA__TRY(qlora__check_find(ctx, c, &t[k], &file[k]));
+        qlora__arena_window(&c->m->parameters, t[k].at, t[k].rows, t[k].cols, &window);
+        QLORA__TRY(
+            qlora__floats_out(ctx, window.data, t[k].rows * t[k].cols, k == 0 ? c->a : c->b));
+    }
+    int64_t rank = t[0].rows / experts;
+    for (int64_t j = 0; j < experts * rank; j++) {
+        const qlora__projection* p =
+            &layer->projections[i + (int)(j / rank) * layer->layout->experts->count];
+        const float* ours = c->a + (p->a_at - t[0].at) + j % rank * p->in;
+        qlora__st_read_f32(file[0], (uint64_t)(j * p->in), (uint64_t)p->in, c->row);
+        c->z[j] = 0.0;
+        c->own[j] = 0.0;
+        for (int64_t k = 0; k < p->in; k++) {
+            c->z[j] += (double)c->row[k] * qlora__check_token(k);
+            c->own[j] += (double)ours[k] * qlora__check_token(k);
+        }
+    }
+    for (int64_t row = 0; row < t[1].rows; row++) {
+        int64_t out = layer->projections[i].out;
+        qlora__st_read_f32(file[1], (uint64_t)(row * t[1].cols), (uint64_t)t[1].cols, c->row);
+        if (!qlora__check_row(c, layer, &t[1], i + (int)(row / out), row % out)) {
+            return qlora__check_wrong(ctx, &t[1], "gives other products than the adapter");
+        }
+    }
+    return QLORA_OK;
+}
+
+static void qlora__check_close(qlora_ctx* ctx, qlora__check* c) {
+    qlora__free(ctx, c->a, 3 * c->floats * sizeof *c->a);
+    qlora__free(ctx, c->z, 2 * c->doubles * sizeof *c->z);
+}
+
+// Checks a file with matrices that is complete, under the name `path`.
+static qlora_result qlora__check_experts(qlora_ctx* ctx, const qlora_model* m, const char* path) {
+    qlora__check c;
+    qlora__st st;
+    if (m->plan.config.experts == 0) {
+        return QLORA_OK;
+    }
+    memset(&c, 0, sizeof c);
+    c.m = m;
+    c.file = &st;
+    c.floats = (size_t)m->longest_range;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
+            int64_t rank = m->layers[l].projections[i].rank * m->plan.config.experts;
+            c.doubles = (size_t)rank > c.doubles ? (size_t)rank : c.doubles;
+        }
+    }
+    if (c.doubles == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__st_open(&ctx->env, path, &st));
+    c.a = (float*)qlora__alloc(ctx, 3 * c.floats * sizeof *c.a);
+    c.z = c.a != NULL ? (double*)qlora__alloc(ctx, 2 * c.doubles * sizeof *c.z) : NULL;
+    qlora_result r = c.z != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    c.b = c.a + c.floats;
+    c.row = c.b + c.floats;
+    c.own = c.z + c.doubles;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layer* layer = &m->layers[l];
+        for (int u = 0; u < qlora__unit_count(layer) && r == QLORA_OK; u++) {
+            int i = qlora__unit_at(layer, u);
+            bool stack = qlora__is_stack(layer, i) != 0 && layer->projections[i].rank > 0;
+            r = stack ? qlora__check_unit(ctx, &c, l, i) : r;
+        }
+    }
+    qlora__check_close(ctx, &c);
+    qlora__st_close(&ctx->env, &st);
+    return r;
 }
 
 //@@ src/adapter/save.h
@@ -50592,6 +51065,9 @@ static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, c
         if (wanted[i]) {
             r = qlora__adapter_prepare(ctx, m, dir, i == 1, &files.writers[i]);
             files.ready[i] = r == QLORA_OK;
+            if (files.ready[i] && i == 0) {
+                r = qlora__check_experts(ctx, m, files.writers[i].out.temporary);
+            }
         }
     }
     if (r == QLORA_OK) {
@@ -50653,7 +51129,8 @@ static qlora_result qlora__adapter_load(qlora_ctx* ctx, qlora_model* m, const ch
     QLORA__TRY(qlora__adapter_desc_check(ctx, desc));
     QLORA__TRY(qlora__model_idle(ctx, m, "loading an adapter"));
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
-    return qlora__adapter_read(ctx, m, dir);
+    return qlora__adapter_read(ctx, m, dir,
+                               desc != NULL ? desc->expert_layout : QLORA_EXPERT_LAYOUT_AUTO);
 }
 
 qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
@@ -50928,7 +51405,7 @@ static qlora_result qlora__gguf_save_one(qlora_ctx* ctx, const qlora_model* m,
     int64_t part = all / experts / 2;
     for (int half = 0; half < 2; half++) {
         for (int64_t e = 0; e < experts; e++) {
-            QLORA__TRY(qlora__gguf_write(&ctx->env, w, values + (e + half * experts) * part,
+            QLORA__TRY(qlora__gguf_write(&ctx->env, w, values + (2 * e + half) * part,
                                          (size_t)part * 4));
         }
     }
@@ -52023,7 +52500,7 @@ static void qlora__merge_part_split(qlora__merge_file* f, const qlora__gguf_tens
             for (int64_t e = 0; e < matrices; e++) {
                 qlora__merge_part* part = qlora__merge_part_add(f, t->name, &g->items[n], t->rank,
                                                                 view->each, view->cols);
-                part->first = 0;
+                part->first = (int64_t)k * view->each;
                 part->experts = count;
                 part->expert = t->rank == 3 ? view->first / view->each + e : -1;
                 part->matrix = matrices > 1 ? e : -1;
@@ -58898,7 +59375,7 @@ static qlora_result qlora__ckpt_load_one(qlora_trainer* t, const char* folder, c
     if (values == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    qlora_result r = qlora__adapter_read(ctx, m, folder);
+    qlora_result r = qlora__adapter_read(ctx, m, folder, QLORA_EXPERT_LAYOUT_AUTO);
     r = r == QLORA_OK ? qlora__state_apply(t, st, &state, values) : r;
     qlora__free(ctx, values, room);
     if (r == QLORA_OK && position_bytes != NULL) {
@@ -60729,4 +61206,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 4c8a57a4b11999f2
+//@@ end 956f07623ef64aa0

@@ -560,6 +560,9 @@ static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, c
         if (wanted[i]) {
             r = qlora__adapter_prepare(ctx, m, dir, i == 1, &files.writers[i]);
             files.ready[i] = r == QLORA_OK;
+            if (files.ready[i] && i == 0) {
+                r = qlora__check_experts(ctx, m, files.writers[i].out.temporary);
+            }
         }
     }
     if (r == QLORA_OK) {
@@ -621,7 +624,8 @@ static qlora_result qlora__adapter_load(qlora_ctx* ctx, qlora_model* m, const ch
     QLORA__TRY(qlora__adapter_desc_check(ctx, desc));
     QLORA__TRY(qlora__model_idle(ctx, m, "loading an adapter"));
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
-    return qlora__adapter_read(ctx, m, dir);
+    return qlora__adapter_read(ctx, m, dir,
+                               desc != NULL ? desc->expert_layout : QLORA_EXPERT_LAYOUT_AUTO);
 }
 
 qlora_result qlora_adapter_load(qlora_model* model, const char* dir,

@@ -25,6 +25,7 @@ static long layers_split_from = 12;
 #include "internal/gguf_experts.c"
 
 #include "internal/adapter.c"
+#include "internal/expert_layouts.c"
 
 #include "internal/model.c"
 
