@@ -300,6 +300,7 @@ QLORA__ONCE_PER_CALL
 #include "adapter/merge_folder.h"
 #include "adapter/merge_config.h"
 #include "adapter/merge_vocab.h"
+#include "adapter/merge_verify.h"
 #include "adapter/merge_save.h"
 #endif // QLORA_NO_MERGE
 

@@ -27,6 +27,8 @@ static qlora_result gguf_experts_open(qlora_ctx* ctx, const char* dir, const cha
     return qlora_model_open(ctx, &desc, out);
 }
 
+static char gguf_experts_error[1024]; // of the last merge
+
 // Merges a model and its adapter into a file or a folder.
 static qlora_result gguf_experts_merge(qlora_ctx* ctx, const char* dir, const char* adapter,
                                        const char* out, qlora_gguf_format format) {
@@ -35,9 +37,11 @@ static qlora_result gguf_experts_merge(qlora_ctx* ctx, const char* dir, const ch
     memset(&merge, 0, sizeof merge);
     merge.dir = out;
     merge.gguf = format;
+    merge.verify = true;
     remove(out);
     QLORA__TRY(gguf_experts_open(ctx, dir, adapter, &model));
     qlora_result r = qlora_merge_save(model, &merge);
+    snprintf(gguf_experts_error, sizeof gguf_experts_error, "%s", qlora_last_error(ctx));
     qlora_model_close(model);
     return r;
 }
@@ -83,11 +87,11 @@ TEST gguf_mixtures_are_merged(void) {
         gguf_folder_drop(folder);
         memset(want, 0, sizeof want);
         memset(got, 0, sizeof got);
-        ASSERT_EQm(qlora_last_error(ctx), QLORA_OK,
+        ASSERT_EQm(gguf_experts_error, QLORA_OK,
                    gguf_experts_merge(ctx, dir, NULL, base, QLORA_GGUF_AS_DTYPE));
-        ASSERT_EQm(qlora_last_error(ctx), QLORA_OK,
+        ASSERT_EQm(gguf_experts_error, QLORA_OK,
                    gguf_experts_merge(ctx, base, adapter, file, QLORA_GGUF_AS_DTYPE));
-        ASSERT_EQm(qlora_last_error(ctx), QLORA_OK,
+        ASSERT_EQm(gguf_experts_error, QLORA_OK,
                    gguf_experts_merge(ctx, base, adapter, folder, QLORA_GGUF_AS_DTYPE));
         ASSERT(gguf_experts_eval(ctx, dir, adapter, want));
         ASSERT(gguf_experts_eval(ctx, dir, NULL, got));
@@ -110,6 +114,61 @@ TEST gguf_mixtures_are_merged(void) {
     remove(base);
     remove(file);
     gguf_folder_drop(folder);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
+static int gguf_experts_calls; // of the next long writes, which one changes a float
+static int64_t (*gguf_experts_good)(void*, const void*, size_t, void*);
+
+static int64_t gguf_experts_bad(void* file, const void* data, size_t bytes, void* user) {
+    static uint8_t copy[1 << 18];
+    if (bytes < 4096 || bytes > sizeof copy || gguf_experts_calls-- != 0) {
+        return gguf_experts_good(file, data, bytes, user);
+    }
+    memcpy(copy, data, bytes);
+    copy[bytes / 8 * 4 + 3] ^= 0x40; // the exponent of one value
+    return gguf_experts_good(file, copy, bytes, user);
+}
+
+// A wrong value in any matrix of a merged model that has an adapter is found.
+TEST gguf_merges_are_verified(void) {
+    static const char* const outs[] = {"verified", "verified.gguf"};
+    qlora_ctx_desc machine;
+    qlora_ctx* ctx = NULL;
+    char dir[512];
+    char adapter[512];
+    char out[512];
+    if (!gguf_experts_here("olmoe", "model", dir, sizeof dir)) {
+        SKIPm("the shared folder was not found");
+    }
+    gguf_experts_here("olmoe", "adapter20", adapter, sizeof adapter);
+    memset(&machine, 0, sizeof machine);
+    machine.require_backend = QLORA_BACKEND_CPU;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&machine, &ctx));
+    gguf_experts_good = ctx->env.files.write;
+    for (int i = 0; i < 2; i++) {
+        int found = 0;
+        int whole = 0;
+        snprintf(out, sizeof out, "%s", test_path(outs[i]));
+        for (int call = 0; call < 80; call += 4) {
+            gguf_folder_drop(out);
+            gguf_experts_calls = call;
+            ctx->env.files.write = gguf_experts_bad;
+            qlora_result r = gguf_experts_merge(ctx, dir, adapter, out, QLORA_GGUF_AS_DTYPE);
+            ctx->env.files.write = gguf_experts_good;
+            bool wrong = r == QLORA_ERR_FILE && strstr(gguf_experts_error, "a random token");
+            ASSERTm(gguf_experts_error, wrong || r == QLORA_OK || r == QLORA_ERR_FORMAT); // a header
+            found += wrong ? 1 : 0;
+            whole += gguf_experts_calls >= 0 ? 1 : 0;
+        }
+        if (found < 12) {
+            printf("\n%s: %d found, %d without a change\n", outs[i], found, whole);
+        }
+        ASSERT(found >= 12); // a quarter of 2 layers with 8 experts of 3 matrices, and attention
+        gguf_folder_drop(out);
+        remove(out);
+    }
     ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
     PASS();
 }
@@ -291,7 +350,7 @@ TEST gguf_mixtures_are_refused_by_name(const gguf_experts_change* c) {
     memset(&machine, 0, sizeof machine);
     machine.require_backend = QLORA_BACKEND_CPU;
     ASSERT_EQ(QLORA_OK, qlora_ctx_create(&machine, &ctx));
-    ASSERT_EQm(qlora_last_error(ctx), QLORA_OK,
+    ASSERT_EQm(gguf_experts_error, QLORA_OK,
                gguf_experts_merge(ctx, dir, NULL, out, QLORA_GGUF_AS_DTYPE));
     ASSERT_EQ(c->says != NULL, gguf_experts_patch(out, c));
     qlora_result r = gguf_experts_open(ctx, out, NULL, &model);
@@ -307,6 +366,7 @@ TEST gguf_mixtures_are_refused_by_name(const gguf_experts_change* c) {
 
 SUITE(gguf_experts_suite) {
     RUN_TEST(gguf_mixtures_are_merged);
+    RUN_TEST(gguf_merges_are_verified);
     RUN_TEST(gguf_adapters_have_all_experts);
     for (size_t i = 0; i < sizeof gguf_experts_changes / sizeof gguf_experts_changes[0]; i++) {
         greatest_set_test_suffix(gguf_experts_changes[i].find);
