@@ -893,8 +893,9 @@ typedef enum qlora_purpose {
     QLORA_PURPOSE_ADAPTER = 2
 } qlora_purpose;
 
-// How a PEFT folder orders the matrices of experts. Unsloth wrote B in an order of its own, and PEFT
-// up to 0.19 exchanged A and B, both under the same names. Folders written here say what they have.
+// How a PEFT folder orders the matrices of experts. Unsloth wrote B in an order of its own, and
+// PEFT up to 0.19 exchanged A and B, both under the same names. Folders written here say what they
+// have.
 typedef enum qlora_expert_layout {
     // What the folder's metadata say, or its shapes; if several are possible, it is refused.
     QLORA_EXPERT_LAYOUT_AUTO = 0,
@@ -15750,8 +15751,8 @@ static QLORA__UNUSED int64_t qlora__gguf_stored_row(int64_t row, int64_t head_di
 }
 
 // How a matrix of the model is made from those of a file: rows [first, first + rows) of the parts,
-// one below the other. Or, if `each` is not 0, so many rows of every part in turn, from row `first` of
-// each part on: the halves of the matrices of experts.
+// one below the other. Or, if `each` is not 0, so many rows of every part in turn, from row `first`
+// of each part on: the halves of the matrices of experts.
 typedef struct qlora__gguf_view {
     const qlora__gguf_tensor* parts[3];
     uint32_t count;
@@ -18874,10 +18875,9 @@ static void qlora__gguf_entry_end(qlora__folder* f, qlora__folder_made* made) {
     bool vector = t->rank == 1 && made->view.cols == 1;
     out->name = made->name;
     out->shape = made->shape;
-    out->rank = vector ? 1 : made->view.rows > made->view.each * made->view.count &&
-                                  made->view.each > 0
-                    ? 3
-                    : 2;
+    out->rank = vector                                                                        ? 1
+                : made->view.rows > made->view.each * made->view.count && made->view.each > 0 ? 3
+                                                                                              : 2;
     made->shape[0] = made->view.rows;
     made->shape[1] = made->view.cols;
     if (out->rank == 3) {
@@ -18887,9 +18887,9 @@ static void qlora__gguf_entry_end(qlora__folder* f, qlora__folder_made* made) {
     }
     bool mixed = made->view.count > 1 && made->view.parts[1]->type != t->type;
     out->dtype = t->type->block > 1 || made->view.minus_one || mixed ? QLORA__ST_F32
-                 : strcmp(t->type->name, "F32") == 0        ? QLORA__ST_F32
-                 : strcmp(t->type->name, "F16") == 0        ? QLORA__ST_F16
-                                                            : QLORA__ST_BF16;
+                 : strcmp(t->type->name, "F32") == 0                 ? QLORA__ST_F32
+                 : strcmp(t->type->name, "F16") == 0                 ? QLORA__ST_F16
+                                                                     : QLORA__ST_BF16;
     out->bytes =
         (uint64_t)(made->view.rows * made->view.cols) * (qlora__st_dtypes[out->dtype].bits / 8);
     if (plain && t->type->block == 1) {
@@ -19015,15 +19015,15 @@ static qlora_result qlora__gguf_add_experts(qlora__env* env, qlora__folder* f,
         const qlora__projection_row* row =
             of_expert ? &experts->rows[i - layout->count] : &layout->rows[i];
         bool first = qlora__gguf_is(stack->name, stack->size, row->gguf);
-        bool second = row->gguf_second != NULL &&
-                      qlora__gguf_is(stack->name, stack->size, row->gguf_second);
+        bool second =
+            row->gguf_second != NULL && qlora__gguf_is(stack->name, stack->size, row->gguf_second);
         if (!weight || !(first || second) || (!of_expert && row->gguf_second == NULL)) {
             continue;
         }
         if (t->rank != (of_expert ? 3u : 2u) ||
             (of_expert && t->shape[2] != (uint64_t)facts->experts)) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "%s: %s must be %s of %lld experts", f->dir, t->name,
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s must be %s of %lld experts",
+                                   f->dir, t->name,
                                    of_expert ? "the matrices" : "one matrix beside the matrices",
                                    (long long)facts->experts);
         }
@@ -19051,9 +19051,8 @@ static qlora_result qlora__gguf_add_rows(qlora__env* env, qlora__folder* f,
     const qlora__layout* layout = stack->layout;
     const char* last = strrchr(t->name, '.');
     bool norm = false;
-    bool fused =
-        qlora__gguf_is(stack->name, stack->size, "attn_qkv") &&
-        qlora__gguf_module(facts->arch, layout, stack->name, stack->size, &norm) == NULL;
+    bool fused = qlora__gguf_is(stack->name, stack->size, "attn_qkv") &&
+                 qlora__gguf_module(facts->arch, layout, stack->name, stack->size, &norm) == NULL;
     int64_t all = qlora__gguf_rows(t);
     int64_t first = 0;
     for (int i = 0; i < (fused ? 3 : 1); i++) {
@@ -19654,16 +19653,15 @@ static qlora_result qlora__gguf_config_expert_keys(const qlora__gguf_reader* r, 
         }
         int64_t count = 0;
         double scale = 0.0;
-        bool plain = sigmoid || kind == 0 ||
-                     (kind == 1 && qlora__gguf_integer(v, 0, &count) && count <= 1) ||
-                     (kind == 2 && qlora__gguf_real(v, 0, &scale) &&
-                      (scale == 1.0 || scale == 0.0));
+        bool plain =
+            sigmoid || kind == 0 ||
+            (kind == 1 && qlora__gguf_integer(v, 0, &count) && count <= 1) ||
+            (kind == 2 && qlora__gguf_real(v, 0, &scale) && (scale == 1.0 || scale == 0.0));
         bool about = size > 6 && (memcmp(name, "expert", 6) == 0 || memcmp(name, "moe_", 4) == 0);
         if (about && (kind < 0 || !plain)) {
-            return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
-                                   "%s: %.*s %s in this architecture", r->g->label,
-                                   (int)v->key_size, v->key,
-                                   kind < 0 ? "is not known" : "must be 1, or absent,");
+            return qlora__env_fail(
+                r->env, QLORA_ERR_UNSUPPORTED, "%s: %.*s %s in this architecture", r->g->label,
+                (int)v->key_size, v->key, kind < 0 ? "is not known" : "must be 1, or absent,");
         }
     }
     return QLORA_OK;
@@ -19722,8 +19720,8 @@ static qlora_result qlora__gguf_config_experts(const qlora__gguf_reader* r, qlor
     if (c->experts == 0) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__gguf_config_int(r, "expert_used_count", -1, 1, c->experts,
-                                      &c->experts_per_token));
+    QLORA__TRY(
+        qlora__gguf_config_int(r, "expert_used_count", -1, 1, c->experts, &c->experts_per_token));
     bool own = (arch->reads & QLORA__READS_OWN_WIDTH) != 0;
     int64_t width = own ? c->intermediate / c->experts_per_token : c->intermediate;
     QLORA__TRY(qlora__gguf_config_int(r, "expert_feed_forward_length", width > 0 ? width : -1, 1,
@@ -40242,8 +40240,9 @@ static qlora_result qlora__layout_find(qlora_ctx* ctx, const qlora_model* m,
                            dir, qlora__layout_names[known], exchanged ? "peft" : "peft-0.18");
     }
     if (known != 0 || fits[0] != fits[1]) {
-        *out = known != 0 ? known : fits[0] ? (int)QLORA_EXPERT_LAYOUT_PEFT
-                                            : (int)QLORA_EXPERT_LAYOUT_PEFT_018;
+        *out = known != 0 ? known
+               : fits[0]  ? (int)QLORA_EXPERT_LAYOUT_PEFT
+                          : (int)QLORA_EXPERT_LAYOUT_PEFT_018;
     } else if (fits[0]) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s: the matrices of experts have shapes that fit PEFT 0.20 and later "
@@ -40512,8 +40511,7 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
                  strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
                 (peft->saves_norms != 0 && strstr(name, ".lora_") == NULL &&
                  qlora__names_norm(m, name)) ||
-                qlora__is_peft_copy(m, name) ||
-                (peft->numbered && qlora__numbered_names(m, name));
+                qlora__is_peft_copy(m, name) || (peft->numbered && qlora__numbered_names(m, name));
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int u = 0; u < qlora__unit_count(&m->layers[l]) && !known; u++) {
                 char module[160];
@@ -40636,9 +40634,9 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
         }
     }
     int layout = 0; // refused here, before weights are loaded
-    return desc->adapter != NULL ? qlora__layout_find(ctx, m, peft, desc->adapter,
-                                                      (int)desc->expert_layout, &layout)
-                                 : QLORA_OK;
+    return desc->adapter != NULL
+               ? qlora__layout_find(ctx, m, peft, desc->adapter, (int)desc->expert_layout, &layout)
+               : QLORA_OK;
 }
 
 // An adapter that contains norms decides that they are trained: those of PEFT's modules_to_save, or
@@ -49509,9 +49507,8 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
         if (exchanged) { // A is B, transposed
             name[strlen(name) - 8] = t->is_b ? 'A' : 'B';
         }
-        return qlora__folder_need(&ctx->env, &s->peft->tensors, name,
-                                  exchanged ? t->cols : t->rows, exchanged ? t->rows : t->cols,
-                                  out);
+        return qlora__folder_need(&ctx->env, &s->peft->tensors, name, exchanged ? t->cols : t->rows,
+                                  exchanged ? t->rows : t->cols, out);
     }
     const char* end = t->is_magnitude ? ".lora_magnitude_vector" : ".lora_A.weight";
     snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(end)), t->name);
@@ -49554,9 +49551,7 @@ static qlora_result qlora__adapter_values(qlora_ctx* ctx, const qlora_model* m,
     for (int64_t k = 0; k < t->cols && t->is_norm; k++) {
         values[k] += offset;
     }
-    int number = t->projection != NULL
-                     ? (int)(t->projection - m->layers[t->layer].projections)
-                     : 0;
+    int number = t->projection != NULL ? (int)(t->projection - m->layers[t->layer].projections) : 0;
     bool stack = t->projection != NULL && qlora__is_stack(&m->layers[t->layer], number) != 0;
     return stack ? qlora__layout_arrange(ctx, m, t, s->layout, values) : QLORA_OK;
 }
@@ -49798,8 +49793,9 @@ static qlora_result qlora__model_fill_adapters(qlora_ctx* ctx, qlora_model* m,
         qlora__adapter_focus(m, k);
         QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
         QLORA__TRY(qlora__adapters_start(ctx, m));
-        QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter, desc->expert_layout)
-                                         : qlora__parameters_changed(ctx, m));
+        QLORA__TRY(desc->adapter != NULL
+                       ? qlora__adapter_read(ctx, m, desc->adapter, desc->expert_layout)
+                       : qlora__parameters_changed(ctx, m));
     }
     return QLORA_OK;
 }
@@ -51408,8 +51404,8 @@ static qlora_result qlora__gguf_save_one(qlora_ctx* ctx, const qlora_model* m,
     int64_t part = all / experts / 2;
     for (int half = 0; half < 2; half++) {
         for (int64_t e = 0; e < experts; e++) {
-            QLORA__TRY(qlora__gguf_write(&ctx->env, w, values + (2 * e + half) * part,
-                                         (size_t)part * 4));
+            QLORA__TRY(
+                qlora__gguf_write(&ctx->env, w, values + (2 * e + half) * part, (size_t)part * 4));
         }
     }
     return QLORA_OK;
@@ -52425,9 +52421,9 @@ typedef struct qlora__merge_part {
     uint32_t rank;
     int64_t rows; // a vector is a matrix of one column
     int64_t cols;
-    int64_t experts; // matrices of the tensor, if its rank is 3
-    int64_t expert;  // of which the part is this one; the others follow it. -1 = all of it
-    int64_t matrix;  // of an item that is a tensor of all experts: the one; -1 = it is none
+    int64_t experts;  // matrices of the tensor, if its rank is 3
+    int64_t expert;   // of which the part is this one; the others follow it. -1 = all of it
+    int64_t matrix;   // of an item that is a tensor of all experts: the one; -1 = it is none
     int64_t first;    // row of the item where the part begins
     int64_t head_dim; // > 0: rows of q or k, which the file orders for pairs of neighbours
     bool plus_one;    // the file holds w + 1
@@ -52449,8 +52445,8 @@ typedef struct qlora__merge_file {
     qlora__out out;
 } qlora__merge_file;
 
-// Vectors and routers stay F32, as llama.cpp expects. A matrix whose rows are no multiple of the block becomes
-// F16; with Q4_0, the embedding and the head become Q8_0, because they suffer most.
+// Vectors and routers stay F32, as llama.cpp expects. A matrix whose rows are no multiple of the
+// block becomes F16; with Q4_0, the embedding and the head become Q8_0, because they suffer most.
 static const qlora__gguf_type* qlora__merge_type_for(const qlora__merge_file* f,
                                                      const qlora__merge_part* part) {
     const qlora__gguf_type* type = f->type;
@@ -52485,8 +52481,7 @@ static qlora__merge_part* qlora__merge_part_add(qlora__merge_file* f, const char
 
 // One part per expert for a tensor of all experts, or of what is one matrix for us and two for the
 // file. *done is false if no item was made from it in such a way.
-static void qlora__merge_part_split(qlora__merge_file* f, const qlora__gguf_tensor* t,
-                                    bool* done) {
+static void qlora__merge_part_split(qlora__merge_file* f, const qlora__gguf_tensor* t, bool* done) {
     const qlora__merge* g = f->g;
     int64_t count = t->rank == 3 ? (int64_t)t->shape[2] : 1;
     qlora__merge_part* parts = &f->parts[f->count];
@@ -52767,13 +52762,11 @@ static qlora_result qlora__merge_write_item(qlora__merge_file* f, const qlora__m
     if (part->rank == 1) { // one row of the merge, one column here
         most = all;
     }
-    qlora_result r = item->projection != NULL
-                         ? qlora__merge_module_open(g->ctx, g->m, item, &module)
-                         : QLORA_OK;
+    qlora_result r =
+        item->projection != NULL ? qlora__merge_module_open(g->ctx, g->m, item, &module) : QLORA_OK;
     for (int64_t row = 0; row < all && r == QLORA_OK; row += most) {
         int64_t rows = qlora__min(most, all - row);
-        r = qlora__merge_rows_make(g, item, &module, part->first + row,
-                                   part->rank == 1 ? 1 : rows);
+        r = qlora__merge_rows_make(g, item, &module, part->first + row, part->rank == 1 ? 1 : rows);
         for (int64_t i = row; i < row + rows && r == QLORA_OK; i++) {
             r = qlora__merge_write_row(f, part, row, i);
         }
@@ -52793,8 +52786,8 @@ static qlora_result qlora__merge_write_parts(qlora__merge_file* f) {
                        : qlora__out_write(env, &f->out, part->raw, (size_t)part->bytes));
         if (part->expert < 0 || part->expert == part->experts - 1) {
             uint64_t bytes = qlora__merge_tensor_bytes(part);
-            QLORA__TRY(qlora__out_write(env, &f->out, zeros,
-                                        (size_t)(qlora__gguf_padded(bytes) - bytes)));
+            QLORA__TRY(
+                qlora__out_write(env, &f->out, zeros, (size_t)(qlora__gguf_padded(bytes) - bytes)));
         }
         if (part->item != NULL) { // the part of the item that this one is
             f->g->done += (uint64_t)(part->rows * part->cols) * part->item->bytes /
@@ -53338,17 +53331,14 @@ static void qlora__merge_put_experts(qlora__merge_file* f) {
         {"expert_group_used_count", c->expert_groups_used, sigmoid && c->expert_groups > 1}};
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
         if (values[i].put) {
-            qlora__merge_put_u32(f, qlora__merge_arch_key(f, values[i].name, key),
-                                 values[i].value);
+            qlora__merge_put_u32(f, qlora__merge_arch_key(f, values[i].name, key), values[i].value);
         }
     }
     if (sigmoid) {
-        uint8_t norm = c->renormalise ? 1 : 0;
         qlora__merge_put_f32(f, qlora__merge_arch_key(f, "expert_weights_scale", key),
                              c->routed_scale);
-        qlora__merge_key(f, qlora__merge_arch_key(f, "expert_weights_norm", key),
-                         QLORA__GGUF_BOOL);
-        qlora__string_add(&f->values, (const char*)&norm, 1);
+        qlora__merge_put_bool(f, qlora__merge_arch_key(f, "expert_weights_norm", key),
+                              c->renormalise);
     }
 }
 
@@ -53356,8 +53346,9 @@ static void qlora__merge_put_experts(qlora__merge_file* f) {
 static void qlora__merge_put_config(qlora__merge_file* f) {
     const qlora_model_config* c = &f->g->m->plan.config;
     char key[128];
-    bool hybrid = (f->g->m->arch->reads & QLORA__READS_HYBRID) != 0;
-    bool shared = hybrid && c->experts > 0; // its other MLP has a key of its own
+    const qlora__arch* arch = f->g->m->arch;
+    // the width of an MLP beside the experts has a key of its own
+    bool shared = (arch->reads & QLORA__READS_HYBRID) != 0 && c->experts > 0;
     const struct {
         const char* name;
         int64_t value;
@@ -53372,28 +53363,28 @@ static void qlora__merge_put_config(qlora__merge_file* f) {
                  {"vocab_size", c->vocab},
                  {"rope.dimension_count", c->rope_dims},
                  {"attention.sliding_window", c->window},
+                 {"attention.sliding_window_pattern", qlora__merge_period(f->g->m)},
                  {"expert_count", c->experts},
                  {"expert_used_count", c->experts_per_token},
                  {"expert_feed_forward_length", c->expert_intermediate}};
-    const qlora__arch* arch = f->g->m->arch;
     bool scaled = (arch->reads & QLORA__READS_MULTIPLIERS) != 0;
     bool factor = (arch->reads & QLORA__READS_LOGIT_SCALE) != 0;
-    bool mean = (arch->has & QLORA__HAS_MEAN_NORM) != 0;
+    const char* eps = (arch->has & QLORA__HAS_MEAN_NORM) != 0 ? "attention.layer_norm_epsilon"
+                                                              : "attention.layer_norm_rms_epsilon";
     const struct {
         const char* name;
         double value;
-    } numbers[] = {
-        {mean ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", c->rms_eps},
-        {"rope.freq_base", c->rope.theta},
-        {"attn_logit_softcapping", c->attention_cap},
-        {"final_logit_softcapping", c->logits_cap},
-        {"attention.temperature_scale", c->query_beta},
-        {"attention.scale", scaled ? c->attention_scale : 0.0},
-        {"embedding_scale", scaled ? c->embedding_scale : 0.0},
-        {"residual_scale", scaled ? c->residual_scale : 0.0},
-        {"logit_scale", scaled   ? c->logits_divisor
-                        : factor ? 1.0 / c->logits_divisor
-                                 : 0.0}};
+    } numbers[] = {{eps, c->rms_eps},
+                   {"rope.freq_base", c->rope.theta},
+                   {"attn_logit_softcapping", c->attention_cap},
+                   {"final_logit_softcapping", c->logits_cap},
+                   {"attention.temperature_scale", c->query_beta},
+                   {"attention.scale", scaled ? c->attention_scale : 0.0},
+                   {"embedding_scale", scaled ? c->embedding_scale : 0.0},
+                   {"residual_scale", scaled ? c->residual_scale : 0.0},
+                   {"logit_scale", scaled   ? c->logits_divisor
+                                   : factor ? 1.0 / c->logits_divisor
+                                            : 0.0}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i].value > 0) {
             qlora__merge_put_u32(f, qlora__merge_arch_key(f, sizes[i].name, key), sizes[i].value);
@@ -53405,20 +53396,8 @@ static void qlora__merge_put_config(qlora__merge_file* f) {
                                  numbers[i].value);
         }
     }
-    bool rotated = c->no_rope[0] == 0;
-    if (scaled && !rotated) { // of all layers, or the file is refused when it is read back
-        uint8_t value = 0;
-        qlora__merge_key(f, qlora__merge_arch_key(f, "rope.scaling.finetuned", key),
-                         QLORA__GGUF_BOOL);
-        qlora__string_add(&f->values, (const char*)&value, 1);
-    }
-    if (c->experts > 0) {
-        qlora__merge_put_experts(f);
-    }
-    int64_t period = qlora__merge_period(f->g->m);
-    if (period > 0) {
-        qlora__merge_put_u32(f, qlora__merge_arch_key(f, "attention.sliding_window_pattern", key),
-                             period);
+    if (scaled && c->no_rope[0] != 0) { // all layers, or the file is refused when it is read back
+        qlora__merge_put_bool(f, qlora__merge_arch_key(f, "rope.scaling.finetuned", key), false);
     }
 }
 
@@ -53559,8 +53538,8 @@ static const qlora__merge_item* qlora__merge_find_item(const qlora__merge* g, co
     return NULL;
 }
 
-// The tensors that the matrices of projection `number`, that of the first expert, become. `item` has
-// it, or the matrices of all experts, of which it is number `k`.
+// The tensors that the matrices of projection `number`, that of the first expert, become. `item`
+// has it, or the matrices of all experts, of which it is number `k`.
 static qlora_result qlora__merge_add_stack(qlora__merge_file* f, const qlora__merge_item* item,
                                            long l, int number, int k) {
     const qlora__layer* layer = &f->g->m->layers[l];
@@ -53657,6 +53636,9 @@ static qlora_result qlora__merge_from_folder(qlora__merge_file* f) {
     qlora__merge_key(f, "general.name", QLORA__GGUF_STRING);
     qlora__gguf_string(&f->values, slash != NULL && slash[1] != '\0' ? slash + 1 : g->m->dir);
     qlora__merge_put_config(f);
+    if (g->m->plan.config.experts > 0) {
+        qlora__merge_put_experts(f);
+    }
     qlora__merge_put_rope(f);
     if (g->m->plan.config.window > 0 && g->m->arch->window != QLORA__WINDOW_PATTERN) {
         QLORA__LOG(g->ctx, WARN, MODEL,
@@ -53703,31 +53685,30 @@ static const char* qlora__merge_differs(const qlora_model* m, qlora_model_config
         const char* name;
         double ours;
         double theirs;
-    } numbers[] = {{"the attention scale", c->attention_scale > 0.0 ? c->attention_scale : root,
-                    file->attention_scale > 0.0 ? file->attention_scale : root},
-                   {"the scale of embeddings", c->embedding_scale, file->embedding_scale},
-                   {"the scale of residuals", c->residual_scale, file->residual_scale},
-                   {"the scale of logits", c->logits_divisor, file->logits_divisor},
-                   {"the cap of scores", c->attention_cap, file->attention_cap},
-                   {"the cap of logits", c->logits_cap, file->logits_cap},
-                   {"the scale by position", c->query_beta, file->query_beta},
-                   {"the period of that scale", c->query_beta > 0.0 ? c->query_period : 0.0,
-                    file->query_period},
-                   {"the norm's epsilon", c->rms_eps, file->rms_eps},
-                   {"the rotated width", (double)c->rope_dims, (double)file->rope_dims},
-                   {"the number of experts", (double)c->experts, (double)file->experts},
-                   {"the experts of a token", (double)c->experts_per_token,
-                    (double)file->experts_per_token},
-                   {"the width of experts", (double)c->expert_intermediate,
-                    (double)file->expert_intermediate},
-                   {"the width beside the experts", (double)c->shared_intermediate,
-                    (double)file->shared_intermediate},
-                   {"norm_topk_prob", c->renormalise ? 1.0 : 0.0, file->renormalise ? 1.0 : 0.0},
-                   {"the scale of experts", c->routed_scale, file->routed_scale},
-                   {"groups of experts", (double)c->expert_groups, (double)file->expert_groups},
-                   {"groups of experts that are used", (double)c->expert_groups_used,
-                    (double)file->expert_groups_used},
-                   {"the head", c->tied ? 1.0 : 0.0, file->tied ? 1.0 : 0.0}};
+    } numbers[] = {
+        {"the attention scale", c->attention_scale > 0.0 ? c->attention_scale : root,
+         file->attention_scale > 0.0 ? file->attention_scale : root},
+        {"the scale of embeddings", c->embedding_scale, file->embedding_scale},
+        {"the scale of residuals", c->residual_scale, file->residual_scale},
+        {"the scale of logits", c->logits_divisor, file->logits_divisor},
+        {"the cap of scores", c->attention_cap, file->attention_cap},
+        {"the cap of logits", c->logits_cap, file->logits_cap},
+        {"the scale by position", c->query_beta, file->query_beta},
+        {"the period of that scale", c->query_beta > 0.0 ? c->query_period : 0.0,
+         file->query_period},
+        {"the norm's epsilon", c->rms_eps, file->rms_eps},
+        {"the rotated width", (double)c->rope_dims, (double)file->rope_dims},
+        {"the number of experts", (double)c->experts, (double)file->experts},
+        {"the experts of a token", (double)c->experts_per_token, (double)file->experts_per_token},
+        {"the width of experts", (double)c->expert_intermediate, (double)file->expert_intermediate},
+        {"the width beside the experts", (double)c->shared_intermediate,
+         (double)file->shared_intermediate},
+        {"norm_topk_prob", c->renormalise ? 1.0 : 0.0, file->renormalise ? 1.0 : 0.0},
+        {"the scale of experts", c->routed_scale, file->routed_scale},
+        {"groups of experts", (double)c->expert_groups, (double)file->expert_groups},
+        {"groups of experts that are used", (double)c->expert_groups_used,
+         (double)file->expert_groups_used},
+        {"the head", c->tied ? 1.0 : 0.0, file->tied ? 1.0 : 0.0}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         if (!qlora__merge_near(numbers[i].ours, numbers[i].theirs)) {
             return numbers[i].name;
@@ -53994,18 +53975,18 @@ static void qlora__merge_put_mixture(qlora__merge_config* f) {
         const char* name;
         int64_t value;
         bool put;
-    } sizes[] = {{sigmoid  ? "n_routed_experts"
-                  : chosen ? "num_local_experts"
-                           : "num_experts",
-                  c->experts, true},
-                 {"num_experts_per_tok", c->experts_per_token, true},
-                 {"moe_intermediate_size", c->expert_intermediate,
-                  (reads & QLORA__READS_OWN_WIDTH) != 0},
-                 {"shared_intermediate_size", c->shared_intermediate, hybrid},
-                 {"shared_expert_intermediate_size", c->shared_intermediate, gate},
-                 {"n_shared_experts", c->shared_intermediate / c->expert_intermediate, sigmoid},
-                 {"n_group", c->expert_groups, sigmoid},
-                 {"topk_group", c->expert_groups_used, sigmoid}};
+    } sizes[] = {
+        {sigmoid  ? "n_routed_experts"
+         : chosen ? "num_local_experts"
+                  : "num_experts",
+         c->experts, true},
+        {"num_experts_per_tok", c->experts_per_token, true},
+        {"moe_intermediate_size", c->expert_intermediate, (reads & QLORA__READS_OWN_WIDTH) != 0},
+        {"shared_intermediate_size", c->shared_intermediate, hybrid},
+        {"shared_expert_intermediate_size", c->shared_intermediate, gate},
+        {"n_shared_experts", c->shared_intermediate / c->expert_intermediate, sigmoid},
+        {"n_group", c->expert_groups, sigmoid},
+        {"topk_group", c->expert_groups_used, sigmoid}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i].put) {
             qlora__json_write_int(&f->w, sizes[i].name, sizes[i].value);
@@ -61390,4 +61371,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d66015e62e890288
+//@@ end c8c5ed4a566ae1a2

@@ -185,18 +185,18 @@ static void qlora__merge_put_mixture(qlora__merge_config* f) {
         const char* name;
         int64_t value;
         bool put;
-    } sizes[] = {{sigmoid  ? "n_routed_experts"
-                  : chosen ? "num_local_experts"
-                           : "num_experts",
-                  c->experts, true},
-                 {"num_experts_per_tok", c->experts_per_token, true},
-                 {"moe_intermediate_size", c->expert_intermediate,
-                  (reads & QLORA__READS_OWN_WIDTH) != 0},
-                 {"shared_intermediate_size", c->shared_intermediate, hybrid},
-                 {"shared_expert_intermediate_size", c->shared_intermediate, gate},
-                 {"n_shared_experts", c->shared_intermediate / c->expert_intermediate, sigmoid},
-                 {"n_group", c->expert_groups, sigmoid},
-                 {"topk_group", c->expert_groups_used, sigmoid}};
+    } sizes[] = {
+        {sigmoid  ? "n_routed_experts"
+         : chosen ? "num_local_experts"
+                  : "num_experts",
+         c->experts, true},
+        {"num_experts_per_tok", c->experts_per_token, true},
+        {"moe_intermediate_size", c->expert_intermediate, (reads & QLORA__READS_OWN_WIDTH) != 0},
+        {"shared_intermediate_size", c->shared_intermediate, hybrid},
+        {"shared_expert_intermediate_size", c->shared_intermediate, gate},
+        {"n_shared_experts", c->shared_intermediate / c->expert_intermediate, sigmoid},
+        {"n_group", c->expert_groups, sigmoid},
+        {"topk_group", c->expert_groups_used, sigmoid}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i].put) {
             qlora__json_write_int(&f->w, sizes[i].name, sizes[i].value);

@@ -59,17 +59,14 @@ static void qlora__merge_put_experts(qlora__merge_file* f) {
         {"expert_group_used_count", c->expert_groups_used, sigmoid && c->expert_groups > 1}};
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
         if (values[i].put) {
-            qlora__merge_put_u32(f, qlora__merge_arch_key(f, values[i].name, key),
-                                 values[i].value);
+            qlora__merge_put_u32(f, qlora__merge_arch_key(f, values[i].name, key), values[i].value);
         }
     }
     if (sigmoid) {
-        uint8_t norm = c->renormalise ? 1 : 0;
         qlora__merge_put_f32(f, qlora__merge_arch_key(f, "expert_weights_scale", key),
                              c->routed_scale);
-        qlora__merge_key(f, qlora__merge_arch_key(f, "expert_weights_norm", key),
-                         QLORA__GGUF_BOOL);
-        qlora__string_add(&f->values, (const char*)&norm, 1);
+        qlora__merge_put_bool(f, qlora__merge_arch_key(f, "expert_weights_norm", key),
+                              c->renormalise);
     }
 }
 
@@ -77,8 +74,9 @@ static void qlora__merge_put_experts(qlora__merge_file* f) {
 static void qlora__merge_put_config(qlora__merge_file* f) {
     const qlora_model_config* c = &f->g->m->plan.config;
     char key[128];
-    bool hybrid = (f->g->m->arch->reads & QLORA__READS_HYBRID) != 0;
-    bool shared = hybrid && c->experts > 0; // its other MLP has a key of its own
+    const qlora__arch* arch = f->g->m->arch;
+    // the width of an MLP beside the experts has a key of its own
+    bool shared = (arch->reads & QLORA__READS_HYBRID) != 0 && c->experts > 0;
     const struct {
         const char* name;
         int64_t value;
@@ -93,28 +91,28 @@ static void qlora__merge_put_config(qlora__merge_file* f) {
                  {"vocab_size", c->vocab},
                  {"rope.dimension_count", c->rope_dims},
                  {"attention.sliding_window", c->window},
+                 {"attention.sliding_window_pattern", qlora__merge_period(f->g->m)},
                  {"expert_count", c->experts},
                  {"expert_used_count", c->experts_per_token},
                  {"expert_feed_forward_length", c->expert_intermediate}};
-    const qlora__arch* arch = f->g->m->arch;
     bool scaled = (arch->reads & QLORA__READS_MULTIPLIERS) != 0;
     bool factor = (arch->reads & QLORA__READS_LOGIT_SCALE) != 0;
-    bool mean = (arch->has & QLORA__HAS_MEAN_NORM) != 0;
+    const char* eps = (arch->has & QLORA__HAS_MEAN_NORM) != 0 ? "attention.layer_norm_epsilon"
+                                                              : "attention.layer_norm_rms_epsilon";
     const struct {
         const char* name;
         double value;
-    } numbers[] = {
-        {mean ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", c->rms_eps},
-        {"rope.freq_base", c->rope.theta},
-        {"attn_logit_softcapping", c->attention_cap},
-        {"final_logit_softcapping", c->logits_cap},
-        {"attention.temperature_scale", c->query_beta},
-        {"attention.scale", scaled ? c->attention_scale : 0.0},
-        {"embedding_scale", scaled ? c->embedding_scale : 0.0},
-        {"residual_scale", scaled ? c->residual_scale : 0.0},
-        {"logit_scale", scaled   ? c->logits_divisor
-                        : factor ? 1.0 / c->logits_divisor
-                                 : 0.0}};
+    } numbers[] = {{eps, c->rms_eps},
+                   {"rope.freq_base", c->rope.theta},
+                   {"attn_logit_softcapping", c->attention_cap},
+                   {"final_logit_softcapping", c->logits_cap},
+                   {"attention.temperature_scale", c->query_beta},
+                   {"attention.scale", scaled ? c->attention_scale : 0.0},
+                   {"embedding_scale", scaled ? c->embedding_scale : 0.0},
+                   {"residual_scale", scaled ? c->residual_scale : 0.0},
+                   {"logit_scale", scaled   ? c->logits_divisor
+                                   : factor ? 1.0 / c->logits_divisor
+                                            : 0.0}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i].value > 0) {
             qlora__merge_put_u32(f, qlora__merge_arch_key(f, sizes[i].name, key), sizes[i].value);
@@ -126,20 +124,8 @@ static void qlora__merge_put_config(qlora__merge_file* f) {
                                  numbers[i].value);
         }
     }
-    bool rotated = c->no_rope[0] == 0;
-    if (scaled && !rotated) { // of all layers, or the file is refused when it is read back
-        uint8_t value = 0;
-        qlora__merge_key(f, qlora__merge_arch_key(f, "rope.scaling.finetuned", key),
-                         QLORA__GGUF_BOOL);
-        qlora__string_add(&f->values, (const char*)&value, 1);
-    }
-    if (c->experts > 0) {
-        qlora__merge_put_experts(f);
-    }
-    int64_t period = qlora__merge_period(f->g->m);
-    if (period > 0) {
-        qlora__merge_put_u32(f, qlora__merge_arch_key(f, "attention.sliding_window_pattern", key),
-                             period);
+    if (scaled && c->no_rope[0] != 0) { // all layers, or the file is refused when it is read back
+        qlora__merge_put_bool(f, qlora__merge_arch_key(f, "rope.scaling.finetuned", key), false);
     }
 }
 
@@ -280,8 +266,8 @@ static const qlora__merge_item* qlora__merge_find_item(const qlora__merge* g, co
     return NULL;
 }
 
-// The tensors that the matrices of projection `number`, that of the first expert, become. `item` has
-// it, or the matrices of all experts, of which it is number `k`.
+// The tensors that the matrices of projection `number`, that of the first expert, become. `item`
+// has it, or the matrices of all experts, of which it is number `k`.
 static qlora_result qlora__merge_add_stack(qlora__merge_file* f, const qlora__merge_item* item,
                                            long l, int number, int k) {
     const qlora__layer* layer = &f->g->m->layers[l];
@@ -378,6 +364,9 @@ static qlora_result qlora__merge_from_folder(qlora__merge_file* f) {
     qlora__merge_key(f, "general.name", QLORA__GGUF_STRING);
     qlora__gguf_string(&f->values, slash != NULL && slash[1] != '\0' ? slash + 1 : g->m->dir);
     qlora__merge_put_config(f);
+    if (g->m->plan.config.experts > 0) {
+        qlora__merge_put_experts(f);
+    }
     qlora__merge_put_rope(f);
     if (g->m->plan.config.window > 0 && g->m->arch->window != QLORA__WINDOW_PATTERN) {
         QLORA__LOG(g->ctx, WARN, MODEL,
@@ -424,31 +413,30 @@ static const char* qlora__merge_differs(const qlora_model* m, qlora_model_config
         const char* name;
         double ours;
         double theirs;
-    } numbers[] = {{"the attention scale", c->attention_scale > 0.0 ? c->attention_scale : root,
-                    file->attention_scale > 0.0 ? file->attention_scale : root},
-                   {"the scale of embeddings", c->embedding_scale, file->embedding_scale},
-                   {"the scale of residuals", c->residual_scale, file->residual_scale},
-                   {"the scale of logits", c->logits_divisor, file->logits_divisor},
-                   {"the cap of scores", c->attention_cap, file->attention_cap},
-                   {"the cap of logits", c->logits_cap, file->logits_cap},
-                   {"the scale by position", c->query_beta, file->query_beta},
-                   {"the period of that scale", c->query_beta > 0.0 ? c->query_period : 0.0,
-                    file->query_period},
-                   {"the norm's epsilon", c->rms_eps, file->rms_eps},
-                   {"the rotated width", (double)c->rope_dims, (double)file->rope_dims},
-                   {"the number of experts", (double)c->experts, (double)file->experts},
-                   {"the experts of a token", (double)c->experts_per_token,
-                    (double)file->experts_per_token},
-                   {"the width of experts", (double)c->expert_intermediate,
-                    (double)file->expert_intermediate},
-                   {"the width beside the experts", (double)c->shared_intermediate,
-                    (double)file->shared_intermediate},
-                   {"norm_topk_prob", c->renormalise ? 1.0 : 0.0, file->renormalise ? 1.0 : 0.0},
-                   {"the scale of experts", c->routed_scale, file->routed_scale},
-                   {"groups of experts", (double)c->expert_groups, (double)file->expert_groups},
-                   {"groups of experts that are used", (double)c->expert_groups_used,
-                    (double)file->expert_groups_used},
-                   {"the head", c->tied ? 1.0 : 0.0, file->tied ? 1.0 : 0.0}};
+    } numbers[] = {
+        {"the attention scale", c->attention_scale > 0.0 ? c->attention_scale : root,
+         file->attention_scale > 0.0 ? file->attention_scale : root},
+        {"the scale of embeddings", c->embedding_scale, file->embedding_scale},
+        {"the scale of residuals", c->residual_scale, file->residual_scale},
+        {"the scale of logits", c->logits_divisor, file->logits_divisor},
+        {"the cap of scores", c->attention_cap, file->attention_cap},
+        {"the cap of logits", c->logits_cap, file->logits_cap},
+        {"the scale by position", c->query_beta, file->query_beta},
+        {"the period of that scale", c->query_beta > 0.0 ? c->query_period : 0.0,
+         file->query_period},
+        {"the norm's epsilon", c->rms_eps, file->rms_eps},
+        {"the rotated width", (double)c->rope_dims, (double)file->rope_dims},
+        {"the number of experts", (double)c->experts, (double)file->experts},
+        {"the experts of a token", (double)c->experts_per_token, (double)file->experts_per_token},
+        {"the width of experts", (double)c->expert_intermediate, (double)file->expert_intermediate},
+        {"the width beside the experts", (double)c->shared_intermediate,
+         (double)file->shared_intermediate},
+        {"norm_topk_prob", c->renormalise ? 1.0 : 0.0, file->renormalise ? 1.0 : 0.0},
+        {"the scale of experts", c->routed_scale, file->routed_scale},
+        {"groups of experts", (double)c->expert_groups, (double)file->expert_groups},
+        {"groups of experts that are used", (double)c->expert_groups_used,
+         (double)file->expert_groups_used},
+        {"the head", c->tied ? 1.0 : 0.0, file->tied ? 1.0 : 0.0}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         if (!qlora__merge_near(numbers[i].ours, numbers[i].theirs)) {
             return numbers[i].name;

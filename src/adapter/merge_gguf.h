@@ -9,9 +9,9 @@ typedef struct qlora__merge_part {
     uint32_t rank;
     int64_t rows; // a vector is a matrix of one column
     int64_t cols;
-    int64_t experts; // matrices of the tensor, if its rank is 3
-    int64_t expert;  // of which the part is this one; the others follow it. -1 = all of it
-    int64_t matrix;  // of an item that is a tensor of all experts: the one; -1 = it is none
+    int64_t experts;  // matrices of the tensor, if its rank is 3
+    int64_t expert;   // of which the part is this one; the others follow it. -1 = all of it
+    int64_t matrix;   // of an item that is a tensor of all experts: the one; -1 = it is none
     int64_t first;    // row of the item where the part begins
     int64_t head_dim; // > 0: rows of q or k, which the file orders for pairs of neighbours
     bool plus_one;    // the file holds w + 1
@@ -33,8 +33,8 @@ typedef struct qlora__merge_file {
     qlora__out out;
 } qlora__merge_file;
 
-// Vectors and routers stay F32, as llama.cpp expects. A matrix whose rows are no multiple of the block becomes
-// F16; with Q4_0, the embedding and the head become Q8_0, because they suffer most.
+// Vectors and routers stay F32, as llama.cpp expects. A matrix whose rows are no multiple of the
+// block becomes F16; with Q4_0, the embedding and the head become Q8_0, because they suffer most.
 static const qlora__gguf_type* qlora__merge_type_for(const qlora__merge_file* f,
                                                      const qlora__merge_part* part) {
     const qlora__gguf_type* type = f->type;
@@ -69,8 +69,7 @@ static qlora__merge_part* qlora__merge_part_add(qlora__merge_file* f, const char
 
 // One part per expert for a tensor of all experts, or of what is one matrix for us and two for the
 // file. *done is false if no item was made from it in such a way.
-static void qlora__merge_part_split(qlora__merge_file* f, const qlora__gguf_tensor* t,
-                                    bool* done) {
+static void qlora__merge_part_split(qlora__merge_file* f, const qlora__gguf_tensor* t, bool* done) {
     const qlora__merge* g = f->g;
     int64_t count = t->rank == 3 ? (int64_t)t->shape[2] : 1;
     qlora__merge_part* parts = &f->parts[f->count];
@@ -351,13 +350,11 @@ static qlora_result qlora__merge_write_item(qlora__merge_file* f, const qlora__m
     if (part->rank == 1) { // one row of the merge, one column here
         most = all;
     }
-    qlora_result r = item->projection != NULL
-                         ? qlora__merge_module_open(g->ctx, g->m, item, &module)
-                         : QLORA_OK;
+    qlora_result r =
+        item->projection != NULL ? qlora__merge_module_open(g->ctx, g->m, item, &module) : QLORA_OK;
     for (int64_t row = 0; row < all && r == QLORA_OK; row += most) {
         int64_t rows = qlora__min(most, all - row);
-        r = qlora__merge_rows_make(g, item, &module, part->first + row,
-                                   part->rank == 1 ? 1 : rows);
+        r = qlora__merge_rows_make(g, item, &module, part->first + row, part->rank == 1 ? 1 : rows);
         for (int64_t i = row; i < row + rows && r == QLORA_OK; i++) {
             r = qlora__merge_write_row(f, part, row, i);
         }
@@ -377,8 +374,8 @@ static qlora_result qlora__merge_write_parts(qlora__merge_file* f) {
                        : qlora__out_write(env, &f->out, part->raw, (size_t)part->bytes));
         if (part->expert < 0 || part->expert == part->experts - 1) {
             uint64_t bytes = qlora__merge_tensor_bytes(part);
-            QLORA__TRY(qlora__out_write(env, &f->out, zeros,
-                                        (size_t)(qlora__gguf_padded(bytes) - bytes)));
+            QLORA__TRY(
+                qlora__out_write(env, &f->out, zeros, (size_t)(qlora__gguf_padded(bytes) - bytes)));
         }
         if (part->item != NULL) { // the part of the item that this one is
             f->g->done += (uint64_t)(part->rows * part->cols) * part->item->bytes /

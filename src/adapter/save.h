@@ -900,8 +900,8 @@ static qlora_result qlora__gguf_save_one(qlora_ctx* ctx, const qlora_model* m,
     int64_t part = all / experts / 2;
     for (int half = 0; half < 2; half++) {
         for (int64_t e = 0; e < experts; e++) {
-            QLORA__TRY(qlora__gguf_write(&ctx->env, w, values + (2 * e + half) * part,
-                                         (size_t)part * 4));
+            QLORA__TRY(
+                qlora__gguf_write(&ctx->env, w, values + (2 * e + half) * part, (size_t)part * 4));
         }
     }
     return QLORA_OK;

@@ -207,8 +207,9 @@ typedef enum qlora_purpose {
     QLORA_PURPOSE_ADAPTER = 2
 } qlora_purpose;
 
-// How a PEFT folder orders the matrices of experts. Unsloth wrote B in an order of its own, and PEFT
-// up to 0.19 exchanged A and B, both under the same names. Folders written here say what they have.
+// How a PEFT folder orders the matrices of experts. Unsloth wrote B in an order of its own, and
+// PEFT up to 0.19 exchanged A and B, both under the same names. Folders written here say what they
+// have.
 typedef enum qlora_expert_layout {
     // What the folder's metadata say, or its shapes; if several are possible, it is refused.
     QLORA_EXPERT_LAYOUT_AUTO = 0,

@@ -407,16 +407,15 @@ static qlora_result qlora__gguf_config_expert_keys(const qlora__gguf_reader* r, 
         }
         int64_t count = 0;
         double scale = 0.0;
-        bool plain = sigmoid || kind == 0 ||
-                     (kind == 1 && qlora__gguf_integer(v, 0, &count) && count <= 1) ||
-                     (kind == 2 && qlora__gguf_real(v, 0, &scale) &&
-                      (scale == 1.0 || scale == 0.0));
+        bool plain =
+            sigmoid || kind == 0 ||
+            (kind == 1 && qlora__gguf_integer(v, 0, &count) && count <= 1) ||
+            (kind == 2 && qlora__gguf_real(v, 0, &scale) && (scale == 1.0 || scale == 0.0));
         bool about = size > 6 && (memcmp(name, "expert", 6) == 0 || memcmp(name, "moe_", 4) == 0);
         if (about && (kind < 0 || !plain)) {
-            return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
-                                   "%s: %.*s %s in this architecture", r->g->label,
-                                   (int)v->key_size, v->key,
-                                   kind < 0 ? "is not known" : "must be 1, or absent,");
+            return qlora__env_fail(
+                r->env, QLORA_ERR_UNSUPPORTED, "%s: %.*s %s in this architecture", r->g->label,
+                (int)v->key_size, v->key, kind < 0 ? "is not known" : "must be 1, or absent,");
         }
     }
     return QLORA_OK;
@@ -475,8 +474,8 @@ static qlora_result qlora__gguf_config_experts(const qlora__gguf_reader* r, qlor
     if (c->experts == 0) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__gguf_config_int(r, "expert_used_count", -1, 1, c->experts,
-                                      &c->experts_per_token));
+    QLORA__TRY(
+        qlora__gguf_config_int(r, "expert_used_count", -1, 1, c->experts, &c->experts_per_token));
     bool own = (arch->reads & QLORA__READS_OWN_WIDTH) != 0;
     int64_t width = own ? c->intermediate / c->experts_per_token : c->intermediate;
     QLORA__TRY(qlora__gguf_config_int(r, "expert_feed_forward_length", width > 0 ? width : -1, 1,

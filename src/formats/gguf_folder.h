@@ -207,10 +207,9 @@ static void qlora__gguf_entry_end(qlora__folder* f, qlora__folder_made* made) {
     bool vector = t->rank == 1 && made->view.cols == 1;
     out->name = made->name;
     out->shape = made->shape;
-    out->rank = vector ? 1 : made->view.rows > made->view.each * made->view.count &&
-                                  made->view.each > 0
-                    ? 3
-                    : 2;
+    out->rank = vector                                                                        ? 1
+                : made->view.rows > made->view.each * made->view.count && made->view.each > 0 ? 3
+                                                                                              : 2;
     made->shape[0] = made->view.rows;
     made->shape[1] = made->view.cols;
     if (out->rank == 3) {
@@ -220,9 +219,9 @@ static void qlora__gguf_entry_end(qlora__folder* f, qlora__folder_made* made) {
     }
     bool mixed = made->view.count > 1 && made->view.parts[1]->type != t->type;
     out->dtype = t->type->block > 1 || made->view.minus_one || mixed ? QLORA__ST_F32
-                 : strcmp(t->type->name, "F32") == 0        ? QLORA__ST_F32
-                 : strcmp(t->type->name, "F16") == 0        ? QLORA__ST_F16
-                                                            : QLORA__ST_BF16;
+                 : strcmp(t->type->name, "F32") == 0                 ? QLORA__ST_F32
+                 : strcmp(t->type->name, "F16") == 0                 ? QLORA__ST_F16
+                                                                     : QLORA__ST_BF16;
     out->bytes =
         (uint64_t)(made->view.rows * made->view.cols) * (qlora__st_dtypes[out->dtype].bits / 8);
     if (plain && t->type->block == 1) {
@@ -348,15 +347,15 @@ static qlora_result qlora__gguf_add_experts(qlora__env* env, qlora__folder* f,
         const qlora__projection_row* row =
             of_expert ? &experts->rows[i - layout->count] : &layout->rows[i];
         bool first = qlora__gguf_is(stack->name, stack->size, row->gguf);
-        bool second = row->gguf_second != NULL &&
-                      qlora__gguf_is(stack->name, stack->size, row->gguf_second);
+        bool second =
+            row->gguf_second != NULL && qlora__gguf_is(stack->name, stack->size, row->gguf_second);
         if (!weight || !(first || second) || (!of_expert && row->gguf_second == NULL)) {
             continue;
         }
         if (t->rank != (of_expert ? 3u : 2u) ||
             (of_expert && t->shape[2] != (uint64_t)facts->experts)) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "%s: %s must be %s of %lld experts", f->dir, t->name,
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s must be %s of %lld experts",
+                                   f->dir, t->name,
                                    of_expert ? "the matrices" : "one matrix beside the matrices",
                                    (long long)facts->experts);
         }
@@ -384,9 +383,8 @@ static qlora_result qlora__gguf_add_rows(qlora__env* env, qlora__folder* f,
     const qlora__layout* layout = stack->layout;
     const char* last = strrchr(t->name, '.');
     bool norm = false;
-    bool fused =
-        qlora__gguf_is(stack->name, stack->size, "attn_qkv") &&
-        qlora__gguf_module(facts->arch, layout, stack->name, stack->size, &norm) == NULL;
+    bool fused = qlora__gguf_is(stack->name, stack->size, "attn_qkv") &&
+                 qlora__gguf_module(facts->arch, layout, stack->name, stack->size, &norm) == NULL;
     int64_t all = qlora__gguf_rows(t);
     int64_t first = 0;
     for (int i = 0; i < (fused ? 3 : 1); i++) {

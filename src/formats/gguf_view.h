@@ -9,8 +9,8 @@ static QLORA__UNUSED int64_t qlora__gguf_stored_row(int64_t row, int64_t head_di
 }
 
 // How a matrix of the model is made from those of a file: rows [first, first + rows) of the parts,
-// one below the other. Or, if `each` is not 0, so many rows of every part in turn, from row `first` of
-// each part on: the halves of the matrices of experts.
+// one below the other. Or, if `each` is not 0, so many rows of every part in turn, from row `first`
+// of each part on: the halves of the matrices of experts.
 typedef struct qlora__gguf_view {
     const qlora__gguf_tensor* parts[3];
     uint32_t count;

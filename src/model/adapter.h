@@ -221,9 +221,8 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
         if (exchanged) { // A is B, transposed
             name[strlen(name) - 8] = t->is_b ? 'A' : 'B';
         }
-        return qlora__folder_need(&ctx->env, &s->peft->tensors, name,
-                                  exchanged ? t->cols : t->rows, exchanged ? t->rows : t->cols,
-                                  out);
+        return qlora__folder_need(&ctx->env, &s->peft->tensors, name, exchanged ? t->cols : t->rows,
+                                  exchanged ? t->rows : t->cols, out);
     }
     const char* end = t->is_magnitude ? ".lora_magnitude_vector" : ".lora_A.weight";
     snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(end)), t->name);
@@ -266,9 +265,7 @@ static qlora_result qlora__adapter_values(qlora_ctx* ctx, const qlora_model* m,
     for (int64_t k = 0; k < t->cols && t->is_norm; k++) {
         values[k] += offset;
     }
-    int number = t->projection != NULL
-                     ? (int)(t->projection - m->layers[t->layer].projections)
-                     : 0;
+    int number = t->projection != NULL ? (int)(t->projection - m->layers[t->layer].projections) : 0;
     bool stack = t->projection != NULL && qlora__is_stack(&m->layers[t->layer], number) != 0;
     return stack ? qlora__layout_arrange(ctx, m, t, s->layout, values) : QLORA_OK;
 }

@@ -151,8 +151,9 @@ static qlora_result qlora__layout_find(qlora_ctx* ctx, const qlora_model* m,
                            dir, qlora__layout_names[known], exchanged ? "peft" : "peft-0.18");
     }
     if (known != 0 || fits[0] != fits[1]) {
-        *out = known != 0 ? known : fits[0] ? (int)QLORA_EXPERT_LAYOUT_PEFT
-                                            : (int)QLORA_EXPERT_LAYOUT_PEFT_018;
+        *out = known != 0 ? known
+               : fits[0]  ? (int)QLORA_EXPERT_LAYOUT_PEFT
+                          : (int)QLORA_EXPERT_LAYOUT_PEFT_018;
     } else if (fits[0]) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s: the matrices of experts have shapes that fit PEFT 0.20 and later "

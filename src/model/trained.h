@@ -177,8 +177,7 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
                  strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
                 (peft->saves_norms != 0 && strstr(name, ".lora_") == NULL &&
                  qlora__names_norm(m, name)) ||
-                qlora__is_peft_copy(m, name) ||
-                (peft->numbered && qlora__numbered_names(m, name));
+                qlora__is_peft_copy(m, name) || (peft->numbered && qlora__numbered_names(m, name));
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int u = 0; u < qlora__unit_count(&m->layers[l]) && !known; u++) {
                 char module[160];
@@ -301,9 +300,9 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
         }
     }
     int layout = 0; // refused here, before weights are loaded
-    return desc->adapter != NULL ? qlora__layout_find(ctx, m, peft, desc->adapter,
-                                                      (int)desc->expert_layout, &layout)
-                                 : QLORA_OK;
+    return desc->adapter != NULL
+               ? qlora__layout_find(ctx, m, peft, desc->adapter, (int)desc->expert_layout, &layout)
+               : QLORA_OK;
 }
 
 // An adapter that contains norms decides that they are trained: those of PEFT's modules_to_save, or

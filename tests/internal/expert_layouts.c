@@ -17,8 +17,8 @@ static bool layout_write(stage* s, const char* to, int layout, const char* said,
     char path[64];
     static float values[32][4096];
     static char names[32][128];
-    bool ok = qlora__st_open(&s->w.env, "e/adapter_model.safetensors", &st) == QLORA_OK &&
-              st.count <= 32;
+    bool ok =
+        qlora__st_open(&s->w.env, "e/adapter_model.safetensors", &st) == QLORA_OK && st.count <= 32;
     for (uint32_t i = 0; ok && i < st.count; i++) {
         const qlora__st_tensor* t = &st.tensors[i];
         static float own[4096];
@@ -250,8 +250,8 @@ static float numbered_value(int64_t layer, int64_t e, int module, bool b, int64_
     return (float)(x % 2001u) / 1000.0f - 1.0f;
 }
 
-// Writes an adapter as transformers 4 named it: in, out and rank of every expert's matrices. `leave`
-// is the expert whose down_proj is left out, or -1.
+// Writes an adapter as transformers 4 named it, with matrices of every expert; the down_proj of
+// expert `leave` is left out, if it is not -1.
 static bool numbered_write(stage* s, const char* config, int64_t rank, int64_t leave) {
     static char names[64][128];
     static float values[512];
@@ -375,14 +375,13 @@ TEST numbered_experts_that_have_no_form(void) {
         const char* config;
         int64_t leave;
         const char* says;
-    } cases[] = {
-        {numbered_config, 3, "experts.3.down_proj.lora_A.weight"},
-        {"{\"peft_type\":\"LORA\",\"r\":2,\"use_rslora\":true,"
-         "\"target_modules\":\"model\\\\.layers\\\\.0\\\\.mlp\\\\.experts\\\\..*\"}",
-         -1, "use_rslora with an adapter for each expert"},
-        {"{\"peft_type\":\"LORA\",\"r\":2,\"alpha_pattern\":{\"experts.2.up_proj\":5},"
-         "\"target_modules\":\"model\\\\.layers\\\\.0\\\\.mlp\\\\.experts\\\\..*\"}",
-         -1, "experts.2.up_proj has rank 2 and scale 2.5"}};
+    } cases[] = {{numbered_config, 3, "experts.3.down_proj.lora_A.weight"},
+                 {"{\"peft_type\":\"LORA\",\"r\":2,\"use_rslora\":true,"
+                  "\"target_modules\":\"model\\\\.layers\\\\.0\\\\.mlp\\\\.experts\\\\..*\"}",
+                  -1, "use_rslora with an adapter for each expert"},
+                 {"{\"peft_type\":\"LORA\",\"r\":2,\"alpha_pattern\":{\"experts.2.up_proj\":5},"
+                  "\"target_modules\":\"model\\\\.layers\\\\.0\\\\.mlp\\\\.experts\\\\..*\"}",
+                  -1, "experts.2.up_proj has rank 2 and scale 2.5"}};
     stage s;
     qlora_model* model = NULL;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

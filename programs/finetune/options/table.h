@@ -175,7 +175,8 @@ static const option option_table[] = {
         "Jinja template of the chat (default: the adapter's or the model's own)"},
     {"adapter", OPT_TEXT, AT(adapter.from), true, 0, 0, "DIR",
         "start from this PEFT adapter or finetune run; sets rank, alpha, targets and rslora"},
-    {"expert-layout", OPT_CHOICE, AT(adapter.expert_layout), true, 0, 0, "auto|peft|peft-0.18|unsloth",
+    {"expert-layout", OPT_CHOICE, AT(adapter.expert_layout), true, 0, 0,
+        "auto|peft|peft-0.18|unsloth",
         "order of the matrices of experts in --adapter, for folders that may have several "
         "(default auto: what the folder says, or its shapes)"},
     {"base-name", OPT_TEXT, AT(model.base_name), false, 0, 0, "NAME",
