@@ -366,10 +366,141 @@ TEST gguf_mixtures_are_refused_by_name(const gguf_experts_change* c) {
     PASS();
 }
 
+// ---- files of other converters ----
+
+static void gguf_other_number(FILE* file, uint64_t value, size_t size) {
+    for (size_t i = 0; i < size; i++) {
+        fputc((int)(value >> (8 * i) & 255), file);
+    }
+}
+
+static void gguf_other_text(FILE* file, const char* text) {
+    gguf_other_number(file, strlen(text), 8);
+    fputs(text, file);
+}
+
+// Writes a tensor's line in the table, under another name if `layer` is not -1.
+static void gguf_other_line(FILE* file, const qlora__gguf_tensor* t, int layer, uint64_t* at) {
+    char name[QLORA__GGUF_NAME];
+    const char* rest = layer >= 0 ? strchr(t->name + 4, '.') : NULL;
+    bool vector = strstr(t->name, "ffn_gate_inp_shexp") != NULL;
+    snprintf(name, sizeof name, "%s", t->name);
+    if (rest != NULL) {
+        snprintf(name, sizeof name, "blk.%d%.50s", layer, rest);
+    }
+    gguf_other_text(file, name);
+    gguf_other_number(file, vector ? 1 : t->rank, 4);
+    for (uint32_t i = 0; i < (vector ? 1 : t->rank); i++) {
+        gguf_other_number(file, t->shape[i], 8);
+    }
+    gguf_other_number(file, t->type->id, 4);
+    gguf_other_number(file, *at, 8);
+    *at += (t->bytes + 31) / 32 * 32;
+}
+
+// A copy in which the gate of the MLP beside the experts is a vector and, if `last` is not -1, a
+// layer with the tensors of that one follows, which predicts further tokens.
+static bool gguf_other_write(qlora__env* env, const char* from, const char* to, int last) {
+    static qlora__gguf_file f;
+    char prefix[16];
+    uint64_t at = 0;
+    uint32_t more = 0;
+    FILE* file = fopen(to, "wb");
+    bool good = file != NULL && qlora__gguf_file_open(env, from, &f) == QLORA_OK;
+    if (!good) {
+        return false;
+    }
+    snprintf(prefix, sizeof prefix, "blk.%d.", last);
+    for (uint32_t i = 0; i < f.count && last >= 0; i++) {
+        more += strncmp(f.tensors[i].name, prefix, strlen(prefix)) == 0 ? 1 : 0;
+    }
+    fputs("GGUF", file);
+    gguf_other_number(file, 3, 4);
+    gguf_other_number(file, f.count + more, 8);
+    gguf_other_number(file, f.meta.count + (last >= 0 ? 1u : 0u), 8);
+    fwrite(f.meta.file + 24, 1, (size_t)f.meta.table - 24, file);
+    if (last >= 0) {
+        gguf_other_text(file, "glm4moe.nextn_predict_layers");
+        gguf_other_number(file, 4, 4);
+        gguf_other_number(file, 1, 4);
+    }
+    for (int pass = 0; pass < 4; pass++) { // lines, lines of the last layer, then the data of both
+        if (pass == 2) {
+            gguf_other_number(file, 0, (size_t)(-ftell(file) & 31));
+        }
+        for (uint32_t i = 0; i < f.count; i++) {
+            const qlora__gguf_tensor* t = &f.tensors[i];
+            bool again = last >= 0 && strncmp(t->name, prefix, strlen(prefix)) == 0;
+            if (pass % 2 == 1 && !again) {
+                continue;
+            }
+            if (pass < 2) {
+                gguf_other_line(file, t, pass == 1 ? last + 1 : -1, &at);
+            } else {
+                fwrite(t->data, 1, (size_t)t->bytes, file);
+                gguf_other_number(file, 0, (size_t)((32 - t->bytes % 32) % 32));
+            }
+        }
+    }
+    qlora__gguf_close(env, &f);
+    return fclose(file) == 0;
+}
+
+// They mean the same as ours, and are merged with what they have.
+TEST gguf_mixtures_of_other_converters(void) {
+    static const struct {
+        const char* folder;
+        int last;
+    } cases[] = {{"qwen2moe", -1}, {"glm4moe", 2}};
+    static const gguf_experts_change blocks = {NULL, "glm4moe.block_count", NULL, 4, NULL};
+    static float want[16 * 512];
+    static float got[16 * 512];
+    char base[512];
+    char other[512];
+    char merged[512];
+    qlora_ctx_desc machine;
+    qlora_ctx* ctx = NULL;
+    snprintf(base, sizeof base, "%s", test_path("ours.gguf"));
+    snprintf(other, sizeof other, "%s", test_path("theirs.gguf"));
+    snprintf(merged, sizeof merged, "%s", test_path("theirs_merged.gguf"));
+    memset(&machine, 0, sizeof machine);
+    machine.require_backend = QLORA_BACKEND_CPU;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&machine, &ctx));
+    for (size_t i = 0; i < 2; i++) {
+        char dir[512];
+        char adapter[512];
+        if (!gguf_experts_here(cases[i].folder, "model", dir, sizeof dir)) {
+            qlora_ctx_destroy(ctx);
+            SKIPm("the shared folder was not found");
+        }
+        gguf_experts_here(cases[i].folder, "adapter20", adapter, sizeof adapter);
+        ASSERT_EQm(gguf_experts_error, QLORA_OK,
+                   gguf_experts_merge(ctx, dir, NULL, base, QLORA_GGUF_AS_DTYPE));
+        ASSERT(gguf_other_write(&ctx->env, base, other, cases[i].last));
+        ASSERT(cases[i].last < 0 || gguf_experts_patch(other, &blocks));
+        ASSERT_EQm(gguf_experts_error, QLORA_OK,
+                   gguf_experts_merge(ctx, other, adapter, merged, QLORA_GGUF_AS_DTYPE));
+        memset(want, 0, sizeof want);
+        memset(got, 0, sizeof got);
+        ASSERT(gguf_experts_eval(ctx, dir, adapter, want));
+        double error = gguf_folder_error(ctx, merged, want, got);
+        ASSERTm(cases[i].folder, error >= 0.0 && error <= 1e-5);
+        ASSERT(gguf_experts_eval(ctx, dir, NULL, want));
+        error = gguf_folder_error(ctx, other, want, got);
+        ASSERTm(cases[i].folder, error >= 0.0 && error <= 1e-5);
+    }
+    remove(base);
+    remove(other);
+    remove(merged);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
 SUITE(gguf_experts_suite) {
     RUN_TEST(gguf_mixtures_are_merged);
     RUN_TEST(gguf_merges_are_verified);
     RUN_TEST(gguf_adapters_have_all_experts);
+    RUN_TEST(gguf_mixtures_of_other_converters);
     for (size_t i = 0; i < sizeof gguf_experts_changes / sizeof gguf_experts_changes[0]; i++) {
         greatest_set_test_suffix(gguf_experts_changes[i].find);
         RUN_TESTp(gguf_mixtures_are_refused_by_name, &gguf_experts_changes[i]);
