@@ -278,6 +278,7 @@ static qlora_result qlora__merge_add_stack(qlora__merge_file* f, const qlora__me
         for (int64_t e = 0; e < f->g->m->plan.config.experts; e++) {
             const qlora__merge_item* own = item;
             char name[224];
+            char tensor[QLORA__GGUF_NAME];
             if (item->layer < 0) {
                 int i = number + (int)e * layer->layout->experts->count;
                 qlora__base_weight(f->g->m, l, i, ".weight", name, sizeof name);
@@ -287,10 +288,10 @@ static qlora_result qlora__merge_add_stack(qlora__merge_file* f, const qlora__me
                 return qlora__fail(f->g->ctx, QLORA_ERR_FORMAT, "%s: tensor %s is missing",
                                    f->g->m->dir, name);
             }
-            snprintf(name, sizeof name, "blk.%ld.%s.weight", l,
+            snprintf(tensor, sizeof tensor, "blk.%ld.%s.weight", l,
                      h == 0 ? row->gguf : row->gguf_second);
             qlora__merge_part* part =
-                qlora__merge_part_add(f, name, own, 3, p->out / halves, p->in);
+                qlora__merge_part_add(f, tensor, own, 3, p->out / halves, p->in);
             part->first = h * part->rows;
             part->experts = f->g->m->plan.config.experts;
             part->expert = e;
