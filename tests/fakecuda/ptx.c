@@ -166,9 +166,10 @@ static u32 warp_missing(const ptx_warp* w, const ptx_insn* in, u32 mask) {
     if (in->kind != KIND_MEMBERS) {
         return w->live & ~mask;
     }
+    const u32* members = LANES_u32(w, in->arg[in->members]);
     u32 wanted = 0;
     for (u32 l = 0; l < PTX_LANES; l++) {
-        wanted |= lane_on(mask, l) ? members_of(w, in, l) : 0;
+        wanted |= lane_on(mask, l) ? members[l] : 0;
     }
     return wanted & w->live & ~mask;
 }

@@ -175,6 +175,9 @@ static bool warp_memory(ptx_warp* w, const ptx_insn* in, u32 space, const u64 ad
         } else if (space <= SPACE_GLOBAL && high < PTX_MODULE_BASE) {
             const ptx_env* env = w->run->env;
             base = (u8*)env->resolve(env->user, low, (size_t)(high - low) + bytes, write);
+        } else if (space == SPACE_PARAM && !write) {
+            const bool within = inside(w->run->params, w->run->kernel->param_bytes, high, bytes);
+            base = within ? w->run->params + low : NULL;
         }
     }
     if (base != NULL) {
