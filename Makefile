@@ -226,6 +226,9 @@ $(patsubst %,$(B)/obj/unit/%.o,ops attention gemm linear nf4): TEST_CFLAGS = -O1
 # Suites in the same unit have no optimisation, for which checked library functions are not meant.
 $(patsubst %,$(B)/obj/internal/%.o,library text_library double): TEST_CFLAGS = \
 	-O1 -fno-var-tracking -U_FORTIFY_SOURCE
+# Those of which a gate runs nothing.
+QUICK =
+$(patsubst %,$(B)/obj/internal/%.o,$(QUICK)): TEST_CFLAGS += -O0
 $(B)/obj/fakecuda/cuda.o: TEST_CFLAGS = -O1
 $(B)/obj/fakecuda/cublas.o: TEST_CFLAGS = $(FAKE_NATIVE)
 $(B)/obj/fakecuda/ptx.o: TEST_CFLAGS = -O3 -fno-var-tracking $(FAKE_NATIVE)
