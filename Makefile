@@ -45,8 +45,8 @@ define COMPILE
 @mkdir -p $(@D)
 $(CC) $(INCLUDES) $(CPPFLAGS) $(OWN_CFLAGS) $(CFLAGS) $(TEST_CFLAGS) -MMD -MP -MF $@.d
 endef
-# With contraction, the interpreter's results would be rounded differently from the device's. It runs
-# only where it is built, so it may have all instructions of this processor: half the time.
+# With contraction, the interpreter's results would be rounded differently from the device's. It
+# runs only where it is built, so it may have all instructions of this processor: a third less time.
 FAKE_FLAGS := -ffp-contract=off -fPIC
 FAKE_NATIVE := $(shell $(CC) -march=native -E -x c /dev/null >/dev/null 2>&1 && echo -march=native)
 FAKE = $(COMPILE) $(FAKE_FLAGS) -shared -Wl,-soname,$(@F) $(LDFLAGS)

@@ -332,8 +332,8 @@ static u64 wgmma_address(u64 descriptor, bool transposed, u32 line, u32 k) {
     return swizzled(start + line / 8 * stride + line % 8 * 128 + k * 2);
 }
 
-// Eight elements that share 16 bytes, from (line, k) on, to every `step`th of value: neighbours in k,
-// or lines of a transposed operand.
+// Eight elements that share 16 bytes, from (line, k) on: neighbours in k, or lines of a transposed
+// operand. They go to every `step`th of value.
 static bool wgmma_eight(ptx_warp* w, const ptx_insn* in, u64 descriptor, bool transposed, u32 line,
                         u32 k, u32 step, f32* value) {
     const u64 address = wgmma_address(descriptor, transposed, line, k);
