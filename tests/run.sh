@@ -23,7 +23,8 @@ if [[ ${1:-} == --batch ]]; then
     times >"$log.times" # of what this process has waited for, in the second line
     cat "$log.log"
     awk -F'[ms ]' -v suites="$2" \
-        'NR == 2 { print "(" suites ": " int($1 * 60 + $2 + $4 * 60 + $5) " s of the processor)" }' \
+        'NR == 2 { n = $1 * 60 + $2 + $4 * 60 + $5
+            printf "(%s: %d s of the processor)\n", suites, n }' \
         "$log.times"
     exit 0
 fi
