@@ -228,10 +228,11 @@ __device__ __forceinline__ void store_tiled(const tile_result& to, float* shared
 }
 
 // One block computes a square tile of 16 R by 16 R, and each thread R x R of it as quarters of 4 x
-// 4, from slices of 16 along K that are double-buffered in shared memory; long because the
-// iterations of the pipeline share all of their state. row0 and col0: the corner of the tile.
+// 4, from slices of 16 along K that are double-buffered in shared memory. row0 and col0: the corner
+// of the tile.
 template <typename T, int R>
 __device__ __forceinline__ void tiled(int32_t row0, int32_t col0, int64_t batch, GEMM_PARAMETERS) {
+    // long because the iterations of the pipeline share all of their state
     const int TILE = 16 * R;
     const int DEPTH = 16;
     const int LINE = TILE + 4;
