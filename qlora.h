@@ -34431,8 +34431,8 @@ static bool qlora__grouped_takes_list(const qlora_ctx* ctx, int64_t rank, const 
            rank % 8 == 0 && rank <= QLORA__GROUPED_FEW && b->cols > rank;
 }
 
-// c: f32 [M,N] of the first expert, a batch of them. list: row i of B is its row list[i]; NULL =
-// row i; only where qlora__grouped_takes_list holds.
+// c: f32 [M,N] of the first expert, a batch of them. With a list, row i of B is its row list[i],
+// where qlora__grouped_takes_list holds; NULL: row i.
 static qlora_result qlora__grouped_sums(qlora_ctx* ctx, const qlora__groups* g, float alpha,
                                         const int32_t* list, const qlora_tensor* a,
                                         const qlora_tensor* b, const qlora_tensor* c) {
@@ -62808,4 +62808,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 8f346dacbae2af27
+//@@ end efa5b0cb51a4ab8a
