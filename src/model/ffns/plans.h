@@ -149,10 +149,8 @@ static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
                             &w->ds);
         return;
     }
-#ifndef QLORA_NO_CUDA
     qlora__arena_tensor(arena, QLORA_I32, qlora__routing_chunks(routed), c->experts, &w->counts);
     qlora__arena_tensor(arena, QLORA_I32, 1, qlora__routing_tiles(c->experts, routed), &w->tiles);
-#endif
 }
 
 // Elements of the operands of all experts of a layer: into their activation (0), or out of it (1).
