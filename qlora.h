@@ -39662,9 +39662,9 @@ static void qlora__plain_cost(const qlora_model* m, const qlora__layer* layer,
     qlora__mlp_cost(m, layer, 1.0, out);
 }
 
-// A token uses some of the experts; the products dequantise all of them, in every pass. The outputs
-// of those that it uses are read once more, for their sum, and so are the gradients of their
-// inputs.
+// A token uses some of the experts; the products dequantise those that any token uses, counted here
+// as all, in every pass. The outputs of those that it uses are read once more, for their sum, and so
+// are the gradients of their inputs.
 static void qlora__experts_cost(const qlora_model* m, const qlora__layer* layer,
                                 qlora__part_cost* out) {
     const qlora_model_config* c = &m->plan.config;
@@ -48163,7 +48163,7 @@ static qlora_result qlora__gated_out_run(const qlora__pass* pass, qlora__layer* 
         QLORA__TRY(
             qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded, &ds));
     }
-    if (qlora__gated_sums(m, layer)) { // not beside experts
+    if (qlora__ffn_sums(m, layer)) { // not beside experts
         QLORA__TRY(qlora__gated_fused_backward(pass, layer, &stack, &ds, &dy));
     } else if (qlora__u_comes(pass, layer)) {
         qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
@@ -49498,7 +49498,7 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
 // The main stream uses some memory for one thing after another (qlora__layout_x and _overlaid):
 //
 //   x, while the head begins | gradients of its rows, until dh is there | x
-//   rows and logits of the head | s for the MLP, d_o for attention, operand, delta, dh and others
+//   rows and logits of the head | what experts lend (ffns/plans.h) | s for the MLP, d_o for attention, operand, delta, dh and others
 
 // Recomputes the activations after attention: everything except down_proj, unless the backward pass
 // of a norm needs its output.
@@ -62826,4 +62826,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 9533316e2b1f5297
+//@@ end 7f382ce30b0535e5
