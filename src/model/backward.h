@@ -99,6 +99,9 @@ static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     int64_t width = m->plan.config.hidden;
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // z of the last layer, in s
     pass->flow->placed_experts = 0; // the head had that memory
+    if (qlora__balances(m)) {
+        QLORA__TRY(qlora__balance_turn(pass));
+    }
     if (pass->labelled > 0) {
         return qlora__backward_begin_labelled(pass);
     }
