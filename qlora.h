@@ -893,6 +893,17 @@ typedef enum qlora_purpose {
     QLORA_PURPOSE_ADAPTER = 2
 } qlora_purpose;
 
+// How a PEFT folder orders the matrices of experts. Unsloth wrote B in an order of its own, and
+// PEFT up to 0.19 exchanged A and B, both under the same names. Folders written here say what they
+// have.
+typedef enum qlora_expert_layout {
+    // What the folder's metadata say, or its shapes; if several are possible, it is refused.
+    QLORA_EXPERT_LAYOUT_AUTO = 0,
+    QLORA_EXPERT_LAYOUT_PEFT = 1,     // A [experts, rank, in], B [out, rank, experts]
+    QLORA_EXPERT_LAYOUT_PEFT_018 = 2, // A [experts, rank, out], B [in, rank, experts]
+    QLORA_EXPERT_LAYOUT_UNSLOTH = 3   // A [experts, rank, in], B [out, experts, rank]
+} qlora_expert_layout;
+
 // Called with the progress of long operations. Return false to stop the operation, which then
 // returns QLORA_ERR_STOPPED.
 typedef bool (*qlora_progress_fn)(void* user, const char* what, uint64_t done, uint64_t total);
@@ -925,6 +936,7 @@ typedef struct qlora_model_desc {
     bool rslora;               // scale alpha / sqrt(rank) instead of alpha / rank
     float dropout;             // on the input of the adapters, less than 1; 0 = that of `adapter`,
                                // or none; negative = none
+    qlora_expert_layout expert_layout; // of the matrices of experts in `adapter`
     bool dora;                 // DoRA: also train the magnitude of every row of the weights
     uint32_t save_modules;     // a set of qlora_save: also train these matrices
     const int32_t* token_rows; // also train these rows of the embedding (and of a tied head)
@@ -1215,6 +1227,7 @@ QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* 
 typedef struct qlora_adapter_desc {
     uint32_t reserved_must_be_zero0;
     const char* base_name; // base_model_name_or_path of the saved config; NULL = the model's folder
+    qlora_expert_layout expert_layout; // of a folder that is loaded
     uint32_t reserved_must_be_zero1;
 } qlora_adapter_desc;
 
@@ -1704,6 +1717,9 @@ typedef struct qlora_merge_desc {
     // file gets the template, BOS, EOS and padding from it. NULL = only those of the model's
     // folder.
     const char* tokenizer_dir;
+    // Reads what was written and compares it: a random token must give the same through every
+    // matrix, of every expert, as through the base and the adapter, but for rounding. Not for DoRA.
+    bool verify;
     uint32_t reserved_must_be_zero1;
 } qlora_merge_desc;
 // Writes the model with the adapter merged into its weights, as safetensors shards with config.json
@@ -12397,8 +12413,8 @@ static const qlora__expert_rows qlora__experts_mixtral = {
 static const qlora__expert_rows qlora__experts_granite = {
     QLORA__ROUTER_SOFTMAX_CHOSEN, QLORA__ROW_ROUTER("block_sparse_moe.router.layer"),
     QLORA__ROW_NONE, NULL, false, "block_sparse_moe.router", "block_sparse_moe.experts", 2,
-    {QLORA__ROW_OF_EXPERT(11, QLORA__GATE_UP, HIDDEN, EXPERT_GATE_UP,
-                          "block_sparse_moe.experts.*.gate_up", "ffn_gate_exps"),
+    {{11, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_EXPERT_GATE_UP, QLORA__BIAS_NONE,
+      false, "block_sparse_moe.experts.*.gate_up", "ffn_gate_exps", "ffn_up_exps"},
      QLORA__ROW_OF_EXPERT(12, QLORA__DOWN, EXPERT, HIDDEN,
                           "block_sparse_moe.experts.*.down", "ffn_down_exps"),
      QLORA__ROW_NONE},
@@ -12478,7 +12494,8 @@ enum {
 enum {
     QLORA__GGUF_NEEDS_WINDOW = 1, // of two families with one name, this one has windows
     QLORA__GGUF_LOCAL_THETA = 2,  // rope.freq_base_swa is read
-    QLORA__GGUF_OWN_WINDOW = 4    // a file without a window has the default one
+    QLORA__GGUF_OWN_WINDOW = 4,   // a file without a window has the default one
+    QLORA__GGUF_RENORMALISES = 8  // weights of experts always sum to 1
 };
 
 // What llama.cpp knows of a family by its number of layers; 0 = nothing.
@@ -12721,7 +12738,7 @@ static const qlora__arch qlora__archs[] = {
          QLORA__READS_OWN_WIDTH,
      QLORA__WINDOW_USED, QLORA__NOPE_NONE,
      {151936, 2048, 6144, 24, 32, 4, 0, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false},
-     QLORA__GGUF_PLAIN},
+     {QLORA__GGUF_RENORMALISES, 0, 0}},
     {QLORA_FAMILY_OLMOE, "olmoe", "OlmoeForCausalLM", "olmoe",
      NULL, &qlora__layout_moe, &qlora__norms_before, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_EXPERTS | QLORA__READS_RENORMALISE,
@@ -12735,7 +12752,7 @@ static const qlora__arch qlora__archs[] = {
      {32000, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GLM4_MOE, "glm4_moe", "Glm4MoeForCausalLM", "glm4moe",
-     &qlora__layout_seven, &qlora__layout_glm4_moe, &qlora__norms_before, 0,
+     &qlora__layout_seven, &qlora__layout_glm4_moe, &qlora__norms_seed, 0,
      QLORA__READS_BIAS_3_OFF | QLORA__READS_PARTIAL | QLORA__READS_EXPERTS |
          QLORA__READS_RENORMALISE | QLORA__READS_OWN_WIDTH | QLORA__READS_QK_NORM,
      QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
@@ -12851,10 +12868,22 @@ static const qlora__layout* qlora__arch_first(const qlora__arch* arch) {
     return arch->layout != NULL ? arch->layout : arch->experts;
 }
 
-// The architecture of GGUF files of a model. The text part of a multimodal folder has that of its
-// wrapper, where the two differ.
+// The architecture of GGUF files of a family, whose layers may have experts; NULL if it has no such
+// layers, or only such layers.
+static const char* qlora__arch_gguf_of(const qlora__arch* arch, bool experts) {
+    bool only = (arch->reads & QLORA__READS_EXPERTS) != 0;
+    if (experts ? arch->experts == NULL : only) {
+        return NULL;
+    }
+    return experts && !only ? "granitemoe" : arch->gguf;
+}
+
+// That of a model. The text part of a multimodal folder has that of its wrapper, where the two
+// differ.
 static const char* qlora__arch_gguf(const qlora__arch* arch, const qlora_model_config* c) {
-    return c->wrapped && arch->family == QLORA_FAMILY_MISTRAL ? "mistral3" : arch->gguf;
+    return c->wrapped && arch->family == QLORA_FAMILY_MISTRAL
+               ? "mistral3"
+               : qlora__arch_gguf_of(arch, c->experts > 0);
 }
 
 // The module of norm number `norm` of a layer; NULL if the layer has no such norm.
@@ -15783,13 +15812,15 @@ static QLORA__UNUSED int64_t qlora__gguf_stored_row(int64_t row, int64_t head_di
 }
 
 // How a matrix of the model is made from those of a file: rows [first, first + rows) of the parts,
-// one below the other.
+// one below the other. Or, if `each` is not 0, so many rows of every part in turn, from row `first`
+// of each part on: the halves of the matrices of experts.
 typedef struct qlora__gguf_view {
     const qlora__gguf_tensor* parts[3];
     uint32_t count;
     int64_t first;
     int64_t rows;
     int64_t cols;
+    int64_t each;     // 0 = the parts are whole
     int64_t head_dim; // > 0: the rows are those of q or k, and are put back in order within heads
     bool minus_one;   // the file holds w + 1
 } qlora__gguf_view;
@@ -15798,14 +15829,20 @@ static bool qlora__gguf_view_is_plain(const qlora__gguf_view* v) {
     return v->count == 1 && v->head_dim == 0 && !v->minus_one;
 }
 
-// A vector is a matrix of one column, so that its elements can be put in order like rows.
+// A vector is a matrix of one column, so that its elements can be put in order like rows. The
+// matrices of experts follow each other.
 static int64_t qlora__gguf_rows(const qlora__gguf_tensor* t) {
-    return (int64_t)(t->rank == 1 ? t->shape[0] : t->shape[1]);
+    return (int64_t)(t->rank == 1 ? t->shape[0] : t->shape[1] * t->shape[2]);
 }
 
 // The tensor and the row in it that hold a row of the view.
 static const qlora__gguf_tensor* qlora__gguf_view_row(const qlora__gguf_view* v, int64_t row,
                                                       uint64_t* stored) {
+    if (v->each > 0) {
+        int64_t turn = row / v->each;
+        *stored = (uint64_t)(v->first + turn / v->count * v->each + row % v->each);
+        return v->parts[turn % v->count];
+    }
     int64_t at = v->first + (v->head_dim > 0 ? qlora__gguf_stored_row(row, v->head_dim) : row);
     uint32_t part = 0;
     while (part + 1 < v->count && at >= qlora__gguf_rows(v->parts[part])) {
@@ -15826,12 +15863,14 @@ static const uint8_t* qlora__gguf_view_bytes(const qlora__gguf_view* v, int64_t 
 // Elements [first, first + count) as floats.
 static QLORA__UNUSED void qlora__gguf_view_read(const qlora__gguf_view* v, uint64_t first,
                                                 uint64_t count, float* out) {
-    const qlora__gguf_type* type = v->parts[0]->type;
     uint64_t cols = (uint64_t)v->cols;
     float block[256];
     for (uint64_t done = 0; done < count;) {
         uint64_t col = (first + done) % cols;
-        const uint8_t* row = qlora__gguf_view_bytes(v, (int64_t)((first + done) / cols));
+        uint64_t stored = 0;
+        int64_t number = (int64_t)((first + done) / cols);
+        const qlora__gguf_type* type = qlora__gguf_view_row(v, number, &stored)->type;
+        const uint8_t* row = qlora__gguf_view_bytes(v, number);
         uint64_t skip = col % type->block;
         uint64_t n = type->block - skip;
         n = n < count - done ? n : count - done;
@@ -17962,7 +18001,7 @@ typedef struct qlora__folder_cache {
 typedef struct qlora__folder_made {
     qlora__st_tensor tensor;
     qlora__gguf_view view;
-    int64_t shape[2];
+    int64_t shape[3];
     char name[96];
 } qlora__folder_made;
 
@@ -18699,6 +18738,9 @@ typedef struct qlora__gguf_facts {
     int64_t kv_heads;
     int64_t head_dim;
     int64_t layers;
+    int64_t unused;  // layers that follow them and predict further tokens
+    int64_t experts; // of a layer that has them
+    int64_t dense;   // layers without experts, which are the first
     bool permuted;
     bool bias[QLORA__GROUPS]; // of the stacks; only with the tensors
 } qlora__gguf_facts;
@@ -18715,17 +18757,24 @@ static qlora__gguf_key qlora__gguf_key_of(const qlora__gguf_facts* facts, const 
 }
 
 // The row of the architecture: the first of that name, whose tensors are stored in the way that
-// such files have them, unless the file has windows and another row of that name needs them.
+// such files have them, unless the file has something that only another row of that name has:
+// windows, or an MLP beside its experts.
 static const qlora__arch* qlora__gguf_arch(const qlora__gguf* g, const qlora__gguf_facts* facts) {
     qlora__gguf_key key = qlora__gguf_key_of(facts, "attention.sliding_window");
+    qlora__gguf_key beside = qlora__gguf_key_of(facts, "expert_shared_feed_forward_length");
     bool windows = qlora__gguf_find(g, key.text) != NULL;
+    bool shared = qlora__gguf_find(g, beside.text) != NULL;
     const qlora__arch* found = NULL;
     for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
-        if ((qlora__archs[i].reads & QLORA__READS_EXPERTS) == 0 && // those are not read from GGUF
-            qlora__gguf_is(facts->prefix, facts->prefix_size, qlora__archs[i].gguf)) {
-            bool needs = (qlora__archs[i].gguf_rule.flags & QLORA__GGUF_NEEDS_WINDOW) != 0;
-            found = found == NULL || (needs && windows) ? &qlora__archs[i] : found;
+        const qlora__arch* arch = &qlora__archs[i];
+        const char* name = qlora__arch_gguf_of(arch, facts->experts > 0);
+        if (name == NULL || !qlora__gguf_is(facts->prefix, facts->prefix_size, name)) {
+            continue;
         }
+        bool needs = (arch->gguf_rule.flags & QLORA__GGUF_NEEDS_WINDOW) != 0;
+        bool has = facts->experts > 0 && arch->experts->groups[QLORA__DOWN].count > 0;
+        bool better = facts->experts > 0 ? shared == has : needs && windows;
+        found = found == NULL || better ? arch : found;
     }
     return found;
 }
@@ -18742,40 +18791,59 @@ static qlora_result qlora__gguf_get_arch(qlora__env* env, const qlora__gguf* g,
     }
     QLORA__TRY(qlora__gguf_get_string(env, g, "general.architecture", true, &facts->prefix,
                                       &facts->prefix_size));
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "expert_count").text, 0, 0,
+                                   QLORA__MAX_EXPERTS, &facts->experts));
     facts->arch = qlora__gguf_arch(g, facts);
     if (facts->arch != NULL) {
         facts->permuted = (facts->arch->has & QLORA__HAS_PERMUTED_GGUF) != 0;
         return QLORA_OK;
     }
+    bool experts = facts->experts > 0;
     char names[400];
     size_t used = 0;
+    const char* last = "";
     names[0] = '\0';
     for (int i = 0; i < QLORA__ARCH_COUNT; i++) {
-        bool again = i > 0 && strcmp(qlora__archs[i].gguf, qlora__archs[i - 1].gguf) == 0;
-        if (!again && (qlora__archs[i].reads & QLORA__READS_EXPERTS) == 0) {
-            qlora__append(names, sizeof names, &used, "%s %s", i > 0 ? "," : "",
-                          qlora__archs[i].gguf);
+        const char* name = qlora__arch_gguf_of(&qlora__archs[i], experts);
+        if (name != NULL && strcmp(name, last) != 0) {
+            qlora__append(names, sizeof names, &used, "%s %s", used > 0 ? "," : "", name);
+            last = name;
         }
     }
     return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                           "%s: general.architecture \"%.*s\" is not supported; supported are%s",
-                           g->label, qlora__gguf_shown(facts->prefix_size), facts->prefix, names);
+                           "%s: general.architecture \"%.*s\" is not supported %s experts; "
+                           "supported are%s",
+                           g->label, qlora__gguf_shown(facts->prefix_size), facts->prefix,
+                           experts ? "with" : "without", names);
+}
+
+// The layers of a mixture: the first may have no experts, and block_count includes those that
+// predict further tokens, which are not used.
+static qlora_result qlora__gguf_get_dense(qlora__env* env, const qlora__gguf* g,
+                                          qlora__gguf_facts* facts) {
+    bool leads = facts->arch->experts->experts->score == QLORA__ROUTER_SIGMOID;
+    QLORA__TRY(qlora__gguf_get_int(env, g,
+                                   qlora__gguf_key_of(facts, "leading_dense_block_count").text, 0,
+                                   0, leads ? INT32_MAX : 0, &facts->dense));
+    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "nextn_predict_layers").text,
+                                   0, 0, leads ? facts->layers - 1 : 0, &facts->unused));
+    facts->layers -= facts->unused;
+    return QLORA_OK;
+}
+
+// The projections of a layer, without those of its experts.
+static const qlora__layout* qlora__gguf_layout(const qlora__gguf_facts* facts, int64_t layer) {
+    const qlora__arch* arch = facts->arch;
+    bool dense = facts->experts == 0 || layer < facts->dense;
+    return dense && arch->layout != NULL ? arch->layout : arch->experts;
 }
 
 static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
                                           qlora__gguf_facts* facts) {
     int64_t hidden = 0;
     int64_t value = 0;
-    int64_t experts = 0;
     memset(facts, 0, sizeof *facts);
     QLORA__TRY(qlora__gguf_get_arch(env, g, facts));
-    QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "expert_count").text, 0, 0,
-                                   INT32_MAX, &experts));
-    if (experts > 0) {
-        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "%s: expert_count is %lld; mixtures of experts are not supported",
-                               g->label, (long long)experts);
-    }
     QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "embedding_length").text, -1,
                                    1, 1 << 20, &hidden));
     QLORA__TRY(qlora__gguf_get_int(env, g, qlora__gguf_key_of(facts, "block_count").text, -1, 1,
@@ -18795,7 +18863,7 @@ static qlora_result qlora__gguf_get_facts(qlora__env* env, const qlora__gguf* g,
                                "and even",
                                g->label, (long long)facts->head_dim, (long long)value);
     }
-    return QLORA_OK;
+    return facts->experts > 0 ? qlora__gguf_get_dense(env, g, facts) : QLORA_OK;
 }
 
 // Which stacks have biases: those whose tensors the first layer has.
@@ -18811,10 +18879,17 @@ static void qlora__gguf_get_biases(const qlora__gguf_model* m, qlora__gguf_facts
 
 // The module of a tensor of a layer, NULL if the architecture has none; `name` is what follows
 // "blk.N." and has `size` characters. *norm: it is a norm.
-static const char* qlora__gguf_module(const qlora__arch* arch, const char* name, size_t size,
-                                      bool* norm) {
+static const char* qlora__gguf_module(const qlora__arch* arch, const qlora__layout* layout,
+                                      const char* name, size_t size, bool* norm) {
     *norm = false;
-    const qlora__layout* layout = qlora__arch_first(arch);
+    const qlora__expert_rows* experts = layout->experts;
+    if (experts != NULL && qlora__gguf_is(name, size, experts->router.gguf)) {
+        return experts->router.module;
+    }
+    if (experts != NULL && experts->shared_gate.module != NULL &&
+        qlora__gguf_is(name, size, experts->shared_gate.gguf)) {
+        return experts->shared_gate.module;
+    }
     for (int i = 0; i < layout->count; i++) {
         const qlora__projection_row* row = &layout->rows[i];
         if (row->gguf_second == NULL && qlora__gguf_is(name, size, row->gguf)) {
@@ -18827,7 +18902,7 @@ static const char* qlora__gguf_module(const qlora__arch* arch, const char* name,
             return arch->norms->module[i];
         }
     }
-    bool has = (arch->has & QLORA__HAS_QK_NORM) != 0;
+    bool has = (arch->has & QLORA__HAS_QK_NORM) != 0 || (arch->reads & QLORA__READS_QK_NORM) != 0;
     return has && qlora__gguf_is(name, size, "attn_q_norm")   ? "self_attn.q_norm"
            : has && qlora__gguf_is(name, size, "attn_k_norm") ? "self_attn.k_norm"
                                                               : NULL;
@@ -18858,16 +18933,24 @@ static void qlora__gguf_entry_end(qlora__folder* f, qlora__folder_made* made) {
     const qlora__gguf_tensor* t = made->view.parts[0];
     qlora__st_tensor* out = &made->tensor;
     bool plain = qlora__gguf_view_is_plain(&made->view);
-    bool vector = t->rank == 1;
+    bool vector = t->rank == 1 && made->view.cols == 1;
     out->name = made->name;
     out->shape = made->shape;
-    out->rank = vector ? 1 : 2;
+    out->rank = vector                                                                        ? 1
+                : made->view.rows > made->view.each * made->view.count && made->view.each > 0 ? 3
+                                                                                              : 2;
     made->shape[0] = made->view.rows;
     made->shape[1] = made->view.cols;
-    out->dtype = t->type->block > 1 || made->view.minus_one ? QLORA__ST_F32
-                 : strcmp(t->type->name, "F32") == 0        ? QLORA__ST_F32
-                 : strcmp(t->type->name, "F16") == 0        ? QLORA__ST_F16
-                                                            : QLORA__ST_BF16;
+    if (out->rank == 3) {
+        made->shape[1] = made->view.each * made->view.count;
+        made->shape[0] = made->view.rows / made->shape[1];
+        made->shape[2] = made->view.cols;
+    }
+    bool mixed = made->view.count > 1 && made->view.parts[1]->type != t->type;
+    out->dtype = t->type->block > 1 || made->view.minus_one || mixed ? QLORA__ST_F32
+                 : strcmp(t->type->name, "F32") == 0                 ? QLORA__ST_F32
+                 : strcmp(t->type->name, "F16") == 0                 ? QLORA__ST_F16
+                                                                     : QLORA__ST_BF16;
     out->bytes =
         (uint64_t)(made->view.rows * made->view.cols) * (qlora__st_dtypes[out->dtype].bits / 8);
     if (plain && t->type->block == 1) {
@@ -18889,7 +18972,7 @@ static qlora_result qlora__gguf_check_use(qlora__env* env, const qlora__folder* 
                                f->dir, tensor, (long long)facts->layers);
     }
     int group = -1;
-    const qlora__layout* layout = qlora__arch_first(facts->arch);
+    const qlora__layout* layout = qlora__gguf_layout(facts, layer);
     for (int i = 0; i < layout->count; i++) {
         const qlora__projection_row* row = &layout->rows[i];
         group = strcmp(row->module, module) == 0 ? row->group : group;
@@ -18901,6 +18984,167 @@ static qlora_result qlora__gguf_check_use(qlora__env* env, const qlora__folder* 
     if (bias && !facts->bias[group]) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: the tensor %s: blk.0 has no %s",
                                f->dir, tensor, first[group]);
+    }
+    return QLORA_OK;
+}
+
+// ---- experts ------------------------------------------------------------------------------------
+
+// What a tensor of a layer with experts is called.
+typedef struct qlora__gguf_stack {
+    const qlora__layout* layout;
+    unsigned layer;
+    const char* name; // what follows "blk.N.", not terminated
+    size_t size;
+} qlora__gguf_stack;
+
+// The lower half of the rows of what is one matrix for us, NULL if the file has no such tensor of
+// the same shape.
+static const qlora__gguf_tensor* qlora__gguf_second(const qlora__folder* f,
+                                                    const qlora__gguf_tensor* t, unsigned layer,
+                                                    const char* second) {
+    char name[QLORA__GGUF_NAME];
+    snprintf(name, sizeof name, "blk.%u.%s.weight", layer, second);
+    const qlora__gguf_tensor* other = qlora__gguf_model_find(&f->gguf, name);
+    bool same = other != NULL && other->rank == t->rank &&
+                memcmp(other->shape, t->shape, sizeof t->shape) == 0;
+    return same ? other : NULL;
+}
+
+// One entry per expert for the tensor `t` of the projection `row`, or one if it is a matrix, or if
+// folders of the family have a tensor of all experts, `stacked`. The rows of the second tensor
+// follow those of the first, in each expert.
+static qlora_result qlora__gguf_add_stack(qlora__env* env, qlora__folder* f,
+                                          const qlora__gguf_tensor* t, unsigned layer,
+                                          const qlora__projection_row* row, const char* stacked) {
+    const qlora__gguf_tensor* second = NULL;
+    int64_t rows = (int64_t)t->shape[1];
+    int64_t count = t->rank == 3 ? (int64_t)t->shape[2] : 1;
+    if (row->gguf_second != NULL) {
+        second = qlora__gguf_second(f, t, layer, row->gguf_second);
+        if (second == NULL) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: blk.%u.%s.weight must exist and have the shape of %s",
+                                   f->dir, layer, row->gguf_second, t->name);
+        }
+    }
+    const char* star = strchr(row->module, '*');
+    int before = star != NULL ? (int)(star - row->module) : (int)strlen(row->module);
+    int64_t entries = stacked != NULL ? 1 : count;
+    for (int64_t e = 0; e < entries; e++) {
+        qlora__folder_made* made =
+            qlora__gguf_entry_add(f, t, e * rows, stacked != NULL ? count * rows : rows);
+        made->view.each = rows;
+        if (second != NULL) {
+            made->view.parts[1] = second;
+            made->view.count = 2;
+            made->view.rows *= 2;
+        }
+        char number[24];
+        snprintf(number, sizeof number, "%lld", (long long)e);
+        if (stacked != NULL) {
+            snprintf(made->name, sizeof made->name, "model.layers.%u.%s", layer, stacked);
+        } else {
+            snprintf(made->name, sizeof made->name, "model.layers.%u.%.*s%s%s.weight", layer,
+                     before, row->module, star != NULL ? number : "", star != NULL ? star + 1 : "");
+        }
+        qlora__gguf_entry_end(f, made);
+    }
+    return QLORA_OK;
+}
+
+// What a layer with experts has besides the projections of its layout, and of those, the matrices
+// that the file splits. *done is false if the tensor is none of them.
+static qlora_result qlora__gguf_add_experts(qlora__env* env, qlora__folder* f,
+                                            const qlora__gguf_facts* facts,
+                                            const qlora__gguf_tensor* t,
+                                            const qlora__gguf_stack* stack, bool* done) {
+    const qlora__layout* layout = stack->layout;
+    const qlora__expert_rows* experts = layout->experts;
+    bool weight = strcmp(t->name + strlen(t->name) - 7, ".weight") == 0;
+    *done = true;
+    if (experts->correction != NULL && qlora__gguf_is(stack->name, stack->size, "exp_probs_b") &&
+        t->rank == 1) {
+        qlora__folder_made* made = qlora__gguf_entry_add(f, t, 0, qlora__gguf_rows(t));
+        snprintf(made->name, sizeof made->name, "model.layers.%u.%s", stack->layer,
+                 experts->correction);
+        qlora__gguf_entry_end(f, made);
+        return QLORA_OK;
+    }
+    for (int i = 0; i < layout->count + experts->count; i++) {
+        bool of_expert = i >= layout->count;
+        const qlora__projection_row* row =
+            of_expert ? &experts->rows[i - layout->count] : &layout->rows[i];
+        bool first = qlora__gguf_is(stack->name, stack->size, row->gguf);
+        bool second =
+            row->gguf_second != NULL && qlora__gguf_is(stack->name, stack->size, row->gguf_second);
+        if (!weight || !(first || second) || (!of_expert && row->gguf_second == NULL)) {
+            continue;
+        }
+        if (t->rank != (of_expert ? 3u : 2u) ||
+            (of_expert && t->shape[2] != (uint64_t)facts->experts)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s must be %s of %lld experts",
+                                   f->dir, t->name,
+                                   of_expert ? "the matrices" : "one matrix beside the matrices",
+                                   (long long)facts->experts);
+        }
+        // the second half is read with the first, which must exist
+        bool one = of_expert && experts->count == 2; // such folders have one tensor for all
+        const char* all = one ? experts->stacked[i - layout->count].names[0] : NULL;
+        return first ? qlora__gguf_add_stack(env, f, t, stack->layer, row, all)
+               : qlora__gguf_second(f, t, stack->layer, row->gguf) != NULL
+                   ? QLORA_OK
+                   : qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                     "%s: blk.%u.%s.weight must exist and have the shape of %s",
+                                     f->dir, stack->layer, row->gguf, t->name);
+    }
+    *done = false;
+    return QLORA_OK;
+}
+
+// A norm or a projection of the layout; some files have q, k and v in one tensor where the model
+// has three.
+static qlora_result qlora__gguf_add_rows(qlora__env* env, qlora__folder* f,
+                                         const qlora__gguf_facts* facts,
+                                         const qlora__gguf_tensor* t,
+                                         const qlora__gguf_stack* stack) {
+    static const char* const three[] = {"attn_q", "attn_k", "attn_v"};
+    const qlora__layout* layout = stack->layout;
+    const char* last = strrchr(t->name, '.');
+    bool norm = false;
+    bool fused = qlora__gguf_is(stack->name, stack->size, "attn_qkv") &&
+                 qlora__gguf_module(facts->arch, layout, stack->name, stack->size, &norm) == NULL;
+    int64_t all = qlora__gguf_rows(t);
+    int64_t first = 0;
+    for (int i = 0; i < (fused ? 3 : 1); i++) {
+        const char* module = qlora__gguf_module(facts->arch, layout, fused ? three[i] : stack->name,
+                                                fused ? 6 : stack->size, &norm);
+        if (module == NULL || t->rank > 2) {
+            return qlora__gguf_unknown(env, f, facts, t->name);
+        }
+        QLORA__TRY(qlora__gguf_check_use(env, f, facts, t->name, module, stack->layer,
+                                         strcmp(last, ".bias") == 0));
+        bool is_q = strcmp(module, "self_attn.q_proj") == 0;
+        bool rotated = is_q || strcmp(module, "self_attn.k_proj") == 0;
+        int64_t rows = !fused ? all : (i == 0 ? facts->heads : facts->kv_heads) * facts->head_dim;
+        if (first + rows > all || (fused && i == 2 && first + rows != all) ||
+            (rotated && facts->permuted && rows % facts->head_dim != 0)) {
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT, "%s: %s has %lld rows, which do not fit %lld heads of %lld",
+                f->dir, t->name, (long long)all, (long long)(is_q ? facts->heads : facts->kv_heads),
+                (long long)facts->head_dim);
+        }
+        qlora__folder_made* made = qlora__gguf_entry_add(f, t, first, rows);
+        if (t->rank == 1 && layout->experts != NULL &&
+            module == layout->experts->shared_gate.module) {
+            made->view.cols = rows; // a matrix of one row
+            made->view.rows = 1;
+        }
+        made->view.minus_one = norm && (facts->arch->has & QLORA__HAS_NORM_OFFSET) != 0;
+        made->view.head_dim = rotated && facts->permuted ? facts->head_dim : 0;
+        snprintf(made->name, sizeof made->name, "model.layers.%u.%s%s", stack->layer, module, last);
+        qlora__gguf_entry_end(f, made);
+        first += rows;
     }
     return QLORA_OK;
 }
@@ -18919,42 +19163,19 @@ static qlora_result qlora__gguf_add_layer(qlora__env* env, qlora__folder* f,
     if (*at != '.' || at == t->name + 4 || last <= at || (!bias && strcmp(last, ".weight") != 0)) {
         return qlora__gguf_unknown(env, f, facts, t->name);
     }
-    at++;
-    size_t size = (size_t)(last - at);
-    int64_t q = facts->heads * facts->head_dim;
-    int64_t kv = facts->kv_heads * facts->head_dim;
-    bool norm = false;
-    // Some files have q, k and v in one tensor where the model has three.
-    bool fused = qlora__gguf_is(at, size, "attn_qkv") &&
-                 qlora__gguf_module(facts->arch, at, size, &norm) == NULL;
-    static const char* const three[] = {"attn_q", "attn_k", "attn_v"};
-    int64_t first = 0;
-    for (int i = 0; i < (fused ? 3 : 1); i++) {
-        const char* name = fused ? three[i] : at;
-        const char* module = qlora__gguf_module(facts->arch, name, fused ? 6 : size, &norm);
-        if (module == NULL) {
-            return qlora__gguf_unknown(env, f, facts, t->name);
-        }
-        QLORA__TRY(qlora__gguf_check_use(env, f, facts, t->name, module, layer, bias));
-        bool is_q = strcmp(module, "self_attn.q_proj") == 0;
-        bool rotated = is_q || strcmp(module, "self_attn.k_proj") == 0;
-        int64_t all = qlora__gguf_rows(t);
-        int64_t rows = !fused ? all : i == 0 ? q : kv;
-        if (first + rows > all || (fused && i == 2 && first + rows != all) ||
-            (rotated && facts->permuted && rows % facts->head_dim != 0)) {
-            return qlora__env_fail(
-                env, QLORA_ERR_FORMAT, "%s: %s has %lld rows, which do not fit %lld heads of %lld",
-                f->dir, t->name, (long long)all, (long long)(is_q ? facts->heads : facts->kv_heads),
-                (long long)facts->head_dim);
-        }
-        qlora__folder_made* made = qlora__gguf_entry_add(f, t, first, rows);
-        made->view.minus_one = norm && (facts->arch->has & QLORA__HAS_NORM_OFFSET) != 0;
-        made->view.head_dim = rotated && facts->permuted ? facts->head_dim : 0;
-        snprintf(made->name, sizeof made->name, "model.layers.%u.%s%s", layer, module, last);
-        qlora__gguf_entry_end(f, made);
-        first += rows;
+    if (layer >= facts->layers && layer < facts->layers + facts->unused) {
+        return QLORA_OK;
     }
-    return QLORA_OK;
+    qlora__gguf_stack stack;
+    bool done = false;
+    stack.layout = qlora__gguf_layout(facts, layer);
+    stack.layer = layer;
+    stack.name = at + 1;
+    stack.size = (size_t)(last - at - 1);
+    if (stack.layout->experts != NULL && layer < facts->layers) {
+        QLORA__TRY(qlora__gguf_add_experts(env, f, facts, t, &stack, &done));
+    }
+    return done ? QLORA_OK : qlora__gguf_add_rows(env, f, facts, t, &stack);
 }
 
 static qlora_result qlora__gguf_add(qlora__env* env, qlora__folder* f,
@@ -18965,12 +19186,14 @@ static qlora_result qlora__gguf_add(qlora__env* env, qlora__folder* f,
     } names[] = {{"token_embd.weight", "model.embed_tokens.weight"},
                  {"output_norm.weight", "model.norm.weight"},
                  {"output.weight", "lm_head.weight"}};
-    if (t->rank > 2 || (t->rank == 1 && t->type->block > 1)) {
+    bool layers = strncmp(t->name, "blk.", 4) == 0;
+    if (t->rank > (layers && facts->experts > 0 ? 3u : 2u) ||
+        (t->rank == 1 && t->type->block > 1)) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                "%s: %s has %u dimensions and type %s, which is not supported",
                                f->dir, t->name, t->rank, t->type->name);
     }
-    if (strncmp(t->name, "blk.", 4) == 0) {
+    if (layers) {
         return qlora__gguf_add_layer(env, f, facts, t);
     }
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -18995,12 +19218,15 @@ static qlora_result qlora__gguf_fill(qlora__env* env, qlora__folder* f) {
     QLORA__TRY(qlora__gguf_get_facts(env, &f->gguf.files[0].meta, &facts));
     qlora__gguf_get_biases(&f->gguf, &facts);
     for (uint32_t i = 0; i < f->gguf.count; i++) {
-        count += f->gguf.files[i].count;
+        for (uint32_t k = 0; k < f->gguf.files[i].count; k++) {
+            const qlora__gguf_tensor* t = &f->gguf.files[i].tensors[k];
+            bool stack = t->rank == 3 && t->shape[2] == (uint64_t)facts.experts;
+            count += stack ? t->shape[2] : 3; // a fused tensor is three
+        }
     }
-    if (count > UINT32_MAX / 3 / sizeof *f->made) {
+    if (count > UINT32_MAX / sizeof *f->made) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many tensors", f->dir);
     }
-    count = 3 * count; // a fused tensor is three
     QLORA__TRY(qlora__folder_reserve(env, f, (uint32_t)count));
     f->made = (qlora__folder_made*)qlora__env_alloc(env, (size_t)count * sizeof *f->made);
     f->cache = (qlora__folder_cache*)qlora__env_alloc_zero(env, sizeof *f->cache);
@@ -19455,6 +19681,134 @@ static qlora_result qlora__gguf_config_ids(const qlora__gguf_reader* r, qlora_mo
     return QLORA_OK;
 }
 
+// ---- experts ------------------------------------------------------------------------------------
+
+// Keys about experts that are not known here, or that llama.cpp does not read in this architecture
+// although their value would matter.
+static qlora_result qlora__gguf_config_expert_keys(const qlora__gguf_reader* r, bool sigmoid) {
+    static const struct {
+        const char* name;
+        int kind; // 0: read; 1: read with sigmoids, else at most 1; 2: the same, a number
+    } known[] = {{"expert_count", 0},
+                 {"expert_used_count", 0},
+                 {"expert_feed_forward_length", 0},
+                 {"expert_shared_feed_forward_length", 0},
+                 {"expert_shared_count", 0},
+                 {"expert_gating_func", 0},
+                 {"expert_weights_norm", 0},
+                 {"expert_group_count", 1},
+                 {"expert_group_used_count", 1},
+                 {"expert_weights_scale", 2}};
+    for (uint32_t i = 0; i < r->g->count; i++) {
+        const qlora__gguf_value* v = &r->g->values[i];
+        size_t prefix = r->facts.prefix_size + 1;
+        if (v->key_size <= prefix || memcmp(v->key, r->facts.prefix, prefix - 1) != 0 ||
+            v->key[prefix - 1] != '.') {
+            continue;
+        }
+        const char* name = v->key + prefix;
+        size_t size = v->key_size - prefix;
+        int kind = -1;
+        for (size_t k = 0; k < sizeof known / sizeof known[0]; k++) {
+            kind = qlora__gguf_is(name, size, known[k].name) ? known[k].kind : kind;
+        }
+        int64_t count = 0;
+        double scale = 0.0;
+        bool plain =
+            sigmoid || kind == 0 ||
+            (kind == 1 && qlora__gguf_integer(v, 0, &count) && count <= 1) ||
+            (kind == 2 && qlora__gguf_real(v, 0, &scale) && (scale == 1.0 || scale == 0.0));
+        bool about = size > 6 && (memcmp(name, "expert", 6) == 0 || memcmp(name, "moe_", 4) == 0);
+        if (about && (kind < 0 || !plain)) {
+            return qlora__env_fail(
+                r->env, QLORA_ERR_UNSUPPORTED, "%s: %.*s %s in this architecture", r->g->label,
+                (int)v->key_size, v->key, kind < 0 ? "is not known" : "must be 1, or absent,");
+        }
+    }
+    return QLORA_OK;
+}
+
+// What becomes of the scores. Most of it follows from the architecture, whatever the file says.
+static qlora_result qlora__gguf_config_router(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__arch* arch = r->facts.arch;
+    bool sigmoid = arch->experts->experts->score == QLORA__ROUTER_SIGMOID;
+    bool chosen = arch->experts->experts->score == QLORA__ROUTER_SOFTMAX_CHOSEN;
+    bool sums = (arch->gguf_rule.flags & QLORA__GGUF_RENORMALISES) != 0;
+    int64_t gating = 0;
+    bool norm = false;
+    c->routed_scale = 1.0;
+    c->expert_groups = 1;
+    c->expert_groups_used = 1;
+    c->renormalise = sums;
+    QLORA__TRY(qlora__gguf_config_expert_keys(r, sigmoid));
+    QLORA__TRY(qlora__gguf_config_int(r, "expert_gating_func", sigmoid ? 2 : 1, sigmoid ? 2 : 1,
+                                      sigmoid ? 2 : 1, &gating));
+    const char* key = "expert_weights_norm";
+    QLORA__TRY(qlora__gguf_get_bool(r->env, r->g, qlora__gguf_key_of(&r->facts, key).text,
+                                    !sigmoid && (sums || chosen), &norm));
+    if (!sigmoid) {
+        return norm == (sums || chosen)
+                   ? QLORA_OK
+                   : qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                                     "%s: %s is %s, which llama.cpp does not read in this "
+                                     "architecture: it computes the opposite",
+                                     r->g->label, qlora__gguf_key_of(&r->facts, key).text,
+                                     norm ? "true" : "false");
+    }
+    c->renormalise = norm;
+    QLORA__TRY(qlora__gguf_config_positive(r, "expert_weights_scale", 1.0, &c->routed_scale));
+    QLORA__TRY(
+        qlora__gguf_config_int(r, "expert_group_count", 1, 1, c->experts, &c->expert_groups));
+    QLORA__TRY(qlora__gguf_config_int(r, "expert_group_used_count", c->expert_groups, 1,
+                                      c->expert_groups, &c->expert_groups_used));
+    int64_t each = c->experts / c->expert_groups;
+    if (c->experts % c->expert_groups != 0 || (c->expert_groups > 1 && each < 2) ||
+        c->experts_per_token > each * c->expert_groups_used) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: expert_group_count is %lld, of which %lld are used; that does "
+                               "not fit %lld experts, of which %lld are used",
+                               r->g->label, (long long)c->expert_groups,
+                               (long long)c->expert_groups_used, (long long)c->experts,
+                               (long long)c->experts_per_token);
+    }
+    return QLORA_OK;
+}
+
+// The widths of experts, and of the MLP beside them.
+static qlora_result qlora__gguf_config_experts(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__arch* arch = r->facts.arch;
+    c->experts = r->facts.experts;
+    if (c->experts == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(
+        qlora__gguf_config_int(r, "expert_used_count", -1, 1, c->experts, &c->experts_per_token));
+    bool own = (arch->reads & QLORA__READS_OWN_WIDTH) != 0;
+    int64_t width = own ? c->intermediate / c->experts_per_token : c->intermediate;
+    QLORA__TRY(qlora__gguf_config_int(r, "expert_feed_forward_length", width > 0 ? width : -1, 1,
+                                      1 << 22, &c->expert_intermediate));
+    bool gate = arch->experts->experts->shared_gate.module != NULL;
+    bool hybrid = (arch->reads & QLORA__READS_HYBRID) != 0;
+    if (gate || hybrid) {
+        QLORA__TRY(qlora__gguf_config_int(r, "expert_shared_feed_forward_length",
+                                          gate ? c->intermediate : -1, 1, 1 << 22,
+                                          &c->shared_intermediate));
+    } else if (arch->experts->groups[QLORA__DOWN].count > 0) {
+        int64_t count = 0;
+        QLORA__TRY(qlora__gguf_config_int(r, "expert_shared_count", -1, 1, 1 << 10, &count));
+        c->shared_intermediate = count * c->expert_intermediate;
+    }
+    if (hybrid) {
+        c->intermediate = c->shared_intermediate;
+    } else if (arch->layout == NULL) {
+        c->intermediate = c->expert_intermediate;
+    }
+    for (int64_t l = 0; l < c->layers && l < r->facts.dense; l++) {
+        c->dense[l] = 1;
+    }
+    return qlora__gguf_config_router(r, c);
+}
+
 // What the presence of tensors says.
 static void qlora__gguf_config_tensors(qlora__gguf_reader* r, qlora_model_config* c) {
     qlora__gguf_get_biases(r->m, &r->facts);
@@ -19462,7 +19816,8 @@ static void qlora__gguf_config_tensors(qlora__gguf_reader* r, qlora_model_config
     c->qkv_bias = r->facts.bias[QLORA__QKV];
     c->o_bias = r->facts.bias[QLORA__O];
     c->mlp_bias = r->facts.bias[QLORA__DOWN];
-    c->qk_norm = (r->facts.arch->has & QLORA__HAS_QK_NORM) != 0;
+    c->qk_norm = (r->facts.arch->has & QLORA__HAS_QK_NORM) != 0 ||
+                 qlora__gguf_model_find(r->m, "blk.0.attn_q_norm.weight") != NULL;
     c->dtype = -1;
 }
 
@@ -19471,6 +19826,7 @@ static qlora_result qlora__gguf_config_fill(qlora__gguf_reader* r, qlora_model_c
     QLORA__TRY(qlora__gguf_get_facts(r->env, r->g, &r->facts));
     c->family = r->facts.arch->family;
     QLORA__TRY(qlora__gguf_config_sizes(r, c));
+    QLORA__TRY(qlora__gguf_config_experts(r, c));
     QLORA__TRY(qlora__gguf_config_vocab(r, c));
     QLORA__TRY(qlora__gguf_config_rope(r, c));
     QLORA__TRY(
@@ -19886,6 +20242,7 @@ typedef struct qlora__peft {
     uint32_t layers;
     uint32_t rank_pattern;
     uint32_t alpha_pattern;
+    bool numbered; // experts are modules with numbers, as transformers 4 had them
     qlora__folder tensors;
     char path[QLORA__PATH_ROOM];
 } qlora__peft;
@@ -20615,6 +20972,8 @@ static qlora_result qlora__peft_open_files(qlora__env* env, const char* dir, qlo
     QLORA__TRY(qlora__path_join(env, "", dir, p->tensors.dir));
     QLORA__TRY(qlora__folder_open_single(env, &p->tensors, path));
     for (uint32_t i = 0; i < p->tensors.count; i++) {
+        const char* at = strstr(p->tensors.entries[i].name, ".experts.");
+        p->numbered = p->numbered || (at != NULL && at[9] >= '0' && at[9] <= '9');
         QLORA__TRY(qlora__peft_check_tensor(env, p, p->tensors.entries[i].tensor));
     }
     return QLORA_OK;
@@ -20827,11 +21186,13 @@ static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora__env* env, cons
 
 #define QLORA__GGUF_ALIGN 32u
 
-// A matrix of `rows` x `cols` floats, row-major: A as [rank, in], B as [out, rank].
+// A matrix of `rows` x `cols` floats, row-major: A as [rank, in], B as [out, rank]. Those of
+// experts follow each other.
 typedef struct qlora__gguf_entry {
     char name[QLORA__GGUF_NAME];
     int64_t rows;
     int64_t cols;
+    int64_t experts; // 0 = it is one matrix
 } qlora__gguf_entry;
 
 typedef struct qlora__gguf_writer {
@@ -20895,7 +21256,8 @@ static void qlora__gguf_pair(qlora__string* t, const char* key, const char* valu
 }
 
 static uint64_t qlora__gguf_bytes(const qlora__gguf_entry* e) {
-    return (uint64_t)e->rows * (uint64_t)e->cols * 4;
+    uint64_t count = e->experts > 0 ? (uint64_t)e->experts : 1;
+    return (uint64_t)e->rows * (uint64_t)e->cols * count * 4;
 }
 
 static uint64_t qlora__gguf_padded(uint64_t bytes) {
@@ -20922,9 +21284,12 @@ static void qlora__gguf_write_header(qlora__string* t, const char* architecture,
     qlora__gguf_u32(t, QLORA__GGUF_ALIGN);
     for (uint32_t i = 0; i < count; i++) {
         qlora__gguf_string(t, entries[i].name);
-        qlora__gguf_u32(t, 2);
+        qlora__gguf_u32(t, entries[i].experts > 0 ? 3 : 2);
         qlora__gguf_u64(t, (uint64_t)entries[i].cols); // innermost first
         qlora__gguf_u64(t, (uint64_t)entries[i].rows);
+        if (entries[i].experts > 0) {
+            qlora__gguf_u64(t, (uint64_t)entries[i].experts);
+        }
         qlora__gguf_u32(t, 0); // type: F32
         qlora__gguf_u64(t, at);
         at += qlora__gguf_padded(qlora__gguf_bytes(&entries[i]));
@@ -33932,8 +34297,8 @@ static void qlora__rows_dot(qlora_ctx* ctx, const qlora_tensor* a, const qlora_t
 
 // ---- products of all experts on a GPU -----------------------------------------------------------
 //
-// The rows of the experts follow each other in one matrix; where those of each expert begin is known
-// to the device alone (ops/experts.h). One launch does the products of all experts:
+// The rows of the experts follow each other in one matrix; where those of each expert begin is
+// known to the device alone (ops/experts.h). One launch does the products of all experts:
 //
 //   rows   C = A op(B_e)                        for the rows of every expert
 //   sums   C_e += alpha A^T B                   over the rows of expert e
@@ -34105,8 +34470,8 @@ static bool qlora__grouped_takes_list(const qlora_ctx* ctx, int64_t rank, const 
            rank % 8 == 0 && rank <= QLORA__GROUPED_FEW && b->cols > rank;
 }
 
-// c: f32 [M,N] of the first expert, a batch of them. list: row i of B is its row list[i]; NULL = row
-// i; only where qlora__grouped_takes_list holds.
+// c: f32 [M,N] of the first expert, a batch of them. With a list, row i of B is its row list[i],
+// where qlora__grouped_takes_list holds; NULL: row i.
 static qlora_result qlora__grouped_sums(qlora_ctx* ctx, const qlora__groups* g, float alpha,
                                         const int32_t* list, const qlora_tensor* a,
                                         const qlora_tensor* b, const qlora_tensor* c) {
@@ -37743,6 +38108,7 @@ typedef struct qlora__source {
 typedef struct qlora__weight_source {
     qlora__linear_source linear;
     qlora__st_tensor slice; // linear.weight, if it is a part
+    qlora__gguf_view view;  // of that, if it is made from others
     int64_t shape[2];       // of that
 } qlora__weight_source;
 
@@ -40597,7 +40963,7 @@ static qlora_result qlora__stacked_source(qlora_ctx* ctx, const qlora__folder* f
     int64_t shape[3] = {m->plan.config.experts, parts * p->out, p->in};
     char have[96];
     char want[96];
-    if (!qlora__st_is_float(all) || all->view != NULL || all->rank != 3 ||
+    if (!qlora__st_is_float(all) || all->rank != 3 ||
         memcmp(all->shape, shape, sizeof shape) != 0) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT,
                            "%s: %s has dtype %s and shape %s; expected F32, BF16 or F16 and %s",
@@ -40612,7 +40978,14 @@ static qlora_result qlora__stacked_source(qlora_ctx* ctx, const qlora__folder* f
     out->shape[1] = p->in;
     out->slice.rank = 2;
     out->slice.shape = out->shape;
-    out->slice.data = all->data + at * bytes;
+    if (all->view != NULL) { // all of an expert
+        out->view = *all->view;
+        out->view.first = (int64_t)at * (p->out / out->view.count);
+        out->view.rows = p->out;
+        out->slice.view = &out->view;
+    } else {
+        out->slice.data = all->data + at * bytes;
+    }
     out->slice.bytes = bytes;
     out->linear.weight = &out->slice;
     out->linear.rows = p->out;
@@ -40833,6 +41206,251 @@ static qlora_result qlora__peft_copies_check(qlora_ctx* ctx, const qlora_model* 
     return r;
 }
 
+//@@ src/model/expert_layout.h
+
+// ---- matrices of experts in adapter files -------------------------------------------------------
+//
+// PEFT has one A and one B for the matrices of all experts, with r rows and columns for each:
+//
+//   peft       A [E r, in], rows e r + j; B [out, r E], columns j E + e
+//   peft-0.18  the roles of in and out exchanged, and so A and B
+//   unsloth    A as peft; B [out, E r], columns e r + j
+//
+// With transformers 4, experts were modules with numbers, and A and B matrices of each.
+
+static const char* const qlora__layout_names[] = {"auto", "peft", "peft-0.18", "unsloth"};
+#define QLORA__LAYOUTS ((int)(sizeof qlora__layout_names / sizeof qlora__layout_names[0]))
+
+// In the metadata of what is written here.
+#define QLORA__LAYOUT_KEY "expert_layout"
+
+// Whether a text names the program that has written B of experts in another order.
+static bool qlora__names_unsloth(const char* text, size_t size) {
+    static const char word[] = "unsloth";
+    for (size_t at = 0; at + sizeof word - 1 <= size; at++) {
+        size_t i = 0;
+        while (i < sizeof word - 1 && (text[at + i] | 0x20) == word[i]) {
+            i++;
+        }
+        if (i == sizeof word - 1) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Whether a string in `object`, or below it, names it.
+static bool qlora__json_names_unsloth(const qlora__json* json, uint32_t object) {
+    bool named = false;
+    for (uint32_t k = object + 1; object != 0 && k < json->tokens[object].next && !named; k++) {
+        char text[512];
+        if (json->tokens[k].kind == QLORA__JSON_STRING) {
+            size_t n = qlora__json_string(json, k, text, sizeof text);
+            named = qlora__names_unsloth(text, n < sizeof text ? n : sizeof text - 1);
+        }
+    }
+    return named;
+}
+
+// Whether base_model_name_or_path, the metadata or README.md of a folder name it.
+static qlora_result qlora__adapter_names_unsloth(qlora_ctx* ctx, const qlora__peft* peft,
+                                                 const char* dir, bool* named) {
+    const qlora__json* header = &peft->tensors.shards[0].json;
+    char text[512];
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    uint32_t base = qlora__json_find(&peft->json, 0, "base_model_name_or_path");
+    *named = qlora__json_names_unsloth(header, qlora__json_find(header, 0, "__metadata__"));
+    if (base != 0 && qlora__json_kind_of(&peft->json, base) == QLORA__JSON_STRING) {
+        size_t n = qlora__json_string(&peft->json, base, text, sizeof text);
+        *named = *named || qlora__names_unsloth(text, n < sizeof text ? n : sizeof text - 1);
+    }
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, "README.md", path));
+    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
+    if (exists && !*named) {
+        qlora__map map;
+        QLORA__TRY(qlora__map_open(&ctx->env, path, &map));
+        *named = qlora__names_unsloth((const char*)map.data, (size_t)map.size);
+        qlora__map_close(&ctx->env, &map);
+    }
+    return QLORA_OK;
+}
+
+// Whether the shapes of all matrices of experts fit: as now, and with exchanged roles. *any: there
+// are such matrices.
+static void qlora__layout_fits(const qlora_model* m, const qlora__peft* peft, bool fits[2],
+                               bool* any) {
+    char module[160];
+    char name[224];
+    fits[0] = true;
+    fits[1] = true;
+    *any = false;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layer* layer = &m->layers[l];
+        for (int u = 0; u < qlora__unit_count(layer); u++) {
+            int i = qlora__unit_at(layer, u);
+            const qlora__projection* p = &layer->projections[i];
+            const qlora__st_tensor* t[2] = {NULL, NULL};
+            if (qlora__is_stack(layer, i) == 0 || p->rank == 0) {
+                continue;
+            }
+            qlora__matrices_of(m, l, i, module, sizeof module);
+            for (int k = 0; k < 2; k++) {
+                snprintf(name, sizeof name, "base_model.model.%s.lora_%c.weight", module, "AB"[k]);
+                t[k] = qlora__folder_find(&peft->tensors, name);
+            }
+            if (t[0] == NULL || t[1] == NULL || t[0]->rank != 2 || t[1]->rank != 2) {
+                continue; // reported when it is read
+            }
+            int64_t out = qlora__unit_out(layer, i);
+            *any = true;
+            fits[0] = fits[0] && t[0]->shape[1] == p->in && t[1]->shape[0] == out;
+            fits[1] = fits[1] && t[0]->shape[1] == out && t[1]->shape[0] == p->in;
+        }
+    }
+}
+
+// The layout that a folder says it has in its metadata; AUTO if it says nothing.
+static qlora_result qlora__layout_said(qlora_ctx* ctx, const qlora__peft* peft, const char* dir,
+                                       int* out) {
+    char text[64];
+    *out = QLORA_EXPERT_LAYOUT_AUTO;
+    if (!qlora__st_metadata(&peft->tensors.shards[0], QLORA__LAYOUT_KEY, text, sizeof text)) {
+        return QLORA_OK;
+    }
+    for (int i = 1; i < QLORA__LAYOUTS; i++) {
+        if (strcmp(text, qlora__layout_names[i]) == 0) {
+            *out = i;
+            return QLORA_OK;
+        }
+    }
+    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                       "%s: %s is \"%.40s\"; known are \"peft\", \"peft-0.18\" and \"unsloth\"",
+                       dir, QLORA__LAYOUT_KEY, text);
+}
+
+// Which layout a folder has. What the caller gives, the metadata say or only one layout has shapes
+// for decides; what may be one of two is refused, as both give an adapter, but not the same.
+static qlora_result qlora__layout_find(qlora_ctx* ctx, const qlora_model* m,
+                                       const qlora__peft* peft, const char* dir, int given,
+                                       int* out) {
+    bool fits[2];
+    bool any = false;
+    int said = 0;
+    *out = QLORA_EXPERT_LAYOUT_PEFT;
+    if (given < 0 || given >= QLORA__LAYOUTS) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.expert_layout is %d; it must be 0 to %d",
+                           given, QLORA__LAYOUTS - 1);
+    }
+    qlora__layout_fits(m, peft, fits, &any);
+    if (!any || peft->tensors.shard_count == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__layout_said(ctx, peft, dir, &said));
+    if (said != 0 && given != 0 && said != given) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.expert_layout is %s, but the metadata of %s say %s",
+                           qlora__layout_names[given], dir, qlora__layout_names[said]);
+    }
+    int known = given != 0 ? given : said;
+    bool exchanged = known == QLORA_EXPERT_LAYOUT_PEFT_018;
+    if (known != 0 && !fits[exchanged ? 1 : 0] && fits[exchanged ? 0 : 1]) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%s: the layout of experts is %s, but the shapes of their matrices are "
+                           "those of %s",
+                           dir, qlora__layout_names[known], exchanged ? "peft" : "peft-0.18");
+    }
+    if (known != 0 || fits[0] != fits[1]) {
+        *out = known != 0 ? known
+               : fits[0]  ? (int)QLORA_EXPERT_LAYOUT_PEFT
+                          : (int)QLORA_EXPERT_LAYOUT_PEFT_018;
+    } else if (fits[0]) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: the matrices of experts have shapes that fit PEFT 0.20 and later "
+                           "(peft) and PEFT up to 0.19 (peft-0.18); set desc.expert_layout to one "
+                           "of them",
+                           dir);
+    }
+    bool named = false;
+    if (known == 0 && *out == QLORA_EXPERT_LAYOUT_PEFT) {
+        QLORA__TRY(qlora__adapter_names_unsloth(ctx, peft, dir, &named));
+    }
+    return !named ? QLORA_OK
+                  : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                "%s names Unsloth, so that lora_B of experts may be [out, rank, "
+                                "experts] (peft) or [out, experts, rank] (unsloth), which have the "
+                                "same shape; set desc.expert_layout to one of them",
+                                dir);
+}
+
+// ---- experts with numbers -----------------------------------------------------------------------
+
+// The matrices of an expert that a unit has: gate and up, or down.
+static int qlora__numbered_parts(const qlora__layer* layer, int i) {
+    return qlora__is_stack(layer, i) == 1 ? layer->layout->experts->count - 1 : 1;
+}
+
+// Rank and scale of a unit whose experts are modules: gate and up share the rows of the A that PEFT
+// would make of theirs. All experts must have the same.
+static qlora_result qlora__numbered_unit(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora__peft* peft, int64_t l, int i,
+                                         qlora__peft_module* out) {
+    const qlora__layer* layer = &m->layers[l];
+    int count = layer->layout->experts->count;
+    int parts = qlora__numbered_parts(layer, i);
+    char module[160];
+    qlora__peft_module found;
+    memset(out, 0, sizeof *out);
+    for (int64_t k = 0; k < m->plan.config.experts * parts; k++) {
+        qlora__base_module(m, l, i + (int)(k / parts) * count + (int)(k % parts), module,
+                           sizeof module);
+        QLORA__TRY(qlora__peft_lookup(&ctx->env, peft, module, &found));
+        double difference = k == 0 ? 0.0 : found.scale - out->scale;
+        if (k > 0 && (found.rank != out->rank || difference < 0.0 || difference > 0.0)) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s has rank %lld and scale %g, but another matrix of these "
+                               "experts %lld and %g; all of them must have the same",
+                               peft->path, module, (long long)found.rank, found.scale,
+                               (long long)out->rank, out->scale);
+        }
+        *out = found;
+    }
+    if (peft->rslora && parts > 1 && out->rank > 0) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: use_rslora with an adapter for each expert is not supported: PEFT "
+                           "0.21 makes another scale of it",
+                           peft->path);
+    }
+    out->rank *= parts;
+    out->alpha *= parts;
+    return QLORA_OK;
+}
+
+// Whether a tensor of the file, under its plain name, is A or B of a numbered expert.
+static bool qlora__numbered_names(const qlora_model* m, const char* name) {
+    const char* at = strstr(name, ".experts.");
+    char* end = NULL;
+    long l = strncmp(name, "layers.", 7) == 0 ? strtol(name + 7, &end, 10) : -1;
+    long e = at != NULL ? strtol(at + 9, NULL, 10) : -1;
+    if (l < 0 || l >= (long)m->plan.config.layers || m->layers[l].experts == NULL || e < 0 ||
+        e >= (long)m->plan.config.experts) {
+        return false;
+    }
+    const qlora__layout* layout = m->layers[l].layout;
+    int count = layout->experts->count;
+    bool known = false;
+    for (int k = 0; k < count && !known; k++) {
+        char module[160];
+        qlora__base_module(m, l, qlora__first_expert(layout) + (int)e * count + k, module,
+                           sizeof module);
+        const char* plain = qlora__plain_name(module);
+        size_t n = strlen(plain);
+        known = strncmp(name, plain, n) == 0 && (strcmp(name + n, ".lora_A.weight") == 0 ||
+                                                 strcmp(name + n, ".lora_B.weight") == 0);
+    }
+    return known;
+}
+
 //@@ src/model/trained.h
 
 // ---- what is trained ----------------------------------------------------------------------------
@@ -40884,6 +41502,13 @@ static qlora_result qlora__adapter_unit(qlora_ctx* ctx, const qlora_model* m,
     qlora__module_of(m, layer, i, module, sizeof module);
     if (!qlora__is_parameter(m, layer, i)) {
         return qlora__peft_find(&ctx->env, peft, module, p->out, p->in, out);
+    }
+    if (peft->numbered && qlora__is_stack(&m->layers[layer], i) != 0) {
+        return qlora__numbered_unit(ctx, m, peft, layer, i, out);
+    }
+    if (peft->numbered) { // a module then, and a parameter now
+        qlora__matrices_of(m, layer, i, module, sizeof module);
+        return qlora__peft_lookup(&ctx->env, peft, module, out);
     }
     QLORA__TRY(qlora__adapter_not_module(ctx, m, peft, layer, i));
     return qlora__peft_parameter(&ctx->env, peft, module, out);
@@ -41007,7 +41632,7 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
                  strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
                 (peft->saves_norms != 0 && strstr(name, ".lora_") == NULL &&
                  qlora__names_norm(m, name)) ||
-                qlora__is_peft_copy(m, name);
+                qlora__is_peft_copy(m, name) || (peft->numbered && qlora__numbered_names(m, name));
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int u = 0; u < qlora__unit_count(&m->layers[l]) && !known; u++) {
                 char module[160];
@@ -41057,71 +41682,6 @@ static qlora_result qlora__adapter_scale(qlora_ctx* ctx, const qlora_model* m,
 const char* qlora_base_format_name(qlora_base_format format) {
     static const char* const names[] = {"nf4", "16bit", "32bit", "fp8"};
     return (int)format >= 0 && format <= QLORA_BASE_FP8 ? names[format] : "unknown";
-}
-
-// How B of experts is ordered, in the metadata of what is written here.
-#define QLORA__LAYOUT_KEY "expert_layout"
-
-// Whether a text names the program that has written B of experts in another order.
-static bool qlora__names_unsloth(const char* text, size_t size) {
-    static const char word[] = "unsloth";
-    for (size_t at = 0; at + sizeof word - 1 <= size; at++) {
-        size_t i = 0;
-        while (i < sizeof word - 1 && (text[at + i] | 0x20) == word[i]) {
-            i++;
-        }
-        if (i == sizeof word - 1) {
-            return true;
-        }
-    }
-    return false;
-}
-
-// Unsloth had [out, experts, rank] where PEFT has [out, rank, experts], with the same names and
-// shapes, and nothing in the file tells them apart: what may come from there is refused.
-static qlora_result qlora__adapter_layout(qlora_ctx* ctx, const qlora_model* m, const char* dir) {
-    const qlora__peft* peft = &m->source->peft;
-    char text[512];
-    char path[QLORA__PATH_ROOM];
-    bool experts = false;
-    bool named = false;
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = m->layers[l].layout->count; i < m->layers[l].count; i++) {
-            bool one = qlora__expert_of(&m->layers[l], i) >= 0;
-            experts = experts || (one && m->layers[l].projections[i].rank > 0);
-        }
-    }
-    if (!experts || peft->tensors.shard_count == 0) {
-        return QLORA_OK;
-    }
-    if (qlora__st_metadata(&peft->tensors.shards[0], QLORA__LAYOUT_KEY, text, sizeof text)) {
-        return strcmp(text, "peft") == 0
-                   ? QLORA_OK
-                   : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                 "%s: %s is \"%.40s\"; only \"peft\" is supported", dir,
-                                 QLORA__LAYOUT_KEY, text);
-    }
-    uint32_t base = qlora__json_find(&peft->json, 0, "base_model_name_or_path");
-    if (base != 0 && qlora__json_kind_of(&peft->json, base) == QLORA__JSON_STRING) {
-        size_t n = qlora__json_string(&peft->json, base, text, sizeof text);
-        named = qlora__names_unsloth(text, n < sizeof text ? n : sizeof text - 1);
-    }
-    QLORA__TRY(qlora__path_join(&ctx->env, dir, "README.md", path));
-    bool exists = false;
-    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
-    if (exists && !named) {
-        qlora__map map;
-        QLORA__TRY(qlora__map_open(&ctx->env, path, &map));
-        named = qlora__names_unsloth((const char*)map.data, (size_t)map.size);
-        qlora__map_close(&ctx->env, &map);
-    }
-    return !named ? QLORA_OK
-                  : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                "%s names Unsloth, whose lora_B of experts may be in the order "
-                                "[out, experts, rank] instead of PEFT's [out, rank, experts]; the "
-                                "file does not say which. If it is PEFT's, add \"%s\": \"peft\" to "
-                                "the metadata of adapter_model.safetensors",
-                                dir, QLORA__LAYOUT_KEY);
 }
 
 // The format of the projections; "" without weights.
@@ -41194,7 +41754,10 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
             QLORA__TRY(qlora__adapter_not_left(ctx, m, l, qlora__unit_at(&m->layers[l], u)));
         }
     }
-    return desc->adapter != NULL ? qlora__adapter_layout(ctx, m, desc->adapter) : QLORA_OK;
+    int layout = 0; // refused here, before weights are loaded
+    return desc->adapter != NULL
+               ? qlora__layout_find(ctx, m, peft, desc->adapter, (int)desc->expert_layout, &layout)
+               : QLORA_OK;
 }
 
 // An adapter that contains norms decides that they are trained: those of PEFT's modules_to_save, or
@@ -43504,7 +44067,12 @@ static void qlora__identity_tensor(qlora__hash* h, const char* name, const qlora
     }
     // of a GGUF file: as it stores them
     for (uint32_t i = 0; i < t->view->count; i++) {
-        qlora__identity_bytes(h, t->view->parts[i]->data, t->view->parts[i]->bytes);
+        const qlora__gguf_tensor* part = t->view->parts[i];
+        uint64_t rows = (uint64_t)(t->view->rows / t->view->count);
+        bool some = t->view->each > 0; // the matrices of some experts
+        uint64_t bytes = some ? part->bytes / (uint64_t)qlora__gguf_rows(part) : 0; // of a row
+        qlora__identity_bytes(h, part->data + (uint64_t)t->view->first * bytes,
+                              some ? rows * bytes : part->bytes);
     }
 }
 
@@ -48101,8 +48669,8 @@ static qlora__route qlora__experts_choose(const qlora__pass* pass, const qlora__
     return r;
 }
 
-// A linear that reads all rows of m->work.x, whose last columns belong to stacks: through a copy, if
-// it has an adapter.
+// A linear that reads all rows of m->work.x, whose last columns belong to stacks: through a copy,
+// if it has an adapter.
 static qlora_result qlora__experts_all_rows(const qlora__pass* pass,
                                             const qlora_linear_desc* linear,
                                             const qlora_tensor* out) {
@@ -48780,8 +49348,8 @@ static qlora_result qlora__experts_dx(const qlora__pass* pass, qlora__layer* lay
     return qlora__host_experts_dx(pass, layer, inputs, dx);
 }
 
-// The same beside an MLP that all tokens use: in m->work.d_beside, which its backward pass adds. dx:
-// the gradient of the input of all experts, there.
+// The same beside an MLP that all tokens use: in m->work.d_beside, which its backward pass adds.
+// dx: the gradient of the input of all experts, there.
 static qlora_result qlora__experts_beside_backward(const qlora__pass* pass, qlora__layer* layer,
                                                    const qlora_tensor* h, const qlora_tensor* dx) {
     qlora_model* m = pass->m;
@@ -50434,6 +51002,76 @@ static qlora_result qlora__model_open_fp8(qlora_ctx* ctx, const qlora_model* m) 
     return QLORA_OK;
 }
 
+//@@ src/model/expert_values.h
+
+// ---- values of experts from adapter files -------------------------------------------------------
+
+// Brings the values of a file into the order that they have in memory: A as peft, B [E, out, r]. Of
+// exchanged roles, those of A come from B and those of B from A.
+static qlora_result qlora__layout_arrange(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora__trained* t, int layout, float* values) {
+    int64_t experts = m->plan.config.experts;
+    int64_t rank = (t->is_b ? t->cols : t->rows) / experts;
+    int64_t size = t->is_b ? t->rows : t->cols; // out of B, in of A
+    bool exchanged = layout == QLORA_EXPERT_LAYOUT_PEFT_018;
+    if (layout == QLORA_EXPERT_LAYOUT_PEFT || (!t->is_b && !exchanged)) {
+        return qlora__trained_mix(ctx, t, false, values);
+    }
+    size_t bytes = (size_t)(t->rows * t->cols) * sizeof *values;
+    float* copy = (float*)qlora__alloc(ctx, bytes);
+    if (copy == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(copy, values, bytes);
+    for (int64_t i = 0; i < experts * rank * size; i++) {
+        int64_t e = i / (rank * size);
+        int64_t j = t->is_b ? i % rank : i / size % rank;
+        int64_t k = t->is_b ? i / rank % size : i % size; // row of B, column of A
+        values[i] = !exchanged ? copy[k * experts * rank + e * rank + j]
+                    : t->is_b  ? copy[(e * rank + j) * size + k]
+                               : copy[k * experts * rank + j * experts + e];
+    }
+    qlora__free(ctx, copy, bytes);
+    return QLORA_OK;
+}
+
+// Reads A or B of a unit from those of its experts: A = [A_gate; A_up], and B has theirs on its
+// diagonal. With `values` NULL, only checks that all of them are there.
+static qlora_result qlora__numbered_read(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora__peft* peft, const qlora__trained* t,
+                                         float* values) {
+    const qlora__layer* layer = &m->layers[t->layer];
+    int first = (int)(t->projection - layer->projections);
+    int parts = qlora__numbered_parts(layer, first);
+    int64_t rank = t->projection->rank / parts;
+    if (values != NULL) {
+        memset(values, 0, (size_t)(t->rows * t->cols) * sizeof *values);
+    }
+    for (int64_t k = 0; k < m->plan.config.experts * parts; k++) {
+        int64_t part = k % parts;
+        int i = first + (int)(k / parts) * layer->layout->experts->count + (int)part;
+        const qlora__projection* p = &layer->projections[i];
+        const qlora__st_tensor* from = NULL;
+        char module[160];
+        char key[320];
+        qlora__base_module(m, t->layer, i, module, sizeof module);
+        QLORA__TRY(qlora__peft_key(&ctx->env, module, t->is_b ? 'B' : 'A', key));
+        QLORA__TRY(qlora__folder_need(&ctx->env, &peft->tensors, key, t->is_b ? p->out : rank,
+                                      t->is_b ? rank : p->in, &from));
+        if (values == NULL) {
+            continue;
+        }
+        if (!t->is_b) {
+            qlora__st_read_f32(from, 0, (uint64_t)(rank * p->in), values + k * rank * p->in);
+        }
+        for (int64_t row = 0; t->is_b && row < p->out; row++) {
+            int64_t to = (k * p->out + row) * parts * rank + part * rank;
+            qlora__st_read_f32(from, (uint64_t)(row * rank), (uint64_t)rank, values + to);
+        }
+    }
+    return QLORA_OK;
+}
+
 //@@ src/model/adapter.h
 
 // ---- reading adapters ---------------------------------------------------------------------------
@@ -50445,6 +51083,7 @@ typedef struct qlora__adapter_source {
     qlora__peft own;
     qlora__st norms;
     bool has_norms;
+    int layout; // of the matrices of experts
 } qlora__adapter_source;
 
 static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s) {
@@ -50515,7 +51154,8 @@ static qlora_result qlora__adapter_match_saved(qlora_ctx* ctx, const qlora_model
 }
 
 static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model* m,
-                                               const char* dir, qlora__adapter_source* s) {
+                                               const char* dir, qlora_expert_layout layout,
+                                               qlora__adapter_source* s) {
     memset(s, 0, sizeof *s);
     s->dir = dir;
     qlora_result r = QLORA_OK;
@@ -50531,6 +51171,9 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
         }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
         r = r == QLORA_OK ? qlora__adapter_match_saved(ctx, m, s) : r;
+        if (r == QLORA_OK) {
+            r = qlora__layout_find(ctx, m, s->peft, dir, (int)layout, &s->layout);
+        }
     }
     char path[QLORA__PATH_ROOM];
     bool exists = false;
@@ -50645,10 +51288,17 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
     }
     char module[192];
     qlora__peft_module found;
-    if (qlora__is_parameter(m, t->layer, (int)(t->projection - m->layers[t->layer].projections))) {
+    int number = (int)(t->projection - m->layers[t->layer].projections);
+    if (qlora__is_parameter(m, t->layer, number)) {
         char name[224];
+        bool exchanged = qlora__is_stack(&m->layers[t->layer], number) != 0 &&
+                         s->layout == QLORA_EXPERT_LAYOUT_PEFT_018;
         snprintf(name, sizeof name, "base_model.model.%s", t->name);
-        return qlora__folder_need(&ctx->env, &s->peft->tensors, name, t->rows, t->cols, out);
+        if (exchanged) { // A is B, transposed
+            name[strlen(name) - 8] = t->is_b ? 'A' : 'B';
+        }
+        return qlora__folder_need(&ctx->env, &s->peft->tensors, name, exchanged ? t->cols : t->rows,
+                                  exchanged ? t->rows : t->cols, out);
     }
     const char* end = t->is_magnitude ? ".lora_magnitude_vector" : ".lora_A.weight";
     snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(end)), t->name);
@@ -50661,30 +51311,60 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
+// Whether a trained tensor belongs to experts that are modules with numbers in the folder.
+static bool qlora__adapter_is_numbered(const qlora_model* m, const qlora__adapter_source* s,
+                                       const qlora__trained* t) {
+    if (t->projection == NULL || s->peft == NULL || !s->peft->numbered) {
+        return false;
+    }
+    const qlora__layer* layer = &m->layers[t->layer];
+    return qlora__is_stack(layer, (int)(t->projection - layer->projections)) != 0;
+}
+
+// Reads the values of a trained tensor, in the order that they have in memory; *found is false if
+// the folder does not have it. With `values` NULL, only checks.
+static qlora_result qlora__adapter_values(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora__adapter_source* s, const qlora__trained* t,
+                                          float* values, bool* found) {
+    const qlora__st_tensor* tensor = NULL;
+    float offset = 0.0f;
+    *found = true;
+    if (qlora__adapter_is_numbered(m, s, t)) {
+        return qlora__numbered_read(ctx, m, s->peft, t, values);
+    }
+    QLORA__TRY(qlora__adapter_tensor(ctx, m, s, t, &tensor, &offset));
+    *found = tensor != NULL;
+    if (tensor == NULL || values == NULL) {
+        return QLORA_OK;
+    }
+    qlora__st_read_f32(tensor, 0, (uint64_t)(t->rows * t->cols), values);
+    for (int64_t k = 0; k < t->cols && t->is_norm; k++) {
+        values[k] += offset;
+    }
+    int number = t->projection != NULL ? (int)(t->projection - m->layers[t->layer].projections) : 0;
+    bool stack = t->projection != NULL && qlora__is_stack(&m->layers[t->layer], number) != 0;
+    return stack ? qlora__layout_arrange(ctx, m, t, s->layout, values) : QLORA_OK;
+}
+
 // Reads the adapter weights of a folder. Everything is checked before anything is changed.
-static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir) {
+static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir,
+                                        qlora_expert_layout layout) {
     qlora__adapter_source source;
-    QLORA__TRY(qlora__adapter_source_open(ctx, m, dir, &source));
+    QLORA__TRY(qlora__adapter_source_open(ctx, m, dir, layout, &source));
     size_t room = (size_t)qlora__max(m->longest_range, m->plan.config.hidden) * 4;
     float* values = (float*)qlora__alloc(ctx, room);
     qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     qlora__trained t;
-    const qlora__st_tensor* tensor = NULL;
-    float offset = 0.0f;
+    bool found = false;
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor, &offset);
+        r = qlora__adapter_values(ctx, m, &source, &t, NULL, &found);
     }
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor, &offset);
-        if (r == QLORA_OK && tensor != NULL) {
+        r = qlora__adapter_values(ctx, m, &source, &t, values, &found);
+        if (r == QLORA_OK && found) {
             qlora_tensor window;
             qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
-            qlora__st_read_f32(tensor, 0, (uint64_t)(t.rows * t.cols), values);
-            for (int64_t k = 0; k < t.cols && t.is_norm; k++) {
-                values[k] += offset;
-            }
-            r = qlora__trained_mix(ctx, &t, false, values);
-            r = r != QLORA_OK ? r : qlora__floats_in(ctx, window.data, t.rows * t.cols, values);
+            r = qlora__floats_in(ctx, window.data, t.rows * t.cols, values);
         }
     }
     qlora__free(ctx, values, room);
@@ -50906,8 +51586,9 @@ static qlora_result qlora__model_fill_adapters(qlora_ctx* ctx, qlora_model* m,
         qlora__adapter_focus(m, k);
         QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
         QLORA__TRY(qlora__adapters_start(ctx, m));
-        QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
-                                         : qlora__parameters_changed(ctx, m));
+        QLORA__TRY(desc->adapter != NULL
+                       ? qlora__adapter_read(ctx, m, desc->adapter, desc->expert_layout)
+                       : qlora__parameters_changed(ctx, m));
     }
     return QLORA_OK;
 }
@@ -51457,6 +52138,159 @@ qlora_result qlora_eval_cancel(qlora_model* model) {
     qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_eval_cancel");
     return qlora__leave(ctx, qlora__eval_cancel(ctx, model));
+}
+
+//@@ src/adapter/check.h
+
+// ---- what was saved of experts ------------------------------------------------------------------
+//
+// The matrices of experts have another order in PEFT's files than in memory, and a mistake there
+// would make another adapter under the same names and shapes. So every file with them is read back
+// before it replaces an older one: a token goes through the adapter of every expert, once as PEFT
+// multiplies and once as the model does, and must give the same.
+
+typedef struct qlora__check {
+    const qlora_model* m;
+    const qlora__st* file;
+    float* a;    // as in memory
+    float* b;    // the same
+    float* row;  // of a tensor of the file
+    double* z;   // A x of the file, [experts, rank]
+    double* own; // A x of one matrix of the model
+    size_t floats;
+    size_t doubles;
+} qlora__check;
+
+// Element `i` of a token, from -1 to 1.
+static double qlora__check_token(int64_t i) {
+    uint32_t x = (uint32_t)i * 2654435761u + 12345u;
+    x = (x ^ (x >> 16)) * 2246822519u;
+    x ^= x >> 13;
+    return (double)(x % 20001u) / 10000.0 - 1.0;
+}
+
+static qlora_result qlora__check_wrong(qlora_ctx* ctx, const qlora__trained* t, const char* what) {
+    return qlora__fail(ctx, QLORA_ERR_FILE,
+                       "%s was written and read back, but %s; nothing was replaced. The disk or "
+                       "the memory may be faulty: save again, to another disk",
+                       t->name, what);
+}
+
+// Finds what was written for a trained tensor.
+static qlora_result qlora__check_find(qlora_ctx* ctx, const qlora__check* c,
+                                      const qlora__trained* t, const qlora__st_tensor** out) {
+    char name[224];
+    snprintf(name, sizeof name, "base_model.model.%.190s", t->name);
+    *out = qlora__st_find(c->file, name);
+    bool good = *out != NULL && (*out)->rank == 2 && (*out)->shape[0] == t->rows &&
+                (*out)->shape[1] == t->cols && (*out)->dtype == QLORA__ST_F32;
+    return good ? QLORA_OK : qlora__check_wrong(ctx, t, "has another shape");
+}
+
+// Row `row` of B of all experts, from the file, against the projection of the model that it belongs
+// to: number `i` for the first expert, of which it is row `own`.
+static bool qlora__check_row(const qlora__check* c, const qlora__layer* layer,
+                             const qlora__trained* b, int i, int64_t own) {
+    int64_t experts = c->m->plan.config.experts;
+    int64_t rank = b->cols / experts;
+    bool same = true;
+    for (int64_t e = 0; e < experts && same; e++) {
+        const qlora__projection* p =
+            &layer->projections[i + (int)e * layer->layout->experts->count];
+        const float* ours = c->b + (p->b_at - b->at) + own * rank;
+        double theirs = 0.0;
+        double mine = 0.0;
+        for (int64_t j = 0; j < rank; j++) {
+            theirs += (double)c->row[j * experts + e] * c->z[e * rank + j];
+            mine += (double)ours[j] * c->own[e * rank + j];
+        }
+        // values that are not finite are as they were
+        same = fabs(theirs - mine) <= 1e-9 * fabs(mine) || !(fabs(mine) < 1e300);
+    }
+    return same;
+}
+
+// One unit of a layer, whose first projection is number `i`.
+static qlora_result qlora__check_unit(qlora_ctx* ctx, const qlora__check* c, int64_t l, int i) {
+    const qlora__layer* layer = &c->m->layers[l];
+    int64_t experts = c->m->plan.config.experts;
+    qlora__trained t[2];
+    const qlora__st_tensor* file[2];
+    for (int k = 0; k < 2; k++) {
+        qlora_tensor window;
+        memset(&t[k], 0, sizeof t[k]);
+        qlora__trained_part(c->m, l, i, k, &t[k]);
+        QLORA__TRY(qlora__check_find(ctx, c, &t[k], &file[k]));
+        qlora__arena_window(&c->m->parameters, t[k].at, t[k].rows, t[k].cols, &window);
+        QLORA__TRY(
+            qlora__floats_out(ctx, window.data, t[k].rows * t[k].cols, k == 0 ? c->a : c->b));
+    }
+    int64_t rank = t[0].rows / experts;
+    for (int64_t j = 0; j < experts * rank; j++) {
+        const qlora__projection* p =
+            &layer->projections[i + (int)(j / rank) * layer->layout->experts->count];
+        const float* ours = c->a + (p->a_at - t[0].at) + j % rank * p->in;
+        qlora__st_read_f32(file[0], (uint64_t)(j * p->in), (uint64_t)p->in, c->row);
+        c->z[j] = 0.0;
+        c->own[j] = 0.0;
+        for (int64_t k = 0; k < p->in; k++) {
+            c->z[j] += (double)c->row[k] * qlora__check_token(k);
+            c->own[j] += (double)ours[k] * qlora__check_token(k);
+        }
+    }
+    for (int64_t row = 0; row < t[1].rows; row++) {
+        int64_t out = layer->projections[i].out;
+        qlora__st_read_f32(file[1], (uint64_t)(row * t[1].cols), (uint64_t)t[1].cols, c->row);
+        if (!qlora__check_row(c, layer, &t[1], i + (int)(row / out), row % out)) {
+            return qlora__check_wrong(ctx, &t[1], "gives other products than the adapter");
+        }
+    }
+    return QLORA_OK;
+}
+
+static void qlora__check_close(qlora_ctx* ctx, qlora__check* c) {
+    qlora__free(ctx, c->a, 3 * c->floats * sizeof *c->a);
+    qlora__free(ctx, c->z, 2 * c->doubles * sizeof *c->z);
+}
+
+// Checks a file with matrices that is complete, under the name `path`.
+static qlora_result qlora__check_experts(qlora_ctx* ctx, const qlora_model* m, const char* path) {
+    qlora__check c;
+    qlora__st st;
+    if (m->plan.config.experts == 0) {
+        return QLORA_OK;
+    }
+    memset(&c, 0, sizeof c);
+    c.m = m;
+    c.file = &st;
+    c.floats = (size_t)m->longest_range;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
+            int64_t rank = m->layers[l].projections[i].rank * m->plan.config.experts;
+            c.doubles = (size_t)rank > c.doubles ? (size_t)rank : c.doubles;
+        }
+    }
+    if (c.doubles == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__st_open(&ctx->env, path, &st));
+    c.a = (float*)qlora__alloc(ctx, 3 * c.floats * sizeof *c.a);
+    c.z = c.a != NULL ? (double*)qlora__alloc(ctx, 2 * c.doubles * sizeof *c.z) : NULL;
+    qlora_result r = c.z != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    c.b = c.a + c.floats;
+    c.row = c.b + c.floats;
+    c.own = c.z + c.doubles;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layer* layer = &m->layers[l];
+        for (int u = 0; u < qlora__unit_count(layer) && r == QLORA_OK; u++) {
+            int i = qlora__unit_at(layer, u);
+            bool stack = qlora__is_stack(layer, i) != 0 && layer->projections[i].rank > 0;
+            r = stack ? qlora__check_unit(ctx, &c, l, i) : r;
+        }
+    }
+    qlora__check_close(ctx, &c);
+    qlora__st_close(&ctx->env, &st);
+    return r;
 }
 
 //@@ src/adapter/save.h
@@ -52023,6 +52857,9 @@ static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, c
         if (wanted[i]) {
             r = qlora__adapter_prepare(ctx, m, dir, i == 1, &files.writers[i]);
             files.ready[i] = r == QLORA_OK;
+            if (files.ready[i] && i == 0) {
+                r = qlora__check_experts(ctx, m, files.writers[i].out.temporary);
+            }
         }
     }
     if (r == QLORA_OK) {
@@ -52084,7 +52921,8 @@ static qlora_result qlora__adapter_load(qlora_ctx* ctx, qlora_model* m, const ch
     QLORA__TRY(qlora__adapter_desc_check(ctx, desc));
     QLORA__TRY(qlora__model_idle(ctx, m, "loading an adapter"));
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
-    return qlora__adapter_read(ctx, m, dir);
+    return qlora__adapter_read(ctx, m, dir,
+                               desc != NULL ? desc->expert_layout : QLORA_EXPERT_LAYOUT_AUTO);
 }
 
 qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
@@ -52273,15 +53111,6 @@ qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
 
 // ---- GGUF ---------------------------------------------------------------------------------------
 
-// GGUF has other names and shapes for experts.
-static qlora_result qlora__mixture_no_gguf(qlora_ctx* ctx, const qlora_model* m) {
-    return m->plan.config.experts == 0
-               ? QLORA_OK
-               : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                             "this model is a mixture of experts, which is not written as GGUF; "
-                             "save a PEFT folder or merge into a model folder");
-}
-
 // The row of the projection that a trained matrix belongs to.
 static const qlora__projection_row* qlora__trained_row(const qlora_model* m,
                                                        const qlora__trained* t) {
@@ -52307,6 +53136,25 @@ static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, d
     }
 }
 
+// The tensors that a trained matrix belongs to: two if the file splits what is one matrix for us.
+static int qlora__trained_gguf(const qlora_model* m, const qlora__trained* t,
+                               const char* names[2]) {
+    const qlora__layer* layer = &m->layers[t->layer];
+    const qlora__projection_row* row = qlora__trained_row(m, t);
+    int number = (int)(t->projection - layer->projections);
+    bool both = qlora__is_stack(layer, number) == 1 && row->gguf_second == NULL;
+    names[0] = row->gguf;
+    names[1] = both ? layer->layout->experts->rows[1].gguf : row->gguf_second;
+    return names[1] != NULL ? 2 : 1;
+}
+
+// The experts that it has matrices of; 0 = it is one matrix.
+static int64_t qlora__trained_experts(const qlora_model* m, const qlora__trained* t) {
+    const qlora__layer* layer = &m->layers[t->layer];
+    int number = (int)(t->projection - layer->projections);
+    return qlora__is_stack(layer, number) != 0 ? m->plan.config.experts : 0;
+}
+
 // The tensors of the file. Where it splits a matrix that is one for us, both halves have the same A
 // and each has its rows of B.
 static uint32_t qlora__gguf_entries(const qlora_model* m, qlora__gguf_entry* entries) {
@@ -52316,17 +53164,44 @@ static uint32_t qlora__gguf_entries(const qlora_model* m, qlora__gguf_entry* ent
         if (t.projection == NULL) {
             continue;
         }
-        const qlora__projection_row* row = qlora__trained_row(m, &t);
-        int halves = row->gguf_second != NULL ? 2 : 1;
+        const char* names[2];
+        int halves = qlora__trained_gguf(m, &t, names);
+        int64_t experts = qlora__trained_experts(m, &t);
+        int64_t each = experts > 0 ? experts : 1;
         for (int half = 0; half < halves; half++) {
             qlora__gguf_entry* e = &entries[count++];
-            qlora__gguf_name(t.layer, half == 0 ? row->gguf : row->gguf_second, t.is_b ? 'b' : 'a',
-                             e->name);
-            e->rows = t.is_b ? t.rows / halves : t.rows;
-            e->cols = t.cols;
+            qlora__gguf_name(t.layer, names[half], t.is_b ? 'b' : 'a', e->name);
+            e->rows = t.is_b ? t.rows / halves : t.rows / each;
+            e->cols = t.is_b ? t.cols / each : t.cols;
+            e->experts = experts;
         }
     }
     return count;
+}
+
+// The matrices of one tensor after the other. The halves of B follow each other, in every expert; A
+// is the same in both.
+static qlora_result qlora__gguf_save_one(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora__trained* t, const float* values,
+                                         qlora__gguf_writer* w) {
+    const char* names[2];
+    int halves = qlora__trained_gguf(m, t, names);
+    int64_t experts = qlora__trained_experts(m, t);
+    int64_t all = t->rows * t->cols;
+    if (!t->is_b || halves == 1 || experts == 0) {
+        for (int half = 0; half < (t->is_b ? 1 : halves); half++) {
+            QLORA__TRY(qlora__gguf_write(&ctx->env, w, values, (size_t)all * 4));
+        }
+        return QLORA_OK;
+    }
+    int64_t part = all / experts / 2;
+    for (int half = 0; half < 2; half++) {
+        for (int64_t e = 0; e < experts; e++) {
+            QLORA__TRY(
+                qlora__gguf_write(&ctx->env, w, values + (2 * e + half) * part, (size_t)part * 4));
+        }
+    }
+    return QLORA_OK;
 }
 
 // `buffers` has room for the longest tensor twice.
@@ -52337,7 +53212,6 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
         if (t.projection == NULL) {
             continue;
         }
-        const qlora__projection_row* row = qlora__trained_row(m, &t);
         qlora_tensor window;
         const float* values = buffers;
         qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
@@ -52346,17 +53220,13 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
             qlora__gguf_arrange(m, &t, alpha, buffers, buffers + m->longest_range);
             values = buffers + m->longest_range;
         }
-        QLORA__TRY(qlora__gguf_write(&ctx->env, w, values, (size_t)(t.rows * t.cols) * 4));
-        if (row->gguf_second != NULL && !t.is_b) { // the halves of B follow each other, A does not
-            QLORA__TRY(qlora__gguf_write(&ctx->env, w, values, (size_t)(t.rows * t.cols) * 4));
-        }
+        QLORA__TRY(qlora__gguf_save_one(ctx, m, &t, values, w));
     }
     return QLORA_OK;
 }
 
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
-    QLORA__TRY(qlora__mixture_no_gguf(ctx, m));
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
     if (m->dora || m->desc.train_norms || m->tables.saved_embed || m->tables.saved_head ||
         m->tables.token_count > 0) {
@@ -52832,26 +53702,46 @@ static qlora_result qlora__merge_matrix_write(qlora__merge* g, const qlora__merg
     return r;
 }
 
+// One matrix of a tensor of all experts.
+typedef struct qlora__merge_slice {
+    qlora__st_tensor tensor;
+    qlora__gguf_view view; // if it is made from others
+} qlora__merge_slice;
+
+// Matrix number `i` of a tensor of all experts, as an item of its own; `slice` becomes its tensor.
+static void qlora__merge_stack_one(const qlora__merge* g, const qlora__merge_item* item, int64_t i,
+                                   qlora__merge_slice* slice, qlora__merge_item* one) {
+    const qlora__layer* layer = &g->m->layers[item->layer];
+    int count = layer->layout->experts->count;
+    int number = item->stack + (int)(i / item->parts) * count + (int)(i % item->parts);
+    const qlora__projection* p = &layer->projections[number];
+    slice->tensor = *item->tensor;
+    *one = *item;
+    one->layer = -1;
+    one->projection = p;
+    one->coded = qlora__computes(g->m) && qlora__is_coded(p) && g->trained;
+    one->rows = p->out;
+    one->cols = p->in;
+    one->tensor = &slice->tensor;
+    slice->tensor.bytes =
+        (uint64_t)(p->out * p->in) * (qlora__st_dtypes[slice->tensor.dtype].bits / 8);
+    if (item->tensor->view != NULL) {
+        slice->view = *item->tensor->view;
+        slice->view.first = i * (p->out / slice->view.count);
+        slice->view.rows = p->out;
+        slice->tensor.view = &slice->view;
+    } else {
+        slice->tensor.data = item->tensor->data + (uint64_t)i * slice->tensor.bytes;
+    }
+}
+
 // A tensor of all experts, matrix after matrix.
 static qlora_result qlora__merge_stack_write(qlora__merge* g, const qlora__merge_item* item,
                                              qlora__st_writer* w) {
-    const qlora__layer* layer = &g->m->layers[item->layer];
-    int count = layer->layout->experts->count;
-    const uint8_t* data = item->tensor->data;
     for (int64_t i = 0; i < g->m->plan.config.experts * item->parts; i++) {
-        int number = item->stack + (int)(i / item->parts) * count + (int)(i % item->parts);
-        const qlora__projection* p = &layer->projections[number];
-        qlora__st_tensor slice = *item->tensor;
-        qlora__merge_item one = *item;
-        one.layer = -1;
-        one.projection = p;
-        one.coded = qlora__computes(g->m) && qlora__is_coded(p) && g->trained;
-        one.rows = p->out;
-        one.cols = p->in;
-        one.tensor = &slice;
-        slice.bytes = (uint64_t)(p->out * p->in) * (qlora__st_dtypes[slice.dtype].bits / 8);
-        slice.data = data;
-        data += slice.bytes;
+        qlora__merge_slice slice;
+        qlora__merge_item one;
+        qlora__merge_stack_one(g, item, i, &slice, &one);
         QLORA__TRY(qlora__merge_matrix_write(g, &one, w));
     }
     return QLORA_OK;
@@ -53324,6 +54214,9 @@ typedef struct qlora__merge_part {
     uint32_t rank;
     int64_t rows; // a vector is a matrix of one column
     int64_t cols;
+    int64_t experts;  // matrices of the tensor, if its rank is 3
+    int64_t expert;   // of which the part is this one; the others follow it. -1 = all of it
+    int64_t matrix;   // of an item that is a tensor of all experts: the one; -1 = it is none
     int64_t first;    // row of the item where the part begins
     int64_t head_dim; // > 0: rows of q or k, which the file orders for pairs of neighbours
     bool plus_one;    // the file holds w + 1
@@ -53345,14 +54238,14 @@ typedef struct qlora__merge_file {
     qlora__out out;
 } qlora__merge_file;
 
-// Vectors stay F32, as llama.cpp expects. A matrix whose rows are no multiple of the block becomes
-// F16; with Q4_0, the embedding and the head become Q8_0, because they suffer most.
+// Vectors and routers stay F32, as llama.cpp expects. A matrix whose rows are no multiple of the
+// block becomes F16; with Q4_0, the embedding and the head become Q8_0, because they suffer most.
 static const qlora__gguf_type* qlora__merge_type_for(const qlora__merge_file* f,
                                                      const qlora__merge_part* part) {
     const qlora__gguf_type* type = f->type;
     bool outer =
         strcmp(part->name, "token_embd.weight") == 0 || strcmp(part->name, "output.weight") == 0;
-    if (part->rank == 1) {
+    if (part->rank == 1 || strstr(part->name, ".ffn_gate_inp") != NULL) {
         return qlora__gguf_type_named("F32");
     }
     if (outer && strcmp(type->name, "Q4_0") == 0) {
@@ -53372,33 +54265,74 @@ static qlora__merge_part* qlora__merge_part_add(qlora__merge_file* f, const char
     part->rank = rank;
     part->rows = rows;
     part->cols = cols;
+    part->expert = -1;
+    part->matrix = -1;
     part->type = qlora__merge_type_for(f, part);
     part->bytes = (uint64_t)(rows * cols) / part->type->block * part->type->bytes;
     return part;
 }
 
+// One part per expert for a tensor of all experts, or of what is one matrix for us and two for the
+// file. *done is false if no item was made from it in such a way.
+static void qlora__merge_part_split(qlora__merge_file* f, const qlora__gguf_tensor* t, bool* done) {
+    const qlora__merge* g = f->g;
+    int64_t count = t->rank == 3 ? (int64_t)t->shape[2] : 1;
+    qlora__merge_part* parts = &f->parts[f->count];
+    *done = false;
+    for (uint32_t n = 0; n < g->count; n++) {
+        const qlora__folder_made* made = (const qlora__folder_made*)(const void*)g->items[n].tensor;
+        const qlora__gguf_view* view = &made->view;
+        for (uint32_t k = 0; k < view->count && view->each > 0; k++) {
+            if (view->parts[k] != t) {
+                continue;
+            }
+            int64_t matrices = view->rows / (view->each * view->count);
+            f->count = (uint32_t)(parts - f->parts) + (uint32_t)(view->first / view->each);
+            for (int64_t e = 0; e < matrices; e++) {
+                qlora__merge_part* part = qlora__merge_part_add(f, t->name, &g->items[n], t->rank,
+                                                                view->each, view->cols);
+                part->first = (int64_t)k * view->each;
+                part->experts = count;
+                part->expert = t->rank == 3 ? view->first / view->each + e : -1;
+                part->matrix = matrices > 1 ? e : -1;
+            }
+            *done = true;
+        }
+    }
+    f->count = (uint32_t)(parts - f->parts) + (*done ? (uint32_t)count : 0);
+}
+
 // A tensor of the source file, with the item that was made from it.
 static qlora_result qlora__merge_part_copy(qlora__merge_file* f, const qlora__gguf_tensor* t) {
     const qlora__merge* g = f->g;
-    for (uint32_t n = 0; n < g->count; n++) {
+    bool done = false;
+    qlora__merge_part_split(f, t, &done);
+    for (uint32_t n = 0; n < g->count && !done; n++) {
         const qlora__folder_made* made = (const qlora__folder_made*)(const void*)g->items[n].tensor;
         if (made->view.parts[0] != t) {
             continue;
         }
-        if (made->view.rows != qlora__gguf_rows(t)) {
+        if (made->view.rows * made->view.cols != (int64_t)t->elements) {
             return qlora__fail(g->ctx, QLORA_ERR_UNSUPPORTED,
                                "%s: %s holds several matrices in one tensor; such a file cannot "
                                "be merged",
                                g->m->dir, t->name);
         }
-        qlora__merge_part* part = qlora__merge_part_add(f, t->name, &g->items[n], t->rank,
-                                                        made->view.rows, made->view.cols);
+        bool vector = t->rank == 1;
+        qlora__merge_part* part = qlora__merge_part_add(
+            f, t->name, &g->items[n], t->rank, vector ? (int64_t)t->elements : made->view.rows,
+            vector ? 1 : made->view.cols);
         part->head_dim = made->view.head_dim;
         part->plus_one = made->view.minus_one;
         return QLORA_OK;
     }
-    qlora__merge_part* part = qlora__merge_part_add(f, t->name, NULL, t->rank, qlora__gguf_rows(t),
-                                                    t->rank == 1 ? 1 : (int64_t)t->shape[0]);
+    if (done) {
+        return QLORA_OK;
+    }
+    qlora__merge_part* part = qlora__merge_part_add(
+        f, t->name, NULL, t->rank, t->rank == 1 ? qlora__gguf_rows(t) : (int64_t)t->shape[1],
+        t->rank == 1 ? 1 : (int64_t)t->shape[0]);
+    part->experts = (int64_t)t->shape[2];
     part->type = t->type;
     part->bytes = t->bytes;
     part->raw = t->data;
@@ -53417,7 +54351,11 @@ static qlora_result qlora__merge_parts_copy(qlora__merge_file* f) {
     const qlora__gguf_model* files = &f->g->folder.gguf;
     uint64_t count = 0;
     for (uint32_t i = 0; i < files->count; i++) {
-        count += files->files[i].count;
+        for (uint32_t k = 0; k < files->files[i].count; k++) {
+            const qlora__gguf_tensor* t = &files->files[i].tensors[k];
+            bool stack = t->rank == 3 && (int64_t)t->shape[2] == f->g->m->plan.config.experts;
+            count += stack ? t->shape[2] : 1;
+        }
     }
     QLORA__TRY(qlora__merge_parts_reserve(f, count));
     for (uint32_t i = 0; i < files->count; i++) {
@@ -53519,28 +54457,43 @@ static uint32_t qlora__merge_file_type(const qlora__gguf_type* type) {
     return 0;
 }
 
+// Bytes of the tensor that begins with a part.
+static uint64_t qlora__merge_tensor_bytes(const qlora__merge_part* part) {
+    return part->expert >= 0 ? part->bytes * (uint64_t)part->experts : part->bytes;
+}
+
 static void qlora__merge_put_header(qlora__merge_file* f, qlora__string* t) {
     uint64_t at = 0;
+    uint32_t count = 0; // tensors
+    for (uint32_t i = 0; i < f->count; i++) {
+        count += f->parts[i].expert <= 0 ? 1 : 0;
+    }
     qlora__merge_put_u32(f, "general.file_type", qlora__merge_file_type(f->type));
     qlora__merge_put_u32(f, "general.quantization_version", 2);
     qlora__merge_put_u32(f, "general.alignment", QLORA__GGUF_ALIGN);
     qlora__string_puts(t, "GGUF");
     qlora__gguf_u32(t, 3);
-    qlora__gguf_u64(t, f->count);
+    qlora__gguf_u64(t, count);
     qlora__gguf_u64(t, f->value_count);
     qlora__string_add(t, f->values.data, f->values.size);
     t->result = t->result == QLORA_OK ? f->values.result : t->result;
     for (uint32_t i = 0; i < f->count; i++) {
         const qlora__merge_part* part = &f->parts[i];
+        if (part->expert > 0) {
+            continue;
+        }
         qlora__gguf_string(t, part->name);
         qlora__gguf_u32(t, part->rank);
-        if (part->rank == 2) {
+        if (part->rank >= 2) {
             qlora__gguf_u64(t, (uint64_t)part->cols);
         }
         qlora__gguf_u64(t, (uint64_t)part->rows);
+        if (part->rank == 3) {
+            qlora__gguf_u64(t, (uint64_t)part->experts);
+        }
         qlora__gguf_u32(t, part->type->id);
         qlora__gguf_u64(t, at);
-        at += qlora__gguf_padded(part->bytes);
+        at += qlora__gguf_padded(qlora__merge_tensor_bytes(part));
     }
     while (t->result == QLORA_OK && t->size % QLORA__GGUF_ALIGN != 0) {
         qlora__string_add(t, "", 1);
@@ -53586,8 +54539,15 @@ static qlora_result qlora__merge_write_row(qlora__merge_file* f, const qlora__me
 
 static qlora_result qlora__merge_write_item(qlora__merge_file* f, const qlora__merge_part* part) {
     qlora__merge* g = f->g;
+    const qlora__merge_item* item = part->item;
     qlora__merge_module module;
+    qlora__merge_item one;
+    qlora__merge_slice slice;
     memset(&module, 0, sizeof module);
+    if (part->matrix >= 0) {
+        qlora__merge_stack_one(g, item, part->matrix, &slice, &one);
+        item = &one;
+    }
     // Rows move only within a head, so that whole heads are made at a time.
     int64_t unit = part->head_dim > 0 ? part->head_dim : 1;
     int64_t most = (int64_t)g->elements / (part->cols * unit) * unit;
@@ -53595,13 +54555,11 @@ static qlora_result qlora__merge_write_item(qlora__merge_file* f, const qlora__m
     if (part->rank == 1) { // one row of the merge, one column here
         most = all;
     }
-    qlora_result r = part->item->projection != NULL
-                         ? qlora__merge_module_open(g->ctx, g->m, part->item, &module)
-                         : QLORA_OK;
+    qlora_result r =
+        item->projection != NULL ? qlora__merge_module_open(g->ctx, g->m, item, &module) : QLORA_OK;
     for (int64_t row = 0; row < all && r == QLORA_OK; row += most) {
         int64_t rows = qlora__min(most, all - row);
-        r = qlora__merge_rows_make(g, part->item, &module, part->first + row,
-                                   part->rank == 1 ? 1 : rows);
+        r = qlora__merge_rows_make(g, item, &module, part->first + row, part->rank == 1 ? 1 : rows);
         for (int64_t i = row; i < row + rows && r == QLORA_OK; i++) {
             r = qlora__merge_write_row(f, part, row, i);
         }
@@ -53619,9 +54577,15 @@ static qlora_result qlora__merge_write_parts(qlora__merge_file* f) {
         QLORA__TRY(part->item != NULL
                        ? qlora__merge_write_item(f, part)
                        : qlora__out_write(env, &f->out, part->raw, (size_t)part->bytes));
-        QLORA__TRY(qlora__out_write(env, &f->out, zeros,
-                                    (size_t)(qlora__gguf_padded(part->bytes) - part->bytes)));
-        f->g->done += part->item != NULL ? part->item->bytes : 0;
+        if (part->expert < 0 || part->expert == part->experts - 1) {
+            uint64_t bytes = qlora__merge_tensor_bytes(part);
+            QLORA__TRY(
+                qlora__out_write(env, &f->out, zeros, (size_t)(qlora__gguf_padded(bytes) - bytes)));
+        }
+        if (part->item != NULL) { // the part of the item that this one is
+            f->g->done += (uint64_t)(part->rows * part->cols) * part->item->bytes /
+                          (uint64_t)(part->item->rows * part->item->cols);
+        }
         QLORA__TRY(qlora__merge_tell(f->g));
     }
     return QLORA_OK;
@@ -54136,43 +55100,84 @@ static int64_t qlora__merge_period(const qlora_model* m) {
     return 0;
 }
 
+// What qlora__gguf_config_experts reads besides the sizes.
+static void qlora__merge_put_experts(qlora__merge_file* f) {
+    const qlora_model_config* c = &f->g->m->plan.config;
+    const qlora__layout* layout = f->g->m->arch->experts;
+    bool sigmoid = layout->experts->score == QLORA__ROUTER_SIGMOID;
+    bool shared = c->shared_intermediate > 0;
+    char key[128];
+    int64_t dense = 0;
+    while (dense < c->layers && c->dense[dense] != 0) {
+        dense++;
+    }
+    const struct {
+        const char* name;
+        int64_t value;
+        bool put;
+    } values[] = {
+        {"expert_shared_feed_forward_length", c->shared_intermediate, shared && !sigmoid},
+        {"expert_shared_count", c->shared_intermediate / c->expert_intermediate, sigmoid},
+        {"leading_dense_block_count", dense, sigmoid},
+        {"expert_gating_func", 2, sigmoid},
+        {"expert_group_count", c->expert_groups, sigmoid && c->expert_groups > 1},
+        {"expert_group_used_count", c->expert_groups_used, sigmoid && c->expert_groups > 1}};
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
+        if (values[i].put) {
+            qlora__merge_put_u32(f, qlora__merge_arch_key(f, values[i].name, key), values[i].value);
+        }
+    }
+    if (sigmoid) {
+        qlora__merge_put_f32(f, qlora__merge_arch_key(f, "expert_weights_scale", key),
+                             c->routed_scale);
+        qlora__merge_put_bool(f, qlora__merge_arch_key(f, "expert_weights_norm", key),
+                              c->renormalise);
+    }
+}
+
 // What qlora__gguf_config_sizes and its neighbours read. A number that is 0 is left out.
 static void qlora__merge_put_config(qlora__merge_file* f) {
     const qlora_model_config* c = &f->g->m->plan.config;
     char key[128];
+    const qlora__arch* arch = f->g->m->arch;
+    // the width of an MLP beside the experts has a key of its own
+    bool shared = (arch->reads & QLORA__READS_HYBRID) != 0 && c->experts > 0;
     const struct {
         const char* name;
         int64_t value;
     } sizes[] = {{"block_count", c->layers},
                  {"context_length", c->max_positions},
                  {"embedding_length", c->hidden},
-                 {"feed_forward_length", c->intermediate},
+                 {"feed_forward_length", shared ? c->expert_intermediate : c->intermediate},
                  {"attention.head_count", c->heads},
                  {"attention.head_count_kv", c->kv_heads},
                  {"attention.key_length", c->head_dim},
                  {"attention.value_length", c->head_dim},
                  {"vocab_size", c->vocab},
                  {"rope.dimension_count", c->rope_dims},
-                 {"attention.sliding_window", c->window}};
-    const qlora__arch* arch = f->g->m->arch;
+                 {"attention.sliding_window", c->window},
+                 {"attention.sliding_window_pattern", qlora__merge_period(f->g->m)},
+                 {"expert_count", c->experts},
+                 {"expert_used_count", c->experts_per_token},
+                 {"expert_feed_forward_length", c->expert_intermediate}};
     bool scaled = (arch->reads & QLORA__READS_MULTIPLIERS) != 0;
     bool factor = (arch->reads & QLORA__READS_LOGIT_SCALE) != 0;
-    bool mean = (arch->has & QLORA__HAS_MEAN_NORM) != 0;
+    const char* eps = (arch->has & QLORA__HAS_MEAN_NORM) != 0 ? "attention.layer_norm_epsilon"
+                                                              : "attention.layer_norm_rms_epsilon";
     const struct {
         const char* name;
         double value;
-    } numbers[] = {
-        {mean ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", c->rms_eps},
-        {"rope.freq_base", c->rope.theta},
-        {"attn_logit_softcapping", c->attention_cap},
-        {"final_logit_softcapping", c->logits_cap},
-        {"attention.temperature_scale", c->query_beta},
-        {"attention.scale", scaled ? c->attention_scale : 0.0},
-        {"embedding_scale", scaled ? c->embedding_scale : 0.0},
-        {"residual_scale", scaled ? c->residual_scale : 0.0},
-        {"logit_scale", scaled   ? c->logits_divisor
-                        : factor ? 1.0 / c->logits_divisor
-                                 : 0.0}};
+    } numbers[] = {{eps, c->rms_eps},
+                   {"rope.freq_base", c->rope.theta},
+                   {"attn_logit_softcapping", c->attention_cap},
+                   {"final_logit_softcapping", c->logits_cap},
+                   {"attention.temperature_scale", c->query_beta},
+                   {"attention.scale", scaled ? c->attention_scale : 0.0},
+                   {"embedding_scale", scaled ? c->embedding_scale : 0.0},
+                   {"residual_scale", scaled ? c->residual_scale : 0.0},
+                   {"logit_scale", scaled   ? c->logits_divisor
+                                   : factor ? 1.0 / c->logits_divisor
+                                            : 0.0}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (sizes[i].value > 0) {
             qlora__merge_put_u32(f, qlora__merge_arch_key(f, sizes[i].name, key), sizes[i].value);
@@ -54184,10 +55189,8 @@ static void qlora__merge_put_config(qlora__merge_file* f) {
                                  numbers[i].value);
         }
     }
-    int64_t period = qlora__merge_period(f->g->m);
-    if (period > 0) {
-        qlora__merge_put_u32(f, qlora__merge_arch_key(f, "attention.sliding_window_pattern", key),
-                             period);
+    if (scaled && c->no_rope[0] != 0) { // all layers, or the file is refused when it is read back
+        qlora__merge_put_bool(f, qlora__merge_arch_key(f, "rope.scaling.finetuned", key), false);
     }
 }
 
@@ -54268,9 +55271,16 @@ static qlora_result qlora__merge_add_layer(qlora__merge_file* f, const qlora__me
     int64_t rows = rank == 1 ? item->rows * item->cols : item->rows;
     int64_t cols = rank == 1 ? 1 : item->cols;
     char name[QLORA__GGUF_NAME];
-    const qlora__layout* layout = qlora__arch_first(arch);
-    for (int i = 0; i < layout->count; i++) {
-        const qlora__projection_row* row = &layout->rows[i];
+    const qlora__layer* own = &f->g->m->layers[layer];
+    const qlora__expert_rows* experts = own->layout->experts;
+    int count = experts != NULL ? qlora__first_expert(own->layout) : own->layout->count;
+    if (experts != NULL && experts->correction != NULL && strcmp(rest, experts->correction) == 0) {
+        snprintf(name, sizeof name, "blk.%ld.exp_probs_b.bias", layer);
+        qlora__merge_part_add(f, name, item, 1, rows, cols);
+        return QLORA_OK;
+    }
+    for (int i = 0; i < count; i++) {
+        const qlora__projection_row* row = qlora__row_of(own, i);
         if (!qlora__gguf_is(rest, size, row->module)) {
             continue;
         }
@@ -54304,6 +55314,76 @@ static qlora_result qlora__merge_add_layer(qlora__merge_file* f, const qlora__me
     return QLORA_OK;
 }
 
+// The item of a tensor, NULL if the folder has none.
+static const qlora__merge_item* qlora__merge_find_item(const qlora__merge* g, const char* name) {
+    uint32_t low = 0;
+    uint32_t high = g->count; // in the order of their plain names
+    const char* plain = qlora__plain_name(name);
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        int order = strcmp(qlora__plain_name(g->items[middle].tensor->name), plain);
+        if (order == 0) {
+            return &g->items[middle];
+        }
+        low = order < 0 ? middle + 1 : low;
+        high = order < 0 ? high : middle;
+    }
+    return NULL;
+}
+
+// The tensors that the matrices of projection `number`, that of the first expert, become. `item`
+// has it, or the matrices of all experts, of which it is number `k`.
+static qlora_result qlora__merge_add_stack(qlora__merge_file* f, const qlora__merge_item* item,
+                                           long l, int number, int k) {
+    const qlora__layer* layer = &f->g->m->layers[l];
+    const qlora__projection_row* row = qlora__row_of(layer, number);
+    const qlora__projection* p = &layer->projections[number];
+    int halves = row->gguf_second != NULL ? 2 : 1;
+    for (int h = 0; h < halves; h++) {
+        for (int64_t e = 0; e < f->g->m->plan.config.experts; e++) {
+            const qlora__merge_item* own = item;
+            char name[224];
+            char tensor[QLORA__GGUF_NAME];
+            if (item->layer < 0) {
+                int i = number + (int)e * layer->layout->experts->count;
+                qlora__base_weight(f->g->m, l, i, ".weight", name, sizeof name);
+                own = qlora__merge_find_item(f->g, name);
+            }
+            if (own == NULL || own->layer != item->layer) {
+                return qlora__fail(f->g->ctx, QLORA_ERR_FORMAT, "%s: tensor %s is missing",
+                                   f->g->m->dir, name);
+            }
+            snprintf(tensor, sizeof tensor, "blk.%ld.%s.weight", l,
+                     h == 0 ? row->gguf : row->gguf_second);
+            qlora__merge_part* part =
+                qlora__merge_part_add(f, tensor, own, 3, p->out / halves, p->in);
+            part->first = h * part->rows;
+            part->experts = f->g->m->plan.config.experts;
+            part->expert = e;
+            part->matrix = item->layer < 0 ? -1 : e * item->parts + k;
+        }
+    }
+    return QLORA_OK;
+}
+
+// A matrix of an expert, or those of all experts. *done is false if the item is neither. The
+// matrices of other experts are added with that of the first.
+static qlora_result qlora__merge_add_expert(qlora__merge_file* f, const qlora__merge_item* item,
+                                            long l, bool* done) {
+    const qlora__layer* layer = &f->g->m->layers[l];
+    *done = item->layer >= 0;
+    for (int k = 0; item->layer >= 0 && k < item->parts; k++) {
+        QLORA__TRY(qlora__merge_add_stack(f, item, l, item->stack + k, k));
+    }
+    if (*done || item->projection == NULL || layer->experts == NULL) {
+        return QLORA_OK;
+    }
+    int number = (int)(item->projection - layer->projections);
+    int expert = qlora__expert_of(layer, number);
+    *done = expert >= 0;
+    return expert == 0 ? qlora__merge_add_stack(f, item, l, number, 0) : QLORA_OK;
+}
+
 static qlora_result qlora__merge_add_item(qlora__merge_file* f, const qlora__merge_item* item) {
     static const char* const names[][2] = {{"embed_tokens.weight", "token_embd.weight"},
                                            {"norm.weight", "output_norm.weight"},
@@ -54314,6 +55394,11 @@ static qlora_result qlora__merge_add_item(qlora__merge_file* f, const qlora__mer
         char* end = NULL;
         long layer = strtol(plain + 7, &end, 10);
         if (*end == '.' && layer >= 0 && layer < f->g->m->plan.config.layers) {
+            bool done = false;
+            QLORA__TRY(qlora__merge_add_expert(f, item, layer, &done));
+            if (done) {
+                return QLORA_OK;
+            }
             return qlora__merge_add_layer(f, item, matrix ? 2 : 1, layer, end + 1);
         }
     }
@@ -54332,7 +55417,12 @@ static qlora_result qlora__merge_add_item(qlora__merge_file* f, const qlora__mer
 static qlora_result qlora__merge_from_folder(qlora__merge_file* f) {
     const qlora__merge* g = f->g;
     const char* slash = strrchr(g->m->dir, '/');
-    QLORA__TRY(qlora__merge_parts_reserve(f, 2 * (uint64_t)g->count + 2));
+    uint64_t parts = 2;
+    for (uint32_t i = 0; i < g->count; i++) {
+        bool stack = g->items[i].layer >= 0;
+        parts += 2 * (uint64_t)(stack ? g->m->plan.config.experts * g->items[i].parts : 1);
+    }
+    QLORA__TRY(qlora__merge_parts_reserve(f, parts));
     qlora__merge_key(f, "general.architecture", QLORA__GGUF_STRING);
     qlora__gguf_string(&f->values, qlora__merge_arch(f));
     qlora__merge_key(f, "general.type", QLORA__GGUF_STRING);
@@ -54340,6 +55430,9 @@ static qlora_result qlora__merge_from_folder(qlora__merge_file* f) {
     qlora__merge_key(f, "general.name", QLORA__GGUF_STRING);
     qlora__gguf_string(&f->values, slash != NULL && slash[1] != '\0' ? slash + 1 : g->m->dir);
     qlora__merge_put_config(f);
+    if (g->m->plan.config.experts > 0) {
+        qlora__merge_put_experts(f);
+    }
     qlora__merge_put_rope(f);
     if (g->m->plan.config.window > 0 && g->m->arch->window != QLORA__WINDOW_PATTERN) {
         QLORA__LOG(g->ctx, WARN, MODEL,
@@ -54386,19 +55479,30 @@ static const char* qlora__merge_differs(const qlora_model* m, qlora_model_config
         const char* name;
         double ours;
         double theirs;
-    } numbers[] = {{"the attention scale", c->attention_scale > 0.0 ? c->attention_scale : root,
-                    file->attention_scale > 0.0 ? file->attention_scale : root},
-                   {"the scale of embeddings", c->embedding_scale, file->embedding_scale},
-                   {"the scale of residuals", c->residual_scale, file->residual_scale},
-                   {"the scale of logits", c->logits_divisor, file->logits_divisor},
-                   {"the cap of scores", c->attention_cap, file->attention_cap},
-                   {"the cap of logits", c->logits_cap, file->logits_cap},
-                   {"the scale by position", c->query_beta, file->query_beta},
-                   {"the period of that scale", c->query_beta > 0.0 ? c->query_period : 0.0,
-                    file->query_period},
-                   {"the norm's epsilon", c->rms_eps, file->rms_eps},
-                   {"the rotated width", (double)c->rope_dims, (double)file->rope_dims},
-                   {"the head", c->tied ? 1.0 : 0.0, file->tied ? 1.0 : 0.0}};
+    } numbers[] = {
+        {"the attention scale", c->attention_scale > 0.0 ? c->attention_scale : root,
+         file->attention_scale > 0.0 ? file->attention_scale : root},
+        {"the scale of embeddings", c->embedding_scale, file->embedding_scale},
+        {"the scale of residuals", c->residual_scale, file->residual_scale},
+        {"the scale of logits", c->logits_divisor, file->logits_divisor},
+        {"the cap of scores", c->attention_cap, file->attention_cap},
+        {"the cap of logits", c->logits_cap, file->logits_cap},
+        {"the scale by position", c->query_beta, file->query_beta},
+        {"the period of that scale", c->query_beta > 0.0 ? c->query_period : 0.0,
+         file->query_period},
+        {"the norm's epsilon", c->rms_eps, file->rms_eps},
+        {"the rotated width", (double)c->rope_dims, (double)file->rope_dims},
+        {"the number of experts", (double)c->experts, (double)file->experts},
+        {"the experts of a token", (double)c->experts_per_token, (double)file->experts_per_token},
+        {"the width of experts", (double)c->expert_intermediate, (double)file->expert_intermediate},
+        {"the width beside the experts", (double)c->shared_intermediate,
+         (double)file->shared_intermediate},
+        {"norm_topk_prob", c->renormalise ? 1.0 : 0.0, file->renormalise ? 1.0 : 0.0},
+        {"the scale of experts", c->routed_scale, file->routed_scale},
+        {"groups of experts", (double)c->expert_groups, (double)file->expert_groups},
+        {"groups of experts that are used", (double)c->expert_groups_used,
+         (double)file->expert_groups_used},
+        {"the head", c->tied ? 1.0 : 0.0, file->tied ? 1.0 : 0.0}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         if (!qlora__merge_near(numbers[i].ours, numbers[i].theirs)) {
             return numbers[i].name;
@@ -54407,6 +55511,9 @@ static const char* qlora__merge_differs(const qlora_model* m, qlora_model_config
     for (int64_t l = 0; l < c->layers; l++) {
         if (c->no_rope[l] != file->no_rope[l]) {
             return "layers without rotation";
+        }
+        if (c->dense[l] != file->dense[l]) {
+            return "layers without experts";
         }
         // llama.cpp ignores the windows of the other architectures; so does its converter
         if (m->arch->window == QLORA__WINDOW_PATTERN && c->sliding[l] != file->sliding[l]) {
@@ -54445,7 +55552,6 @@ static qlora_result qlora__merge_check(const qlora__merge* g, const char* path) 
 // The whole export.
 static qlora_result qlora__merge_gguf(qlora__merge* g, const char* path,
                                       const qlora__gguf_type* type) {
-    QLORA__TRY(qlora__mixture_no_gguf(g->ctx, g->m));
     qlora_ctx* ctx = g->ctx;
     qlora__merge_file f;
     memset(&f, 0, sizeof f);
@@ -54525,12 +55631,13 @@ static void qlora__merge_put_flag(qlora__merge_config* f, const char* key, bool 
 
 static void qlora__merge_put_sizes(qlora__merge_config* f) {
     const qlora_model_config* c = f->c;
+    bool hybrid = (f->arch->reads & QLORA__READS_HYBRID) != 0;
     const struct {
         const char* name;
         int64_t value;
     } sizes[] = {{"vocab_size", c->vocab},
                  {"hidden_size", c->hidden},
-                 {"intermediate_size", c->intermediate},
+                 {"intermediate_size", hybrid ? c->expert_intermediate : c->intermediate},
                  {"num_hidden_layers", c->layers},
                  {"num_attention_heads", c->heads},
                  {"num_key_value_heads", c->kv_heads},
@@ -54556,7 +55663,8 @@ static void qlora__merge_put_sizes(qlora__merge_config* f) {
 static void qlora__merge_put_biases(qlora__merge_config* f) {
     uint32_t reads = f->arch->reads;
     qlora__json_write_double(&f->w, "attention_dropout", 0.0);
-    if ((reads & (QLORA__READS_ATTENTION_BIAS | QLORA__READS_ATTENTION_BIAS_3)) != 0) {
+    if ((reads & (QLORA__READS_ATTENTION_BIAS | QLORA__READS_ATTENTION_BIAS_3 |
+                  QLORA__READS_BIAS_3_OFF)) != 0) {
         qlora__merge_put_flag(f, "attention_bias", f->c->qkv_bias);
     }
     if ((reads & QLORA__READS_OUT_BIAS) != 0) {
@@ -54577,7 +55685,8 @@ static void qlora__merge_put_layers(qlora__merge_config* f) {
                          ? arch->defaults.window
                          : c->window;
     int64_t period = qlora__merge_period(f->m);
-    if (arch->window == QLORA__WINDOW_QWEN || arch->window == QLORA__WINDOW_NOPE) {
+    if (arch->window == QLORA__WINDOW_QWEN || arch->window == QLORA__WINDOW_NOPE ||
+        arch->window == QLORA__WINDOW_USED || arch->window == QLORA__WINDOW_LISTED) {
         qlora__merge_put_flag(f, "use_sliding_window", c->window > 0);
     }
     if (arch->window == QLORA__WINDOW_QWEN) {
@@ -54607,6 +55716,83 @@ static void qlora__merge_put_layers(qlora__merge_config* f) {
         }
         qlora__json_write_close(&f->w, ']');
     }
+}
+
+// ---- experts ------------------------------------------------------------------------------------
+
+// Which layers have experts, and what kinds of layers there are.
+static void qlora__merge_put_kinds(qlora__merge_config* f) {
+    const qlora_model_config* c = f->c;
+    const qlora__expert_rows* experts = f->arch->experts->experts;
+    bool sigmoid = experts->score == QLORA__ROUTER_SIGMOID;
+    int64_t dense = 0;
+    for (int64_t i = 0; i < c->layers; i++) {
+        dense += c->dense[i];
+    }
+    if (sigmoid) { // the first ones, or the file is refused when it is read back
+        qlora__json_write_int(&f->w, "first_k_dense_replace", dense);
+        qlora__merge_put_flag(f, "use_qk_norm", c->qk_norm);
+    } else if (f->arch->layout != NULL && (f->arch->reads & QLORA__READS_OWN_WIDTH) != 0) {
+        qlora__json_write_int(&f->w, "decoder_sparse_step", 1);
+        qlora__json_write_open(&f->w, "mlp_only_layers", '[');
+        for (int64_t i = 0; i < c->layers; i++) {
+            if (c->dense[i] != 0) {
+                qlora__json_write_int(&f->w, NULL, i);
+            }
+        }
+        qlora__json_write_close(&f->w, ']');
+    }
+    if ((f->arch->reads & QLORA__READS_HYBRID) != 0) {
+        qlora__json_write_open(&f->w, "layer_types", '[');
+        for (int64_t i = 0; i < c->layers; i++) {
+            qlora__json_write_string(&f->w, NULL, "attention");
+        }
+        qlora__json_write_close(&f->w, ']');
+        if (c->no_rope[0] == 0) {
+            qlora__json_write_string(&f->w, "position_embedding_type", "rope");
+        }
+    }
+}
+
+static void qlora__merge_put_mixture(qlora__merge_config* f) {
+    const qlora_model_config* c = f->c;
+    const qlora__layout* layout = f->arch->experts;
+    if (c->experts == 0) {
+        return;
+    }
+    uint32_t reads = f->arch->reads;
+    bool sigmoid = layout->experts->score == QLORA__ROUTER_SIGMOID;
+    bool chosen = layout->experts->score == QLORA__ROUTER_SOFTMAX_CHOSEN;
+    bool hybrid = (reads & QLORA__READS_HYBRID) != 0;
+    bool gate = layout->experts->shared_gate.module != NULL;
+    const struct {
+        const char* name;
+        int64_t value;
+        bool put;
+    } sizes[] = {
+        {sigmoid  ? "n_routed_experts"
+         : chosen ? "num_local_experts"
+                  : "num_experts",
+         c->experts, true},
+        {"num_experts_per_tok", c->experts_per_token, true},
+        {"moe_intermediate_size", c->expert_intermediate, (reads & QLORA__READS_OWN_WIDTH) != 0},
+        {"shared_intermediate_size", c->shared_intermediate, hybrid},
+        {"shared_expert_intermediate_size", c->shared_intermediate, gate},
+        {"n_shared_experts", c->shared_intermediate / c->expert_intermediate, sigmoid},
+        {"n_group", c->expert_groups, sigmoid},
+        {"topk_group", c->expert_groups_used, sigmoid}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i].put) {
+            qlora__json_write_int(&f->w, sizes[i].name, sizes[i].value);
+        }
+    }
+    if ((reads & QLORA__READS_RENORMALISE) != 0) {
+        qlora__merge_put_flag(f, "norm_topk_prob", c->renormalise);
+    }
+    if (sigmoid) {
+        qlora__merge_put_number(f, "routed_scaling_factor", c->routed_scale);
+    }
+    qlora__merge_put_kinds(f);
 }
 
 // ---- the rotation -------------------------------------------------------------------------------
@@ -54819,6 +56005,7 @@ static void qlora__merge_put_all(qlora__merge_config* f, qlora__string* text) {
     qlora__merge_put_sizes(f);
     qlora__merge_put_biases(f);
     qlora__merge_put_layers(f);
+    qlora__merge_put_mixture(f);
     qlora__merge_put_rotation(f);
     qlora__merge_put_scalars(f);
     qlora__merge_put_special(f);
@@ -55404,6 +56591,186 @@ static qlora_result qlora__merge_make_settings(const qlora__gguf* g, int64_t pos
     return text->result;
 }
 
+//@@ src/adapter/merge_verify.h
+
+// ---- what was merged, read back -----------------------------------------------------------------
+//
+// A random token x goes through every matrix W' of the merged model, of every expert, and through
+// the base W and the adapter: W' x = W x + s B (A x), but for the rounding of W'.
+
+typedef struct qlora__verify {
+    qlora__merge* g;
+    qlora__folder folder; // what was written
+    double unit;          // rounding error of a value, as a share of it or of the largest of a row
+    bool blocks;          // of the largest
+    float* row;
+    double* z;
+    size_t room;
+} qlora__verify;
+
+// Element `i` of the token, from -1 to 1.
+static double qlora__verify_token(int64_t i) {
+    uint32_t x = (uint32_t)i * 2246822519u + 99991u;
+    x = (x ^ (x >> 15)) * 2654435761u;
+    x ^= x >> 14;
+    return (double)(x % 20001u) / 10000.0 - 1.0;
+}
+
+// Of one row: what W' x and the base with the adapter differ by, squared, and what rounding can
+// make of it.
+static void qlora__verify_row(const qlora__verify* v, const float* base, int64_t cols,
+                              double adapter, double* difference, double* noise) {
+    double theirs = 0.0;
+    double mine = adapter;
+    double most = 0.0;
+    double sum = 0.0;
+    for (int64_t i = 0; i < cols; i++) {
+        double x = qlora__verify_token(i);
+        theirs += (double)v->row[i] * x;
+        mine += (double)base[i] * x;
+        most = fabs((double)v->row[i]) > most ? fabs((double)v->row[i]) : most;
+        sum += v->blocks ? x * x : (double)v->row[i] * (double)v->row[i] * x * x;
+    }
+    *difference += (theirs - mine) * (theirs - mine);
+    *noise += sum * v->unit * v->unit * (v->blocks ? most * most : 1.0);
+}
+
+// One projection with an adapter. `item` has it alone.
+static qlora_result qlora__verify_item(qlora__verify* v, const qlora__merge_item* item, int64_t l,
+                                       int i) {
+    qlora__merge* g = v->g;
+    const qlora__projection* p = item->projection;
+    qlora__projection bare = *p; // without the adapter
+    qlora__merge_item base = *item;
+    qlora__merge_module module;
+    qlora__merge_module none;
+    qlora__weight_source found;
+    double difference = 0.0;
+    double noise = 0.0;
+    bare.rank = 0;
+    base.projection = &bare;
+    memset(&module, 0, sizeof module);
+    memset(&none, 0, sizeof none);
+    qlora_result r = qlora__projection_source(g->ctx, &v->folder, g->m, l, i, &found);
+    r = r == QLORA_OK ? qlora__merge_module_open(g->ctx, g->m, item, &module) : r;
+    r = r == QLORA_OK ? qlora__merge_module_open(g->ctx, g->m, &base, &none) : r;
+    for (int64_t j = 0; j < p->rank && r == QLORA_OK; j++) {
+        v->z[j] = 0.0;
+        for (int64_t k = 0; k < p->in; k++) {
+            v->z[j] += (double)module.a[j * p->in + k] * qlora__verify_token(k);
+        }
+    }
+    int64_t most = (int64_t)g->elements / p->in;
+    for (int64_t row = 0; row < p->out && r == QLORA_OK; row++) {
+        double adapter = 0.0;
+        if (row % most == 0) {
+            r = qlora__merge_rows_make(g, &base, &none, row, qlora__min(most, p->out - row));
+        }
+        for (int64_t j = 0; j < p->rank; j++) {
+            adapter += (double)module.b[row * p->rank + j] * v->z[j] * (double)p->scale;
+        }
+        qlora__st_read_f32(found.linear.weight, (uint64_t)(row * p->in), (uint64_t)p->in, v->row);
+        qlora__verify_row(v, g->values + row % most * p->in, p->in, adapter, &difference, &noise);
+    }
+    qlora__merge_module_close(g->ctx, &module);
+    qlora__merge_module_close(g->ctx, &none);
+    if (r == QLORA_OK && !(difference <= 4.0 * noise + 1e-12)) {
+        char name[200];
+        qlora__base_module(g->m, l, i, name, sizeof name);
+        r = qlora__fail(g->ctx, QLORA_ERR_FILE,
+                        "%s: %s does not give what the base and the adapter give: a random token "
+                        "differs by %.3g, where rounding makes %.3g; do not use this model",
+                        g->dir, name, sqrt(difference), sqrt(noise));
+    }
+    return r;
+}
+
+// The place of a projection in the model.
+static void qlora__verify_place(const qlora_model* m, const qlora__projection* p, int64_t* layer,
+                                int* number) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->layers[l].count; i++) {
+            if (&m->layers[l].projections[i] == p) {
+                *layer = l;
+                *number = i;
+            }
+        }
+    }
+}
+
+static qlora_result qlora__verify_items(qlora__verify* v) {
+    qlora__merge* g = v->g;
+    for (uint32_t n = 0; n < g->count; n++) {
+        const qlora__merge_item* item = &g->items[n];
+        bool stack = item->layer >= 0;
+        int64_t count = stack ? g->m->plan.config.experts * item->parts : 1;
+        for (int64_t k = 0; k < count; k++) {
+            qlora__merge_slice slice;
+            qlora__merge_item one = *item;
+            int64_t l = 0;
+            int i = 0;
+            if (stack) {
+                qlora__merge_stack_one(g, item, k, &slice, &one);
+            }
+            if (one.projection == NULL || one.projection->rank == 0) {
+                continue;
+            }
+            qlora__verify_place(g->m, one.projection, &l, &i);
+            QLORA__TRY(qlora__verify_item(v, &one, l, i));
+        }
+    }
+    return QLORA_OK;
+}
+
+// What a value is rounded by, in the type that was written.
+static void qlora__verify_unit(qlora__verify* v, const qlora_merge_desc* d) {
+    v->blocks = d->gguf != QLORA_GGUF_AS_DTYPE;
+    v->unit = d->gguf == QLORA_GGUF_Q8_0   ? 1.0 / 254.0
+              : d->gguf == QLORA_GGUF_Q4_0 ? 1.0 / 8.0
+              : d->dtype == QLORA_BF16     ? 1.0 / 512.0
+              : d->dtype == QLORA_F16      ? 1.0 / 4096.0
+                                           : 1.0 / 4194304.0;
+}
+
+// The file may name what it has in another way: that of its architecture.
+static qlora_result qlora__verify_same_names(qlora__merge* g) {
+    qlora_model_config* file =
+        (qlora_model_config*)qlora__alloc(g->ctx, sizeof(qlora_model_config));
+    if (file == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__config_read(&g->ctx->env, g->dir, file);
+    if (r == QLORA_OK && qlora__arch_of(file->family)->layout != g->m->arch->layout) {
+        r = qlora__fail(g->ctx, QLORA_ERR_UNSUPPORTED,
+                        "%s: what was written is read as another family (%s), whose matrices are "
+                        "divided in another way; verify a folder instead",
+                        g->dir, qlora__arch_of(file->family)->model_type);
+    }
+    qlora__free(g->ctx, file, sizeof *file);
+    return r;
+}
+
+static qlora_result qlora__merge_verify(qlora__merge* g, const qlora_merge_desc* d) {
+    qlora__verify v;
+    memset(&v, 0, sizeof v);
+    if (g->m->dora) {
+        return qlora__fail(g->ctx, QLORA_ERR_UNSUPPORTED,
+                           "what DoRA merges cannot be verified; leave desc.verify out");
+    }
+    QLORA__TRY(qlora__verify_same_names(g));
+    v.g = g;
+    qlora__verify_unit(&v, d);
+    v.room = (size_t)g->most_cols;
+    QLORA__TRY(qlora__folder_open(&g->ctx->env, g->dir, &v.folder));
+    v.row = (float*)qlora__alloc(g->ctx, v.room * sizeof *v.row);
+    v.z = v.row != NULL ? (double*)qlora__alloc(g->ctx, 65536 * sizeof *v.z) : NULL;
+    qlora_result r = v.z != NULL ? qlora__verify_items(&v) : QLORA_ERR_MEMORY;
+    qlora__free(g->ctx, v.row, v.room * sizeof *v.row);
+    qlora__free(g->ctx, v.z, 65536 * sizeof *v.z);
+    qlora__folder_close(&g->ctx->env, &v.folder);
+    return r;
+}
+
 //@@ src/adapter/merge_save.h
 
 // ---- merging ------------------------------------------------------------------------------------
@@ -55657,6 +57024,7 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
                      : QLORA__GGUF && unpacks ? qlora__merge_unpack(&g, shard)
                                               : qlora__merge_run(&g, shard);
     r = r == QLORA_OK && !file ? qlora__merge_check_scale(&g) : r;
+    r = r == QLORA_OK && desc->verify ? qlora__merge_verify(&g, desc) : r;
     qlora__merge_close(&g);
     return r;
 }
@@ -60026,7 +61394,7 @@ static qlora_result qlora__ckpt_load_one(qlora_trainer* t, const char* folder, c
     if (values == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    qlora_result r = qlora__adapter_read(ctx, m, folder);
+    qlora_result r = qlora__adapter_read(ctx, m, folder, QLORA_EXPERT_LAYOUT_AUTO);
     r = r == QLORA_OK ? qlora__state_apply(t, st, &state, values) : r;
     qlora__free(ctx, values, room);
     if (r == QLORA_OK && position_bytes != NULL) {
@@ -61857,4 +63225,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 24217de6ca28ee1e
+//@@ end 768ee335a28c8d2c

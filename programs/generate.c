@@ -34,6 +34,7 @@ typedef struct options {
     const char* adapter;
     const char* tokenizer;
     const char* rope_scale;
+    int64_t expert_layout;
     const char* prompt;
     const char* prompt_file;
     const char* data;
@@ -82,6 +83,9 @@ static const option option_table[] = {
         "model folder (Hugging Face) or GGUF file (required)"},
     {"adapter", OPT_TEXT, AT(adapter), false, 0, 0, "DIR",
         "PEFT adapter or finetune run to apply (default: none)"},
+    {"expert-layout", OPT_CHOICE, AT(expert_layout), false, 0, 0, "auto|peft|peft-0.18|unsloth",
+        "order of the matrices of experts in --adapter, for folders that may have several "
+        "(default auto: what the folder says, or its shapes)"},
     {"tokenizer", OPT_TEXT, AT(tokenizer), false, 0, 0, "PATH",
         "tokenizer file or folder (default: --adapter if it has a tokenizer, otherwise --model); "
         "a folder's chat template and special tokens are used as well"},
@@ -564,6 +568,7 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
     m.dir = o->model;
     m.adapter = o->adapter;
     m.rope_scale = o->rope_scale;
+    m.expert_layout = (qlora_expert_layout)o->expert_layout;
     m.rank = -1;
     m.mode = o->mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->mode;
     m.base = (qlora_base_format)o->base;

@@ -31,6 +31,8 @@ typedef struct options {
     int64_t backend;
     int64_t base;
     int64_t dtype;
+    int64_t expert_layout;
+    bool verify;
     bool verbose;
     bool help;
     bool version;
@@ -55,6 +57,12 @@ static const option option_table[] = {
         "type of the merged weights; the last two only for GGUF (default bf16)"},
     {"rope-scale", OPT_TEXT, AT(rope_scale), false, 0, 0, "TYPE:F",
         "scaling that the adapter was trained with, as in yarn:4; written into the merged config"},
+    {"expert-layout", OPT_CHOICE, AT(expert_layout), false, 0, 0, "auto|peft|peft-0.18|unsloth",
+        "order of the matrices of experts in --adapter, for folders that may have several "
+        "(default auto: what the folder says, or its shapes)"},
+    {"verify", OPT_FLAG, AT(verify), false, 0, 0, "",
+        "read the merged weights back: a random token must give the same through every matrix as "
+        "through the base and the adapter"},
     {"shard", OPT_SIZE, AT(shard), false, 1048576.0, 1125899906842624.0, "SIZE",
         "maximum file size; 2G and 2GiB are binary, 2GB is decimal (default 5GB)"},
     {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
@@ -306,6 +314,9 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
                                    : "either --out DIR (a merged model) or --gguf FILE (an adapter "
                                      "for llama.cpp) is required");
     }
+    if (o->gguf != NULL && o->verify) {
+        return fail("--verify needs --out");
+    }
     if (o->gguf != NULL && !gguf_free(o->gguf)) {
         return false;
     }
@@ -395,6 +406,7 @@ static bool run(const options* o, qlora_ctx* ctx) {
     m.dir = o->model;
     m.adapter = o->adapter;
     m.rope_scale = o->rope_scale;
+    m.expert_layout = (qlora_expert_layout)o->expert_layout;
     m.mode = QLORA_MODE_F32;
     m.base = o->base == BASE_FP8 ? QLORA_BASE_FP8 : QLORA_BASE_NF4;
     m.progress = on_progress;
@@ -418,6 +430,7 @@ static bool run(const options* o, qlora_ctx* ctx) {
         d.base = weights ? QLORA_MERGE_TRAINED : QLORA_MERGE_ORIGINAL;
         d.shard_bytes = (uint64_t)o->shard;
         d.tokenizer_dir = o->adapter; // where it has such files
+        d.verify = o->verify;
         d.progress = on_progress;
         d.progress_user = &p;
         ok = out_write(o, ctx, model, &d);

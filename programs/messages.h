@@ -82,6 +82,8 @@ static inline bool message_options(char* text) {
         const char* option;
     } words[] = {{"desc.targets", "--targets"},
                  {"desc.rope_scale", "--rope-scale"},
+                 {"desc.expert_layout", "--expert-layout"},
+                 {"leave desc.verify out", "leave --verify out"},
                  {"desc.new_tokens", "--add-tokens"},
                  {"desc.save_modules", "--save-modules"},
                  {"desc.offload is ON", "--offload is on"},

@@ -251,8 +251,8 @@ static const qlora__expert_rows qlora__experts_mixtral = {
 static const qlora__expert_rows qlora__experts_granite = {
     QLORA__ROUTER_SOFTMAX_CHOSEN, QLORA__ROW_ROUTER("block_sparse_moe.router.layer"),
     QLORA__ROW_NONE, NULL, false, "block_sparse_moe.router", "block_sparse_moe.experts", 2,
-    {QLORA__ROW_OF_EXPERT(11, QLORA__GATE_UP, HIDDEN, EXPERT_GATE_UP,
-                          "block_sparse_moe.experts.*.gate_up", "ffn_gate_exps"),
+    {{11, QLORA__GATE_UP, QLORA__WIDTH_HIDDEN, QLORA__WIDTH_EXPERT_GATE_UP, QLORA__BIAS_NONE,
+      false, "block_sparse_moe.experts.*.gate_up", "ffn_gate_exps", "ffn_up_exps"},
      QLORA__ROW_OF_EXPERT(12, QLORA__DOWN, EXPERT, HIDDEN,
                           "block_sparse_moe.experts.*.down", "ffn_down_exps"),
      QLORA__ROW_NONE},
@@ -332,7 +332,8 @@ enum {
 enum {
     QLORA__GGUF_NEEDS_WINDOW = 1, // of two families with one name, this one has windows
     QLORA__GGUF_LOCAL_THETA = 2,  // rope.freq_base_swa is read
-    QLORA__GGUF_OWN_WINDOW = 4    // a file without a window has the default one
+    QLORA__GGUF_OWN_WINDOW = 4,   // a file without a window has the default one
+    QLORA__GGUF_RENORMALISES = 8  // weights of experts always sum to 1
 };
 
 // What llama.cpp knows of a family by its number of layers; 0 = nothing.
@@ -575,7 +576,7 @@ static const qlora__arch qlora__archs[] = {
          QLORA__READS_OWN_WIDTH,
      QLORA__WINDOW_USED, QLORA__NOPE_NONE,
      {151936, 2048, 6144, 24, 32, 4, 0, 32768, 4096, 0, 1e4, 0, 1e-6, 1, false},
-     QLORA__GGUF_PLAIN},
+     {QLORA__GGUF_RENORMALISES, 0, 0}},
     {QLORA_FAMILY_OLMOE, "olmoe", "OlmoeForCausalLM", "olmoe",
      NULL, &qlora__layout_moe, &qlora__norms_before, QLORA__HAS_QK_NORM | QLORA__HAS_WIDE_QK_NORM,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_EXPERTS | QLORA__READS_RENORMALISE,
@@ -589,7 +590,7 @@ static const qlora__arch qlora__archs[] = {
      {32000, 4096, 11008, 32, 32, 0, 0, 2048, 0, 0, 1e4, 0, 1e-6, 1, false},
      QLORA__GGUF_PLAIN},
     {QLORA_FAMILY_GLM4_MOE, "glm4_moe", "Glm4MoeForCausalLM", "glm4moe",
-     &qlora__layout_seven, &qlora__layout_glm4_moe, &qlora__norms_before, 0,
+     &qlora__layout_seven, &qlora__layout_glm4_moe, &qlora__norms_seed, 0,
      QLORA__READS_BIAS_3_OFF | QLORA__READS_PARTIAL | QLORA__READS_EXPERTS |
          QLORA__READS_RENORMALISE | QLORA__READS_OWN_WIDTH | QLORA__READS_QK_NORM,
      QLORA__WINDOW_NONE, QLORA__NOPE_NONE,
@@ -705,10 +706,22 @@ static const qlora__layout* qlora__arch_first(const qlora__arch* arch) {
     return arch->layout != NULL ? arch->layout : arch->experts;
 }
 
-// The architecture of GGUF files of a model. The text part of a multimodal folder has that of its
-// wrapper, where the two differ.
+// The architecture of GGUF files of a family, whose layers may have experts; NULL if it has no such
+// layers, or only such layers.
+static const char* qlora__arch_gguf_of(const qlora__arch* arch, bool experts) {
+    bool only = (arch->reads & QLORA__READS_EXPERTS) != 0;
+    if (experts ? arch->experts == NULL : only) {
+        return NULL;
+    }
+    return experts && !only ? "granitemoe" : arch->gguf;
+}
+
+// That of a model. The text part of a multimodal folder has that of its wrapper, where the two
+// differ.
 static const char* qlora__arch_gguf(const qlora__arch* arch, const qlora_model_config* c) {
-    return c->wrapped && arch->family == QLORA_FAMILY_MISTRAL ? "mistral3" : arch->gguf;
+    return c->wrapped && arch->family == QLORA_FAMILY_MISTRAL
+               ? "mistral3"
+               : qlora__arch_gguf_of(arch, c->experts > 0);
 }
 
 // The module of norm number `norm` of a layer; NULL if the layer has no such norm.

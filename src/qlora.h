@@ -252,6 +252,7 @@ QLORA__ONCE_PER_FILE
 #include "model/layout.h"
 #include "model/mapped.h"
 #include "model/peft_copies.h"
+#include "model/expert_layout.h"
 #include "model/trained.h"
 #include "model/plan.h"
 #include "model/work.h"
@@ -291,11 +292,13 @@ QLORA__ONCE_PER_CALL
 QLORA__ONCE_END
 QLORA__ONCE_PER_FILE
 #include "model/prepare.h"
+#include "model/expert_values.h"
 #include "model/adapter.h"
 #include "model/open.h"
 QLORA__ONCE_END
 QLORA__ONCE_PER_CALL
 #include "model/evaluate.h"
+#include "adapter/check.h"
 #include "adapter/save.h"
 #ifndef QLORA_NO_MERGE
 #include "adapter/merge_template.h"
@@ -305,6 +308,7 @@ QLORA__ONCE_PER_CALL
 #include "adapter/merge_folder.h"
 #include "adapter/merge_config.h"
 #include "adapter/merge_vocab.h"
+#include "adapter/merge_verify.h"
 #include "adapter/merge_save.h"
 #endif // QLORA_NO_MERGE
 

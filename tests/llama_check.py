@@ -235,7 +235,34 @@ CHANGES = {
                                   for kind in ("full_attention", "sliding_attention")},
               "layer_types": ["sliding_attention"] * 3},
     # llama.cpp has no window for these: beyond it, it computes something else
-    "mistral": {"sliding_window": None}, "phi3": {"sliding_window": None}}
+    "mistral": {"sliding_window": None}, "phi3": {"sliding_window": None},
+    # every layer has experts: the one that has none gets those of the layer before it
+    "qwen3moe": {"mlp_only_layers": []}}
+
+
+def fill_experts(path, layer):
+    """Gives a layer without experts those of the layer before it, in a model or an adapter."""
+    with open(path, "rb") as file:
+        data = file.read()
+    size = struct.unpack("<Q", data[:8])[0]
+    tensors = json.loads(data[8:8 + size])
+    body = data[8 + size:]
+    old, new = ".layers.%d.mlp." % (layer - 1), ".layers.%d.mlp." % layer
+    tensors = {name: tensor for name, tensor in tensors.items() if new not in name}
+    for name in [name for name in tensors if old in name]:
+        begin, end = tensors[name]["data_offsets"]
+        tensors[name.replace(old, new)] = {**tensors[name],
+                                           "data_offsets": [len(body), len(body) + end - begin]}
+        body += body[begin:end]
+    out, at = b"", 0
+    for name in [name for name in tensors if name != "__metadata__"]:
+        begin, end = tensors[name]["data_offsets"]
+        tensors[name]["data_offsets"] = [at, at + end - begin]
+        out, at = out + body[begin:end], at + end - begin
+    head = json.dumps(tensors).encode()
+    head += b" " * (-len(head) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head + out)
 
 
 def family(folder, work):
@@ -248,6 +275,10 @@ def family(folder, work):
         config = json.load(file)
     with open(os.path.join(model, "config.json"), "w", encoding="utf-8") as file:
         json.dump({**config, **changes}, file)
+    if name == "qwen3moe":
+        adapter = shutil.copytree(adapter, os.path.join(work, "adapter"))
+        fill_experts(os.path.join(model, "model.safetensors"), 1)
+        fill_experts(os.path.join(adapter, "adapter_model.safetensors"), 1)
     zero, base, lora = [os.path.join(work, n) for n in ("zero", "base.gguf", "lora.gguf")]
     zero_adapter(adapter, zero)
     merged(model, zero, "f32", base)

@@ -20,7 +20,12 @@ if [[ ${1:-} == --batch ]]; then
     LD_LIBRARY_PATH="$B/fake${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
         ${watch[@]+"${watch[@]}"} $B/tests --suites "$2" >"$log.log" 2>&1
     echo $? >"$log.status"
+    times >"$log.times" # of what this process has waited for, in the second line
     cat "$log.log"
+    awk -F'[ms ]' -v suites="$2" \
+        'NR == 2 { n = $1 * 60 + $2 + $4 * 60 + $5
+            printf "(%s: %d s of the processor)\n", suites, n }' \
+        "$log.times"
     exit 0
 fi
 
@@ -61,7 +66,7 @@ run() {
 run_batches() {
     local name=$1 suites log
     echo "== $name"
-    rm -f "$B"/tests.*_suite.{log,status}
+    rm -f "$B"/tests.*_suite.{log,status,times}
     tests/batches.sh | xargs -P 2 -n 1 "$BASH" tests/run.sh --batch
     for suites in $(tests/batches.sh); do
         log=$B/tests.${suites%%,*}

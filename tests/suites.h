@@ -38,6 +38,8 @@
     X(attention_suite, SLOW KERNELS ARCH THREADS)                                                  \
     X(formats_suite, SHORT LIBC WINDOWS)                                                           \
     X(gguf_suite, SHORT LIBC WINDOWS)                                                              \
+    X(gguf_experts_suite, SHORT LIBC)                                                              \
+    X(expert_layouts_suite, SHORT)                                                                 \
     X(system_suite, SHORT LIBC WINDOWS)                                                            \
     X(text_suite, SHORT LIBC WINDOWS)                                                              \
     X(data_suite, SHORT LIBC WINDOWS)                                                              \

@@ -181,9 +181,9 @@ __device__ __forceinline__ void place_adapters(const expert_operand& p, T* opera
 }
 
 // Launch: 256 threads, grid (blocks of an expert, experts): those of the first matrix, with STEPS
-// times the rows of nf4_dequantise's, a row of blocks after the other, of the second one, and of the
-// adapters.
-// Element-wise, one writer per output. The operand of an expert without rows is not written.
+// times the rows of nf4_dequantise's, a row of blocks after the other, of the second one, and of
+// the adapters. Element-wise, one writer per output. The operand of an expert without rows is not
+// written.
 template <class T> __device__ __forceinline__ void place_expert(const expert_operand& p) {
     int64_t expert = blockIdx.y;
     int64_t ld = p.in + p.pad;

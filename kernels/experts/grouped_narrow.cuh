@@ -99,8 +99,8 @@ __device__ __forceinline__ void request_listed(narrow_operand& o, const int32_t*
     o.lines_left -= o.line_step;
 }
 
-// One block's work: up to 16 ROWS x 16 COLS of C, at `block`. TA, TB: as for gemm.cu. list: null, or
-// the rows of B.
+// One block's work: up to 16 ROWS x 16 COLS of C, at `block`. TA, TB: as for gemm.cu. list: null,
+// or the rows of B.
 template <int ROWS, int COLS, bool TA, bool TB>
 __device__ __forceinline__ void few(const corner& block, const void* A, const void* B, void* C,
                                     int32_t M, int32_t N, int32_t K, int64_t lda, int64_t ldb,

@@ -1,13 +1,13 @@
-// grouped_wg.cu - products of all experts with the warpgroup instructions of compute capability 9.0.
+// grouped_wg.cu - products of all experts with the warpgroup instructions of sm_90a.
 // targets: 90a
 // groups: bf16 experts
 //
 // The form `rows` of grouped.cuh in bf16, with B [K,N] (nn) or [N,K] (nt). A and B come as tensor
 // maps as for gemm_wg.cu: A has all sorted rows, B the matrices of all experts below each other,
 // `apart` rows from one to the next. A tile that goes beyond the rows of its expert multiplies
-// those of the next one, and does not store them; a half without rows is not multiplied. If K is not
-// a multiple of 64, the last slice of B has rows beyond K (nn), which must be finite: the columns of A
-// beyond K are zeros.
+// those of the next one, and does not store them; a half without rows is not multiplied. If K is
+// not a multiple of 64, the last slice of B has rows beyond K (nn), which must be finite: the
+// columns of A beyond K are zeros.
 //
 // Launch: 384 threads, as many blocks as there are multiprocessors, dynamic shared memory
 // STAGES * (128 + 256) * 128 + 1024 + 32,768 bytes. flags 2: N and ldc are multiples of 8.

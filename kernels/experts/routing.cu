@@ -1,4 +1,4 @@
-// routing.cu - from the scores of a router to the experts of every token, and rows sorted by expert.
+// routing.cu - from the scores of a router to the experts of every token, with sorted rows.
 // targets: 75
 // groups: experts
 //
@@ -182,8 +182,8 @@ __device__ __forceinline__ int32_t sum_before(int32_t value, int32_t* shared) {
     return warps + sum - value;
 }
 
-// What the counts of an expert become: how many choices the blocks before have. A warp has an expert,
-// and its lanes have 32 blocks at a time. Returns all choices of the expert.
+// What the counts of an expert become: how many choices the blocks before have. A warp has an
+// expert, and its lanes have 32 blocks at a time. Returns all choices of the expert.
 __device__ __forceinline__ int32_t sum_chunks(int32_t* counts, int64_t chunks, int32_t experts,
                                               int32_t e, int32_t lane) {
     int32_t rows = 0;

@@ -177,11 +177,62 @@ __device__ __forceinline__ void write_quad(void* C, int64_t at, const float* v, 
 #define GEMM_ARGUMENTS                                                                             \
     A, B, C, M, N, K, lda, ldb, ldc, strideA, strideB, strideC, alpha_device, alpha, beta, flags
 
+// Where a tile goes, and its factors.
+struct tile_result {
+    void* C;
+    int64_t ldc;
+    int64_t start;
+    float factor;
+    float beta;
+    bool is_bf16;
+};
+
+// 64 rows at a time go through shared memory, so that full contiguous rows are written.
+template <int R>
+__device__ __forceinline__ void store_tiled(const tile_result& to, float* shared,
+                                            const float (&acc)[R][R], int32_t row0, int32_t col0,
+                                            int32_t M, int32_t N) {
+    const int TILE = 16 * R;
+    const int LINE = TILE + 4;
+    const int PARTS = R / 4;
+    int32_t thread = (int32_t)threadIdx.x;
+    int32_t tx = thread / 32 % 2 * 8 + thread % 8;
+    int32_t ty = thread / 64 * 4 + thread % 32 / 8;
+    void* c = to.is_bf16 ? (void*)((bf16*)to.C + to.start) : (void*)((float*)to.C + to.start);
+    bool aligned = (uintptr_t)c % (to.is_bf16 ? 8 : 16) == 0 && to.ldc % 4 == 0;
+    for (int part = 0; part < PARTS; part++) {
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < R; i++) {
+            if (i / 4 == part) {
+#pragma unroll
+                for (int h = 0; h < PARTS; h++) {
+                    *(float4*)&shared[(4 * ty + i % 4) * LINE + 64 * h + 4 * tx] = make_float4(
+                        acc[i][4 * h], acc[i][4 * h + 1], acc[i][4 * h + 2], acc[i][4 * h + 3]);
+                }
+            }
+        }
+        __syncthreads();
+#pragma unroll 1
+        for (int32_t q = thread; q < 64 * TILE / 4; q += 256) {
+            int32_t line = q / (TILE / 4);
+            int32_t row = row0 + 64 * part + line;
+            int32_t col = col0 + q % (TILE / 4) * 4;
+            if (row < M && col < N) {
+                const float* v = &shared[line * LINE + col - col0];
+                write_quad(c, row * to.ldc + col, v, to.factor, N - col, aligned, to.beta,
+                           to.is_bf16);
+            }
+        }
+    }
+}
+
 // One block computes a square tile of 16 R by 16 R, and each thread R x R of it as quarters of 4 x
-// 4, from slices of 16 along K that are double-buffered in shared memory; long because the
-// iterations of the pipeline share all of their state. row0 and col0: the corner of the tile.
+// 4, from slices of 16 along K that are double-buffered in shared memory. row0 and col0: the corner
+// of the tile.
 template <typename T, int R>
 __device__ __forceinline__ void tiled(int32_t row0, int32_t col0, int64_t batch, GEMM_PARAMETERS) {
+    // long because the iterations of the pipeline share all of their state
     const int TILE = 16 * R;
     const int DEPTH = 16;
     const int LINE = TILE + 4;
@@ -256,35 +307,13 @@ __device__ __forceinline__ void tiled(int32_t row0, int32_t col0, int64_t batch,
         k_left -= DEPTH;
         first = false;
     }
-    float factor = alpha_device ? alpha * *alpha_device : alpha;
-    bool is_bf16 = (flags & C_IS_BF16) != 0;
-    void* c = is_bf16 ? (void*)((bf16*)C + batch * strideC) : (void*)((float*)C + batch * strideC);
-    bool aligned = (uintptr_t)c % (is_bf16 ? 8 : 16) == 0 && ldc % 4 == 0;
-    // 64 rows at a time go through shared memory, so that full contiguous rows are written.
-    for (int part = 0; part < PARTS; part++) {
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < R; i++) {
-            if (i / 4 == part) {
-#pragma unroll
-                for (int h = 0; h < PARTS; h++) {
-                    *(float4*)&shared[(4 * ty + i % 4) * LINE + 64 * h + 4 * tx] = make_float4(
-                        acc[i][4 * h], acc[i][4 * h + 1], acc[i][4 * h + 2], acc[i][4 * h + 3]);
-                }
-            }
-        }
-        __syncthreads();
-#pragma unroll 1
-        for (int32_t q = thread; q < 64 * TILE / 4; q += 256) {
-            int32_t line = q / (TILE / 4);
-            int32_t row = row0 + 64 * part + line;
-            int32_t col = col0 + q % (TILE / 4) * 4;
-            if (row < M && col < N) {
-                const float* v = &shared[line * LINE + col - col0];
-                write_quad(c, row * ldc + col, v, factor, N - col, aligned, beta, is_bf16);
-            }
-        }
-    }
+    const tile_result to = {C,
+                            ldc,
+                            batch * strideC,
+                            alpha_device ? alpha * *alpha_device : alpha,
+                            beta,
+                            (flags & C_IS_BF16) != 0};
+    store_tiled<R>(to, shared, acc, row0, col0, M, N);
 }
 
 #endif

@@ -1,5 +1,5 @@
-// gemm_tc.cuh - tiles of matrix products on tensor cores, for gemm_tc.cu and the products of experts
-// (grouped_tc.cu).
+// gemm_tc.cuh - tiles of matrix products on tensor cores, for gemm_tc.cu and the products of
+// experts (grouped_tc.cu).
 #ifndef QLORA_GEMM_TC_CUH
 #define QLORA_GEMM_TC_CUH
 

@@ -1,5 +1,5 @@
-// gemm_wg.cuh - parts of matrix products with warpgroup instructions, for gemm_wg.cu and the products
-// of experts (grouped_wg.cu).
+// gemm_wg.cuh - parts of matrix products with warpgroup instructions, for gemm_wg.cu and the
+// products of experts (grouped_wg.cu).
 #ifndef QLORA_GEMM_WG_CUH
 #define QLORA_GEMM_WG_CUH
 

@@ -92,6 +92,9 @@ static uint64_t files_identity(const app* a) {
                 {a->o.adapter, "trained_norms.safetensors", true}};
     double size = path_size(a->o.model);
     uint64_t hash = id_add(14695981039346656037u, &size, sizeof size);
+    if (a->o.expert_layout != 0) {
+        hash = id_add(hash, &a->o.expert_layout, sizeof a->o.expert_layout);
+    }
     if (a->o.rope_scale != NULL) {
         hash = id_add(hash, a->o.rope_scale, strlen(a->o.rope_scale));
     }

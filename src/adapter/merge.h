@@ -321,26 +321,46 @@ static qlora_result qlora__merge_matrix_write(qlora__merge* g, const qlora__merg
     return r;
 }
 
+// One matrix of a tensor of all experts.
+typedef struct qlora__merge_slice {
+    qlora__st_tensor tensor;
+    qlora__gguf_view view; // if it is made from others
+} qlora__merge_slice;
+
+// Matrix number `i` of a tensor of all experts, as an item of its own; `slice` becomes its tensor.
+static void qlora__merge_stack_one(const qlora__merge* g, const qlora__merge_item* item, int64_t i,
+                                   qlora__merge_slice* slice, qlora__merge_item* one) {
+    const qlora__layer* layer = &g->m->layers[item->layer];
+    int count = layer->layout->experts->count;
+    int number = item->stack + (int)(i / item->parts) * count + (int)(i % item->parts);
+    const qlora__projection* p = &layer->projections[number];
+    slice->tensor = *item->tensor;
+    *one = *item;
+    one->layer = -1;
+    one->projection = p;
+    one->coded = qlora__computes(g->m) && qlora__is_coded(p) && g->trained;
+    one->rows = p->out;
+    one->cols = p->in;
+    one->tensor = &slice->tensor;
+    slice->tensor.bytes =
+        (uint64_t)(p->out * p->in) * (qlora__st_dtypes[slice->tensor.dtype].bits / 8);
+    if (item->tensor->view != NULL) {
+        slice->view = *item->tensor->view;
+        slice->view.first = i * (p->out / slice->view.count);
+        slice->view.rows = p->out;
+        slice->tensor.view = &slice->view;
+    } else {
+        slice->tensor.data = item->tensor->data + (uint64_t)i * slice->tensor.bytes;
+    }
+}
+
 // A tensor of all experts, matrix after matrix.
 static qlora_result qlora__merge_stack_write(qlora__merge* g, const qlora__merge_item* item,
                                              qlora__st_writer* w) {
-    const qlora__layer* layer = &g->m->layers[item->layer];
-    int count = layer->layout->experts->count;
-    const uint8_t* data = item->tensor->data;
     for (int64_t i = 0; i < g->m->plan.config.experts * item->parts; i++) {
-        int number = item->stack + (int)(i / item->parts) * count + (int)(i % item->parts);
-        const qlora__projection* p = &layer->projections[number];
-        qlora__st_tensor slice = *item->tensor;
-        qlora__merge_item one = *item;
-        one.layer = -1;
-        one.projection = p;
-        one.coded = qlora__computes(g->m) && qlora__is_coded(p) && g->trained;
-        one.rows = p->out;
-        one.cols = p->in;
-        one.tensor = &slice;
-        slice.bytes = (uint64_t)(p->out * p->in) * (qlora__st_dtypes[slice.dtype].bits / 8);
-        slice.data = data;
-        data += slice.bytes;
+        qlora__merge_slice slice;
+        qlora__merge_item one;
+        qlora__merge_stack_one(g, item, i, &slice, &one);
         QLORA__TRY(qlora__merge_matrix_write(g, &one, w));
     }
     return QLORA_OK;

@@ -47,12 +47,13 @@ static void qlora__merge_put_flag(qlora__merge_config* f, const char* key, bool 
 
 static void qlora__merge_put_sizes(qlora__merge_config* f) {
     const qlora_model_config* c = f->c;
+    bool hybrid = (f->arch->reads & QLORA__READS_HYBRID) != 0;
     const struct {
         const char* name;
         int64_t value;
     } sizes[] = {{"vocab_size", c->vocab},
                  {"hidden_size", c->hidden},
-                 {"intermediate_size", c->intermediate},
+                 {"intermediate_size", hybrid ? c->expert_intermediate : c->intermediate},
                  {"num_hidden_layers", c->layers},
                  {"num_attention_heads", c->heads},
                  {"num_key_value_heads", c->kv_heads},
@@ -78,7 +79,8 @@ static void qlora__merge_put_sizes(qlora__merge_config* f) {
 static void qlora__merge_put_biases(qlora__merge_config* f) {
     uint32_t reads = f->arch->reads;
     qlora__json_write_double(&f->w, "attention_dropout", 0.0);
-    if ((reads & (QLORA__READS_ATTENTION_BIAS | QLORA__READS_ATTENTION_BIAS_3)) != 0) {
+    if ((reads & (QLORA__READS_ATTENTION_BIAS | QLORA__READS_ATTENTION_BIAS_3 |
+                  QLORA__READS_BIAS_3_OFF)) != 0) {
         qlora__merge_put_flag(f, "attention_bias", f->c->qkv_bias);
     }
     if ((reads & QLORA__READS_OUT_BIAS) != 0) {
@@ -99,7 +101,8 @@ static void qlora__merge_put_layers(qlora__merge_config* f) {
                          ? arch->defaults.window
                          : c->window;
     int64_t period = qlora__merge_period(f->m);
-    if (arch->window == QLORA__WINDOW_QWEN || arch->window == QLORA__WINDOW_NOPE) {
+    if (arch->window == QLORA__WINDOW_QWEN || arch->window == QLORA__WINDOW_NOPE ||
+        arch->window == QLORA__WINDOW_USED || arch->window == QLORA__WINDOW_LISTED) {
         qlora__merge_put_flag(f, "use_sliding_window", c->window > 0);
     }
     if (arch->window == QLORA__WINDOW_QWEN) {
@@ -129,6 +132,83 @@ static void qlora__merge_put_layers(qlora__merge_config* f) {
         }
         qlora__json_write_close(&f->w, ']');
     }
+}
+
+// ---- experts ------------------------------------------------------------------------------------
+
+// Which layers have experts, and what kinds of layers there are.
+static void qlora__merge_put_kinds(qlora__merge_config* f) {
+    const qlora_model_config* c = f->c;
+    const qlora__expert_rows* experts = f->arch->experts->experts;
+    bool sigmoid = experts->score == QLORA__ROUTER_SIGMOID;
+    int64_t dense = 0;
+    for (int64_t i = 0; i < c->layers; i++) {
+        dense += c->dense[i];
+    }
+    if (sigmoid) { // the first ones, or the file is refused when it is read back
+        qlora__json_write_int(&f->w, "first_k_dense_replace", dense);
+        qlora__merge_put_flag(f, "use_qk_norm", c->qk_norm);
+    } else if (f->arch->layout != NULL && (f->arch->reads & QLORA__READS_OWN_WIDTH) != 0) {
+        qlora__json_write_int(&f->w, "decoder_sparse_step", 1);
+        qlora__json_write_open(&f->w, "mlp_only_layers", '[');
+        for (int64_t i = 0; i < c->layers; i++) {
+            if (c->dense[i] != 0) {
+                qlora__json_write_int(&f->w, NULL, i);
+            }
+        }
+        qlora__json_write_close(&f->w, ']');
+    }
+    if ((f->arch->reads & QLORA__READS_HYBRID) != 0) {
+        qlora__json_write_open(&f->w, "layer_types", '[');
+        for (int64_t i = 0; i < c->layers; i++) {
+            qlora__json_write_string(&f->w, NULL, "attention");
+        }
+        qlora__json_write_close(&f->w, ']');
+        if (c->no_rope[0] == 0) {
+            qlora__json_write_string(&f->w, "position_embedding_type", "rope");
+        }
+    }
+}
+
+static void qlora__merge_put_mixture(qlora__merge_config* f) {
+    const qlora_model_config* c = f->c;
+    const qlora__layout* layout = f->arch->experts;
+    if (c->experts == 0) {
+        return;
+    }
+    uint32_t reads = f->arch->reads;
+    bool sigmoid = layout->experts->score == QLORA__ROUTER_SIGMOID;
+    bool chosen = layout->experts->score == QLORA__ROUTER_SOFTMAX_CHOSEN;
+    bool hybrid = (reads & QLORA__READS_HYBRID) != 0;
+    bool gate = layout->experts->shared_gate.module != NULL;
+    const struct {
+        const char* name;
+        int64_t value;
+        bool put;
+    } sizes[] = {
+        {sigmoid  ? "n_routed_experts"
+         : chosen ? "num_local_experts"
+                  : "num_experts",
+         c->experts, true},
+        {"num_experts_per_tok", c->experts_per_token, true},
+        {"moe_intermediate_size", c->expert_intermediate, (reads & QLORA__READS_OWN_WIDTH) != 0},
+        {"shared_intermediate_size", c->shared_intermediate, hybrid},
+        {"shared_expert_intermediate_size", c->shared_intermediate, gate},
+        {"n_shared_experts", c->shared_intermediate / c->expert_intermediate, sigmoid},
+        {"n_group", c->expert_groups, sigmoid},
+        {"topk_group", c->expert_groups_used, sigmoid}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i].put) {
+            qlora__json_write_int(&f->w, sizes[i].name, sizes[i].value);
+        }
+    }
+    if ((reads & QLORA__READS_RENORMALISE) != 0) {
+        qlora__merge_put_flag(f, "norm_topk_prob", c->renormalise);
+    }
+    if (sigmoid) {
+        qlora__merge_put_number(f, "routed_scaling_factor", c->routed_scale);
+    }
+    qlora__merge_put_kinds(f);
 }
 
 // ---- the rotation -------------------------------------------------------------------------------
@@ -341,6 +421,7 @@ static void qlora__merge_put_all(qlora__merge_config* f, qlora__string* text) {
     qlora__merge_put_sizes(f);
     qlora__merge_put_biases(f);
     qlora__merge_put_layers(f);
+    qlora__merge_put_mixture(f);
     qlora__merge_put_rotation(f);
     qlora__merge_put_scalars(f);
     qlora__merge_put_special(f);

@@ -9,6 +9,9 @@ typedef struct qlora__merge_part {
     uint32_t rank;
     int64_t rows; // a vector is a matrix of one column
     int64_t cols;
+    int64_t experts;  // matrices of the tensor, if its rank is 3
+    int64_t expert;   // of which the part is this one; the others follow it. -1 = all of it
+    int64_t matrix;   // of an item that is a tensor of all experts: the one; -1 = it is none
     int64_t first;    // row of the item where the part begins
     int64_t head_dim; // > 0: rows of q or k, which the file orders for pairs of neighbours
     bool plus_one;    // the file holds w + 1
@@ -30,14 +33,14 @@ typedef struct qlora__merge_file {
     qlora__out out;
 } qlora__merge_file;
 
-// Vectors stay F32, as llama.cpp expects. A matrix whose rows are no multiple of the block becomes
-// F16; with Q4_0, the embedding and the head become Q8_0, because they suffer most.
+// Vectors and routers stay F32, as llama.cpp expects. A matrix whose rows are no multiple of the
+// block becomes F16; with Q4_0, the embedding and the head become Q8_0, because they suffer most.
 static const qlora__gguf_type* qlora__merge_type_for(const qlora__merge_file* f,
                                                      const qlora__merge_part* part) {
     const qlora__gguf_type* type = f->type;
     bool outer =
         strcmp(part->name, "token_embd.weight") == 0 || strcmp(part->name, "output.weight") == 0;
-    if (part->rank == 1) {
+    if (part->rank == 1 || strstr(part->name, ".ffn_gate_inp") != NULL) {
         return qlora__gguf_type_named("F32");
     }
     if (outer && strcmp(type->name, "Q4_0") == 0) {
@@ -57,33 +60,74 @@ static qlora__merge_part* qlora__merge_part_add(qlora__merge_file* f, const char
     part->rank = rank;
     part->rows = rows;
     part->cols = cols;
+    part->expert = -1;
+    part->matrix = -1;
     part->type = qlora__merge_type_for(f, part);
     part->bytes = (uint64_t)(rows * cols) / part->type->block * part->type->bytes;
     return part;
 }
 
+// One part per expert for a tensor of all experts, or of what is one matrix for us and two for the
+// file. *done is false if no item was made from it in such a way.
+static void qlora__merge_part_split(qlora__merge_file* f, const qlora__gguf_tensor* t, bool* done) {
+    const qlora__merge* g = f->g;
+    int64_t count = t->rank == 3 ? (int64_t)t->shape[2] : 1;
+    qlora__merge_part* parts = &f->parts[f->count];
+    *done = false;
+    for (uint32_t n = 0; n < g->count; n++) {
+        const qlora__folder_made* made = (const qlora__folder_made*)(const void*)g->items[n].tensor;
+        const qlora__gguf_view* view = &made->view;
+        for (uint32_t k = 0; k < view->count && view->each > 0; k++) {
+            if (view->parts[k] != t) {
+                continue;
+            }
+            int64_t matrices = view->rows / (view->each * view->count);
+            f->count = (uint32_t)(parts - f->parts) + (uint32_t)(view->first / view->each);
+            for (int64_t e = 0; e < matrices; e++) {
+                qlora__merge_part* part = qlora__merge_part_add(f, t->name, &g->items[n], t->rank,
+                                                                view->each, view->cols);
+                part->first = (int64_t)k * view->each;
+                part->experts = count;
+                part->expert = t->rank == 3 ? view->first / view->each + e : -1;
+                part->matrix = matrices > 1 ? e : -1;
+            }
+            *done = true;
+        }
+    }
+    f->count = (uint32_t)(parts - f->parts) + (*done ? (uint32_t)count : 0);
+}
+
 // A tensor of the source file, with the item that was made from it.
 static qlora_result qlora__merge_part_copy(qlora__merge_file* f, const qlora__gguf_tensor* t) {
     const qlora__merge* g = f->g;
-    for (uint32_t n = 0; n < g->count; n++) {
+    bool done = false;
+    qlora__merge_part_split(f, t, &done);
+    for (uint32_t n = 0; n < g->count && !done; n++) {
         const qlora__folder_made* made = (const qlora__folder_made*)(const void*)g->items[n].tensor;
         if (made->view.parts[0] != t) {
             continue;
         }
-        if (made->view.rows != qlora__gguf_rows(t)) {
+        if (made->view.rows * made->view.cols != (int64_t)t->elements) {
             return qlora__fail(g->ctx, QLORA_ERR_UNSUPPORTED,
                                "%s: %s holds several matrices in one tensor; such a file cannot "
                                "be merged",
                                g->m->dir, t->name);
         }
-        qlora__merge_part* part = qlora__merge_part_add(f, t->name, &g->items[n], t->rank,
-                                                        made->view.rows, made->view.cols);
+        bool vector = t->rank == 1;
+        qlora__merge_part* part = qlora__merge_part_add(
+            f, t->name, &g->items[n], t->rank, vector ? (int64_t)t->elements : made->view.rows,
+            vector ? 1 : made->view.cols);
         part->head_dim = made->view.head_dim;
         part->plus_one = made->view.minus_one;
         return QLORA_OK;
     }
-    qlora__merge_part* part = qlora__merge_part_add(f, t->name, NULL, t->rank, qlora__gguf_rows(t),
-                                                    t->rank == 1 ? 1 : (int64_t)t->shape[0]);
+    if (done) {
+        return QLORA_OK;
+    }
+    qlora__merge_part* part = qlora__merge_part_add(
+        f, t->name, NULL, t->rank, t->rank == 1 ? qlora__gguf_rows(t) : (int64_t)t->shape[1],
+        t->rank == 1 ? 1 : (int64_t)t->shape[0]);
+    part->experts = (int64_t)t->shape[2];
     part->type = t->type;
     part->bytes = t->bytes;
     part->raw = t->data;
@@ -102,7 +146,11 @@ static qlora_result qlora__merge_parts_copy(qlora__merge_file* f) {
     const qlora__gguf_model* files = &f->g->folder.gguf;
     uint64_t count = 0;
     for (uint32_t i = 0; i < files->count; i++) {
-        count += files->files[i].count;
+        for (uint32_t k = 0; k < files->files[i].count; k++) {
+            const qlora__gguf_tensor* t = &files->files[i].tensors[k];
+            bool stack = t->rank == 3 && (int64_t)t->shape[2] == f->g->m->plan.config.experts;
+            count += stack ? t->shape[2] : 1;
+        }
     }
     QLORA__TRY(qlora__merge_parts_reserve(f, count));
     for (uint32_t i = 0; i < files->count; i++) {
@@ -204,28 +252,43 @@ static uint32_t qlora__merge_file_type(const qlora__gguf_type* type) {
     return 0;
 }
 
+// Bytes of the tensor that begins with a part.
+static uint64_t qlora__merge_tensor_bytes(const qlora__merge_part* part) {
+    return part->expert >= 0 ? part->bytes * (uint64_t)part->experts : part->bytes;
+}
+
 static void qlora__merge_put_header(qlora__merge_file* f, qlora__string* t) {
     uint64_t at = 0;
+    uint32_t count = 0; // tensors
+    for (uint32_t i = 0; i < f->count; i++) {
+        count += f->parts[i].expert <= 0 ? 1 : 0;
+    }
     qlora__merge_put_u32(f, "general.file_type", qlora__merge_file_type(f->type));
     qlora__merge_put_u32(f, "general.quantization_version", 2);
     qlora__merge_put_u32(f, "general.alignment", QLORA__GGUF_ALIGN);
     qlora__string_puts(t, "GGUF");
     qlora__gguf_u32(t, 3);
-    qlora__gguf_u64(t, f->count);
+    qlora__gguf_u64(t, count);
     qlora__gguf_u64(t, f->value_count);
     qlora__string_add(t, f->values.data, f->values.size);
     t->result = t->result == QLORA_OK ? f->values.result : t->result;
     for (uint32_t i = 0; i < f->count; i++) {
         const qlora__merge_part* part = &f->parts[i];
+        if (part->expert > 0) {
+            continue;
+        }
         qlora__gguf_string(t, part->name);
         qlora__gguf_u32(t, part->rank);
-        if (part->rank == 2) {
+        if (part->rank >= 2) {
             qlora__gguf_u64(t, (uint64_t)part->cols);
         }
         qlora__gguf_u64(t, (uint64_t)part->rows);
+        if (part->rank == 3) {
+            qlora__gguf_u64(t, (uint64_t)part->experts);
+        }
         qlora__gguf_u32(t, part->type->id);
         qlora__gguf_u64(t, at);
-        at += qlora__gguf_padded(part->bytes);
+        at += qlora__gguf_padded(qlora__merge_tensor_bytes(part));
     }
     while (t->result == QLORA_OK && t->size % QLORA__GGUF_ALIGN != 0) {
         qlora__string_add(t, "", 1);
@@ -271,8 +334,15 @@ static qlora_result qlora__merge_write_row(qlora__merge_file* f, const qlora__me
 
 static qlora_result qlora__merge_write_item(qlora__merge_file* f, const qlora__merge_part* part) {
     qlora__merge* g = f->g;
+    const qlora__merge_item* item = part->item;
     qlora__merge_module module;
+    qlora__merge_item one;
+    qlora__merge_slice slice;
     memset(&module, 0, sizeof module);
+    if (part->matrix >= 0) {
+        qlora__merge_stack_one(g, item, part->matrix, &slice, &one);
+        item = &one;
+    }
     // Rows move only within a head, so that whole heads are made at a time.
     int64_t unit = part->head_dim > 0 ? part->head_dim : 1;
     int64_t most = (int64_t)g->elements / (part->cols * unit) * unit;
@@ -280,13 +350,11 @@ static qlora_result qlora__merge_write_item(qlora__merge_file* f, const qlora__m
     if (part->rank == 1) { // one row of the merge, one column here
         most = all;
     }
-    qlora_result r = part->item->projection != NULL
-                         ? qlora__merge_module_open(g->ctx, g->m, part->item, &module)
-                         : QLORA_OK;
+    qlora_result r =
+        item->projection != NULL ? qlora__merge_module_open(g->ctx, g->m, item, &module) : QLORA_OK;
     for (int64_t row = 0; row < all && r == QLORA_OK; row += most) {
         int64_t rows = qlora__min(most, all - row);
-        r = qlora__merge_rows_make(g, part->item, &module, part->first + row,
-                                   part->rank == 1 ? 1 : rows);
+        r = qlora__merge_rows_make(g, item, &module, part->first + row, part->rank == 1 ? 1 : rows);
         for (int64_t i = row; i < row + rows && r == QLORA_OK; i++) {
             r = qlora__merge_write_row(f, part, row, i);
         }
@@ -304,9 +372,15 @@ static qlora_result qlora__merge_write_parts(qlora__merge_file* f) {
         QLORA__TRY(part->item != NULL
                        ? qlora__merge_write_item(f, part)
                        : qlora__out_write(env, &f->out, part->raw, (size_t)part->bytes));
-        QLORA__TRY(qlora__out_write(env, &f->out, zeros,
-                                    (size_t)(qlora__gguf_padded(part->bytes) - part->bytes)));
-        f->g->done += part->item != NULL ? part->item->bytes : 0;
+        if (part->expert < 0 || part->expert == part->experts - 1) {
+            uint64_t bytes = qlora__merge_tensor_bytes(part);
+            QLORA__TRY(
+                qlora__out_write(env, &f->out, zeros, (size_t)(qlora__gguf_padded(bytes) - bytes)));
+        }
+        if (part->item != NULL) { // the part of the item that this one is
+            f->g->done += (uint64_t)(part->rows * part->cols) * part->item->bytes /
+                          (uint64_t)(part->item->rows * part->item->cols);
+        }
         QLORA__TRY(qlora__merge_tell(f->g));
     }
     return QLORA_OK;

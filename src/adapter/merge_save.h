@@ -249,6 +249,7 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
                      : QLORA__GGUF && unpacks ? qlora__merge_unpack(&g, shard)
                                               : qlora__merge_run(&g, shard);
     r = r == QLORA_OK && !file ? qlora__merge_check_scale(&g) : r;
+    r = r == QLORA_OK && desc->verify ? qlora__merge_verify(&g, desc) : r;
     qlora__merge_close(&g);
     return r;
 }

@@ -560,6 +560,9 @@ static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, c
         if (wanted[i]) {
             r = qlora__adapter_prepare(ctx, m, dir, i == 1, &files.writers[i]);
             files.ready[i] = r == QLORA_OK;
+            if (files.ready[i] && i == 0) {
+                r = qlora__check_experts(ctx, m, files.writers[i].out.temporary);
+            }
         }
     }
     if (r == QLORA_OK) {
@@ -621,7 +624,8 @@ static qlora_result qlora__adapter_load(qlora_ctx* ctx, qlora_model* m, const ch
     QLORA__TRY(qlora__adapter_desc_check(ctx, desc));
     QLORA__TRY(qlora__model_idle(ctx, m, "loading an adapter"));
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
-    return qlora__adapter_read(ctx, m, dir);
+    return qlora__adapter_read(ctx, m, dir,
+                               desc != NULL ? desc->expert_layout : QLORA_EXPERT_LAYOUT_AUTO);
 }
 
 qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
@@ -810,15 +814,6 @@ qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
 
 // ---- GGUF ---------------------------------------------------------------------------------------
 
-// GGUF has other names and shapes for experts.
-static qlora_result qlora__mixture_no_gguf(qlora_ctx* ctx, const qlora_model* m) {
-    return m->plan.config.experts == 0
-               ? QLORA_OK
-               : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                             "this model is a mixture of experts, which is not written as GGUF; "
-                             "save a PEFT folder or merge into a model folder");
-}
-
 // The row of the projection that a trained matrix belongs to.
 static const qlora__projection_row* qlora__trained_row(const qlora_model* m,
                                                        const qlora__trained* t) {
@@ -844,6 +839,25 @@ static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, d
     }
 }
 
+// The tensors that a trained matrix belongs to: two if the file splits what is one matrix for us.
+static int qlora__trained_gguf(const qlora_model* m, const qlora__trained* t,
+                               const char* names[2]) {
+    const qlora__layer* layer = &m->layers[t->layer];
+    const qlora__projection_row* row = qlora__trained_row(m, t);
+    int number = (int)(t->projection - layer->projections);
+    bool both = qlora__is_stack(layer, number) == 1 && row->gguf_second == NULL;
+    names[0] = row->gguf;
+    names[1] = both ? layer->layout->experts->rows[1].gguf : row->gguf_second;
+    return names[1] != NULL ? 2 : 1;
+}
+
+// The experts that it has matrices of; 0 = it is one matrix.
+static int64_t qlora__trained_experts(const qlora_model* m, const qlora__trained* t) {
+    const qlora__layer* layer = &m->layers[t->layer];
+    int number = (int)(t->projection - layer->projections);
+    return qlora__is_stack(layer, number) != 0 ? m->plan.config.experts : 0;
+}
+
 // The tensors of the file. Where it splits a matrix that is one for us, both halves have the same A
 // and each has its rows of B.
 static uint32_t qlora__gguf_entries(const qlora_model* m, qlora__gguf_entry* entries) {
@@ -853,17 +867,44 @@ static uint32_t qlora__gguf_entries(const qlora_model* m, qlora__gguf_entry* ent
         if (t.projection == NULL) {
             continue;
         }
-        const qlora__projection_row* row = qlora__trained_row(m, &t);
-        int halves = row->gguf_second != NULL ? 2 : 1;
+        const char* names[2];
+        int halves = qlora__trained_gguf(m, &t, names);
+        int64_t experts = qlora__trained_experts(m, &t);
+        int64_t each = experts > 0 ? experts : 1;
         for (int half = 0; half < halves; half++) {
             qlora__gguf_entry* e = &entries[count++];
-            qlora__gguf_name(t.layer, half == 0 ? row->gguf : row->gguf_second, t.is_b ? 'b' : 'a',
-                             e->name);
-            e->rows = t.is_b ? t.rows / halves : t.rows;
-            e->cols = t.cols;
+            qlora__gguf_name(t.layer, names[half], t.is_b ? 'b' : 'a', e->name);
+            e->rows = t.is_b ? t.rows / halves : t.rows / each;
+            e->cols = t.is_b ? t.cols / each : t.cols;
+            e->experts = experts;
         }
     }
     return count;
+}
+
+// The matrices of one tensor after the other. The halves of B follow each other, in every expert; A
+// is the same in both.
+static qlora_result qlora__gguf_save_one(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora__trained* t, const float* values,
+                                         qlora__gguf_writer* w) {
+    const char* names[2];
+    int halves = qlora__trained_gguf(m, t, names);
+    int64_t experts = qlora__trained_experts(m, t);
+    int64_t all = t->rows * t->cols;
+    if (!t->is_b || halves == 1 || experts == 0) {
+        for (int half = 0; half < (t->is_b ? 1 : halves); half++) {
+            QLORA__TRY(qlora__gguf_write(&ctx->env, w, values, (size_t)all * 4));
+        }
+        return QLORA_OK;
+    }
+    int64_t part = all / experts / 2;
+    for (int half = 0; half < 2; half++) {
+        for (int64_t e = 0; e < experts; e++) {
+            QLORA__TRY(
+                qlora__gguf_write(&ctx->env, w, values + (2 * e + half) * part, (size_t)part * 4));
+        }
+    }
+    return QLORA_OK;
 }
 
 // `buffers` has room for the longest tensor twice.
@@ -874,7 +915,6 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
         if (t.projection == NULL) {
             continue;
         }
-        const qlora__projection_row* row = qlora__trained_row(m, &t);
         qlora_tensor window;
         const float* values = buffers;
         qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
@@ -883,17 +923,13 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
             qlora__gguf_arrange(m, &t, alpha, buffers, buffers + m->longest_range);
             values = buffers + m->longest_range;
         }
-        QLORA__TRY(qlora__gguf_write(&ctx->env, w, values, (size_t)(t.rows * t.cols) * 4));
-        if (row->gguf_second != NULL && !t.is_b) { // the halves of B follow each other, A does not
-            QLORA__TRY(qlora__gguf_write(&ctx->env, w, values, (size_t)(t.rows * t.cols) * 4));
-        }
+        QLORA__TRY(qlora__gguf_save_one(ctx, m, &t, values, w));
     }
     return QLORA_OK;
 }
 
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
-    QLORA__TRY(qlora__mixture_no_gguf(ctx, m));
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
     if (m->dora || m->desc.train_norms || m->tables.saved_embed || m->tables.saved_head ||
         m->tables.token_count > 0) {

@@ -3,6 +3,7 @@
 typedef struct qlora_adapter_desc {
     uint32_t reserved_must_be_zero0;
     const char* base_name; // base_model_name_or_path of the saved config; NULL = the model's folder
+    qlora_expert_layout expert_layout; // of a folder that is loaded
     uint32_t reserved_must_be_zero1;
 } qlora_adapter_desc;
 

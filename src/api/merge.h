@@ -28,6 +28,9 @@ typedef struct qlora_merge_desc {
     // file gets the template, BOS, EOS and padding from it. NULL = only those of the model's
     // folder.
     const char* tokenizer_dir;
+    // Reads what was written and compares it: a random token must give the same through every
+    // matrix, of every expert, as through the base and the adapter, but for rounding. Not for DoRA.
+    bool verify;
     uint32_t reserved_must_be_zero1;
 } qlora_merge_desc;
 // Writes the model with the adapter merged into its weights, as safetensors shards with config.json

@@ -207,6 +207,17 @@ typedef enum qlora_purpose {
     QLORA_PURPOSE_ADAPTER = 2
 } qlora_purpose;
 
+// How a PEFT folder orders the matrices of experts. Unsloth wrote B in an order of its own, and
+// PEFT up to 0.19 exchanged A and B, both under the same names. Folders written here say what they
+// have.
+typedef enum qlora_expert_layout {
+    // What the folder's metadata say, or its shapes; if several are possible, it is refused.
+    QLORA_EXPERT_LAYOUT_AUTO = 0,
+    QLORA_EXPERT_LAYOUT_PEFT = 1,     // A [experts, rank, in], B [out, rank, experts]
+    QLORA_EXPERT_LAYOUT_PEFT_018 = 2, // A [experts, rank, out], B [in, rank, experts]
+    QLORA_EXPERT_LAYOUT_UNSLOTH = 3   // A [experts, rank, in], B [out, experts, rank]
+} qlora_expert_layout;
+
 // Called with the progress of long operations. Return false to stop the operation, which then
 // returns QLORA_ERR_STOPPED.
 typedef bool (*qlora_progress_fn)(void* user, const char* what, uint64_t done, uint64_t total);
@@ -239,6 +250,7 @@ typedef struct qlora_model_desc {
     bool rslora;               // scale alpha / sqrt(rank) instead of alpha / rank
     float dropout;             // on the input of the adapters, less than 1; 0 = that of `adapter`,
                                // or none; negative = none
+    qlora_expert_layout expert_layout; // of the matrices of experts in `adapter`
     bool dora;                 // DoRA: also train the magnitude of every row of the weights
     uint32_t save_modules;     // a set of qlora_save: also train these matrices
     const int32_t* token_rows; // also train these rows of the embedding (and of a tied head)

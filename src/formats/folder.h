@@ -18,7 +18,7 @@ typedef struct qlora__folder_cache {
 typedef struct qlora__folder_made {
     qlora__st_tensor tensor;
     qlora__gguf_view view;
-    int64_t shape[2];
+    int64_t shape[3];
     char name[96];
 } qlora__folder_made;
 

@@ -2,11 +2,13 @@
 
 #define QLORA__GGUF_ALIGN 32u
 
-// A matrix of `rows` x `cols` floats, row-major: A as [rank, in], B as [out, rank].
+// A matrix of `rows` x `cols` floats, row-major: A as [rank, in], B as [out, rank]. Those of
+// experts follow each other.
 typedef struct qlora__gguf_entry {
     char name[QLORA__GGUF_NAME];
     int64_t rows;
     int64_t cols;
+    int64_t experts; // 0 = it is one matrix
 } qlora__gguf_entry;
 
 typedef struct qlora__gguf_writer {
@@ -70,7 +72,8 @@ static void qlora__gguf_pair(qlora__string* t, const char* key, const char* valu
 }
 
 static uint64_t qlora__gguf_bytes(const qlora__gguf_entry* e) {
-    return (uint64_t)e->rows * (uint64_t)e->cols * 4;
+    uint64_t count = e->experts > 0 ? (uint64_t)e->experts : 1;
+    return (uint64_t)e->rows * (uint64_t)e->cols * count * 4;
 }
 
 static uint64_t qlora__gguf_padded(uint64_t bytes) {
@@ -97,9 +100,12 @@ static void qlora__gguf_write_header(qlora__string* t, const char* architecture,
     qlora__gguf_u32(t, QLORA__GGUF_ALIGN);
     for (uint32_t i = 0; i < count; i++) {
         qlora__gguf_string(t, entries[i].name);
-        qlora__gguf_u32(t, 2);
+        qlora__gguf_u32(t, entries[i].experts > 0 ? 3 : 2);
         qlora__gguf_u64(t, (uint64_t)entries[i].cols); // innermost first
         qlora__gguf_u64(t, (uint64_t)entries[i].rows);
+        if (entries[i].experts > 0) {
+            qlora__gguf_u64(t, (uint64_t)entries[i].experts);
+        }
         qlora__gguf_u32(t, 0); // type: F32
         qlora__gguf_u64(t, at);
         at += qlora__gguf_padded(qlora__gguf_bytes(&entries[i]));

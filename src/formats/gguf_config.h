@@ -374,6 +374,134 @@ static qlora_result qlora__gguf_config_ids(const qlora__gguf_reader* r, qlora_mo
     return QLORA_OK;
 }
 
+// ---- experts ------------------------------------------------------------------------------------
+
+// Keys about experts that are not known here, or that llama.cpp does not read in this architecture
+// although their value would matter.
+static qlora_result qlora__gguf_config_expert_keys(const qlora__gguf_reader* r, bool sigmoid) {
+    static const struct {
+        const char* name;
+        int kind; // 0: read; 1: read with sigmoids, else at most 1; 2: the same, a number
+    } known[] = {{"expert_count", 0},
+                 {"expert_used_count", 0},
+                 {"expert_feed_forward_length", 0},
+                 {"expert_shared_feed_forward_length", 0},
+                 {"expert_shared_count", 0},
+                 {"expert_gating_func", 0},
+                 {"expert_weights_norm", 0},
+                 {"expert_group_count", 1},
+                 {"expert_group_used_count", 1},
+                 {"expert_weights_scale", 2}};
+    for (uint32_t i = 0; i < r->g->count; i++) {
+        const qlora__gguf_value* v = &r->g->values[i];
+        size_t prefix = r->facts.prefix_size + 1;
+        if (v->key_size <= prefix || memcmp(v->key, r->facts.prefix, prefix - 1) != 0 ||
+            v->key[prefix - 1] != '.') {
+            continue;
+        }
+        const char* name = v->key + prefix;
+        size_t size = v->key_size - prefix;
+        int kind = -1;
+        for (size_t k = 0; k < sizeof known / sizeof known[0]; k++) {
+            kind = qlora__gguf_is(name, size, known[k].name) ? known[k].kind : kind;
+        }
+        int64_t count = 0;
+        double scale = 0.0;
+        bool plain =
+            sigmoid || kind == 0 ||
+            (kind == 1 && qlora__gguf_integer(v, 0, &count) && count <= 1) ||
+            (kind == 2 && qlora__gguf_real(v, 0, &scale) && (scale == 1.0 || scale == 0.0));
+        bool about = size > 6 && (memcmp(name, "expert", 6) == 0 || memcmp(name, "moe_", 4) == 0);
+        if (about && (kind < 0 || !plain)) {
+            return qlora__env_fail(
+                r->env, QLORA_ERR_UNSUPPORTED, "%s: %.*s %s in this architecture", r->g->label,
+                (int)v->key_size, v->key, kind < 0 ? "is not known" : "must be 1, or absent,");
+        }
+    }
+    return QLORA_OK;
+}
+
+// What becomes of the scores. Most of it follows from the architecture, whatever the file says.
+static qlora_result qlora__gguf_config_router(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__arch* arch = r->facts.arch;
+    bool sigmoid = arch->experts->experts->score == QLORA__ROUTER_SIGMOID;
+    bool chosen = arch->experts->experts->score == QLORA__ROUTER_SOFTMAX_CHOSEN;
+    bool sums = (arch->gguf_rule.flags & QLORA__GGUF_RENORMALISES) != 0;
+    int64_t gating = 0;
+    bool norm = false;
+    c->routed_scale = 1.0;
+    c->expert_groups = 1;
+    c->expert_groups_used = 1;
+    c->renormalise = sums;
+    QLORA__TRY(qlora__gguf_config_expert_keys(r, sigmoid));
+    QLORA__TRY(qlora__gguf_config_int(r, "expert_gating_func", sigmoid ? 2 : 1, sigmoid ? 2 : 1,
+                                      sigmoid ? 2 : 1, &gating));
+    const char* key = "expert_weights_norm";
+    QLORA__TRY(qlora__gguf_get_bool(r->env, r->g, qlora__gguf_key_of(&r->facts, key).text,
+                                    !sigmoid && (sums || chosen), &norm));
+    if (!sigmoid) {
+        return norm == (sums || chosen)
+                   ? QLORA_OK
+                   : qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                                     "%s: %s is %s, which llama.cpp does not read in this "
+                                     "architecture: it computes the opposite",
+                                     r->g->label, qlora__gguf_key_of(&r->facts, key).text,
+                                     norm ? "true" : "false");
+    }
+    c->renormalise = norm;
+    QLORA__TRY(qlora__gguf_config_positive(r, "expert_weights_scale", 1.0, &c->routed_scale));
+    QLORA__TRY(
+        qlora__gguf_config_int(r, "expert_group_count", 1, 1, c->experts, &c->expert_groups));
+    QLORA__TRY(qlora__gguf_config_int(r, "expert_group_used_count", c->expert_groups, 1,
+                                      c->expert_groups, &c->expert_groups_used));
+    int64_t each = c->experts / c->expert_groups;
+    if (c->experts % c->expert_groups != 0 || (c->expert_groups > 1 && each < 2) ||
+        c->experts_per_token > each * c->expert_groups_used) {
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: expert_group_count is %lld, of which %lld are used; that does "
+                               "not fit %lld experts, of which %lld are used",
+                               r->g->label, (long long)c->expert_groups,
+                               (long long)c->expert_groups_used, (long long)c->experts,
+                               (long long)c->experts_per_token);
+    }
+    return QLORA_OK;
+}
+
+// The widths of experts, and of the MLP beside them.
+static qlora_result qlora__gguf_config_experts(const qlora__gguf_reader* r, qlora_model_config* c) {
+    const qlora__arch* arch = r->facts.arch;
+    c->experts = r->facts.experts;
+    if (c->experts == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(
+        qlora__gguf_config_int(r, "expert_used_count", -1, 1, c->experts, &c->experts_per_token));
+    bool own = (arch->reads & QLORA__READS_OWN_WIDTH) != 0;
+    int64_t width = own ? c->intermediate / c->experts_per_token : c->intermediate;
+    QLORA__TRY(qlora__gguf_config_int(r, "expert_feed_forward_length", width > 0 ? width : -1, 1,
+                                      1 << 22, &c->expert_intermediate));
+    bool gate = arch->experts->experts->shared_gate.module != NULL;
+    bool hybrid = (arch->reads & QLORA__READS_HYBRID) != 0;
+    if (gate || hybrid) {
+        QLORA__TRY(qlora__gguf_config_int(r, "expert_shared_feed_forward_length",
+                                          gate ? c->intermediate : -1, 1, 1 << 22,
+                                          &c->shared_intermediate));
+    } else if (arch->experts->groups[QLORA__DOWN].count > 0) {
+        int64_t count = 0;
+        QLORA__TRY(qlora__gguf_config_int(r, "expert_shared_count", -1, 1, 1 << 10, &count));
+        c->shared_intermediate = count * c->expert_intermediate;
+    }
+    if (hybrid) {
+        c->intermediate = c->shared_intermediate;
+    } else if (arch->layout == NULL) {
+        c->intermediate = c->expert_intermediate;
+    }
+    for (int64_t l = 0; l < c->layers && l < r->facts.dense; l++) {
+        c->dense[l] = 1;
+    }
+    return qlora__gguf_config_router(r, c);
+}
+
 // What the presence of tensors says.
 static void qlora__gguf_config_tensors(qlora__gguf_reader* r, qlora_model_config* c) {
     qlora__gguf_get_biases(r->m, &r->facts);
@@ -381,7 +509,8 @@ static void qlora__gguf_config_tensors(qlora__gguf_reader* r, qlora_model_config
     c->qkv_bias = r->facts.bias[QLORA__QKV];
     c->o_bias = r->facts.bias[QLORA__O];
     c->mlp_bias = r->facts.bias[QLORA__DOWN];
-    c->qk_norm = (r->facts.arch->has & QLORA__HAS_QK_NORM) != 0;
+    c->qk_norm = (r->facts.arch->has & QLORA__HAS_QK_NORM) != 0 ||
+                 qlora__gguf_model_find(r->m, "blk.0.attn_q_norm.weight") != NULL;
     c->dtype = -1;
 }
 
@@ -390,6 +519,7 @@ static qlora_result qlora__gguf_config_fill(qlora__gguf_reader* r, qlora_model_c
     QLORA__TRY(qlora__gguf_get_facts(r->env, r->g, &r->facts));
     c->family = r->facts.arch->family;
     QLORA__TRY(qlora__gguf_config_sizes(r, c));
+    QLORA__TRY(qlora__gguf_config_experts(r, c));
     QLORA__TRY(qlora__gguf_config_vocab(r, c));
     QLORA__TRY(qlora__gguf_config_rope(r, c));
     QLORA__TRY(

@@ -20,6 +20,7 @@ typedef struct qlora__peft {
     uint32_t layers;
     uint32_t rank_pattern;
     uint32_t alpha_pattern;
+    bool numbered; // experts are modules with numbers, as transformers 4 had them
     qlora__folder tensors;
     char path[QLORA__PATH_ROOM];
 } qlora__peft;
@@ -749,6 +750,8 @@ static qlora_result qlora__peft_open_files(qlora__env* env, const char* dir, qlo
     QLORA__TRY(qlora__path_join(env, "", dir, p->tensors.dir));
     QLORA__TRY(qlora__folder_open_single(env, &p->tensors, path));
     for (uint32_t i = 0; i < p->tensors.count; i++) {
+        const char* at = strstr(p->tensors.entries[i].name, ".experts.");
+        p->numbered = p->numbered || (at != NULL && at[9] >= '0' && at[9] <= '9');
         QLORA__TRY(qlora__peft_check_tensor(env, p, p->tensors.entries[i].tensor));
     }
     return QLORA_OK;

@@ -7,6 +7,7 @@ typedef struct qlora__adapter_source {
     qlora__peft own;
     qlora__st norms;
     bool has_norms;
+    int layout; // of the matrices of experts
 } qlora__adapter_source;
 
 static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s) {
@@ -77,7 +78,8 @@ static qlora_result qlora__adapter_match_saved(qlora_ctx* ctx, const qlora_model
 }
 
 static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model* m,
-                                               const char* dir, qlora__adapter_source* s) {
+                                               const char* dir, qlora_expert_layout layout,
+                                               qlora__adapter_source* s) {
     memset(s, 0, sizeof *s);
     s->dir = dir;
     qlora_result r = QLORA_OK;
@@ -93,6 +95,9 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
         }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
         r = r == QLORA_OK ? qlora__adapter_match_saved(ctx, m, s) : r;
+        if (r == QLORA_OK) {
+            r = qlora__layout_find(ctx, m, s->peft, dir, (int)layout, &s->layout);
+        }
     }
     char path[QLORA__PATH_ROOM];
     bool exists = false;
@@ -207,10 +212,17 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
     }
     char module[192];
     qlora__peft_module found;
-    if (qlora__is_parameter(m, t->layer, (int)(t->projection - m->layers[t->layer].projections))) {
+    int number = (int)(t->projection - m->layers[t->layer].projections);
+    if (qlora__is_parameter(m, t->layer, number)) {
         char name[224];
+        bool exchanged = qlora__is_stack(&m->layers[t->layer], number) != 0 &&
+                         s->layout == QLORA_EXPERT_LAYOUT_PEFT_018;
         snprintf(name, sizeof name, "base_model.model.%s", t->name);
-        return qlora__folder_need(&ctx->env, &s->peft->tensors, name, t->rows, t->cols, out);
+        if (exchanged) { // A is B, transposed
+            name[strlen(name) - 8] = t->is_b ? 'A' : 'B';
+        }
+        return qlora__folder_need(&ctx->env, &s->peft->tensors, name, exchanged ? t->cols : t->rows,
+                                  exchanged ? t->rows : t->cols, out);
     }
     const char* end = t->is_magnitude ? ".lora_magnitude_vector" : ".lora_A.weight";
     snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(end)), t->name);
@@ -223,30 +235,60 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
+// Whether a trained tensor belongs to experts that are modules with numbers in the folder.
+static bool qlora__adapter_is_numbered(const qlora_model* m, const qlora__adapter_source* s,
+                                       const qlora__trained* t) {
+    if (t->projection == NULL || s->peft == NULL || !s->peft->numbered) {
+        return false;
+    }
+    const qlora__layer* layer = &m->layers[t->layer];
+    return qlora__is_stack(layer, (int)(t->projection - layer->projections)) != 0;
+}
+
+// Reads the values of a trained tensor, in the order that they have in memory; *found is false if
+// the folder does not have it. With `values` NULL, only checks.
+static qlora_result qlora__adapter_values(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora__adapter_source* s, const qlora__trained* t,
+                                          float* values, bool* found) {
+    const qlora__st_tensor* tensor = NULL;
+    float offset = 0.0f;
+    *found = true;
+    if (qlora__adapter_is_numbered(m, s, t)) {
+        return qlora__numbered_read(ctx, m, s->peft, t, values);
+    }
+    QLORA__TRY(qlora__adapter_tensor(ctx, m, s, t, &tensor, &offset));
+    *found = tensor != NULL;
+    if (tensor == NULL || values == NULL) {
+        return QLORA_OK;
+    }
+    qlora__st_read_f32(tensor, 0, (uint64_t)(t->rows * t->cols), values);
+    for (int64_t k = 0; k < t->cols && t->is_norm; k++) {
+        values[k] += offset;
+    }
+    int number = t->projection != NULL ? (int)(t->projection - m->layers[t->layer].projections) : 0;
+    bool stack = t->projection != NULL && qlora__is_stack(&m->layers[t->layer], number) != 0;
+    return stack ? qlora__layout_arrange(ctx, m, t, s->layout, values) : QLORA_OK;
+}
+
 // Reads the adapter weights of a folder. Everything is checked before anything is changed.
-static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir) {
+static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir,
+                                        qlora_expert_layout layout) {
     qlora__adapter_source source;
-    QLORA__TRY(qlora__adapter_source_open(ctx, m, dir, &source));
+    QLORA__TRY(qlora__adapter_source_open(ctx, m, dir, layout, &source));
     size_t room = (size_t)qlora__max(m->longest_range, m->plan.config.hidden) * 4;
     float* values = (float*)qlora__alloc(ctx, room);
     qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     qlora__trained t;
-    const qlora__st_tensor* tensor = NULL;
-    float offset = 0.0f;
+    bool found = false;
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor, &offset);
+        r = qlora__adapter_values(ctx, m, &source, &t, NULL, &found);
     }
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor, &offset);
-        if (r == QLORA_OK && tensor != NULL) {
+        r = qlora__adapter_values(ctx, m, &source, &t, values, &found);
+        if (r == QLORA_OK && found) {
             qlora_tensor window;
             qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
-            qlora__st_read_f32(tensor, 0, (uint64_t)(t.rows * t.cols), values);
-            for (int64_t k = 0; k < t.cols && t.is_norm; k++) {
-                values[k] += offset;
-            }
-            r = qlora__trained_mix(ctx, &t, false, values);
-            r = r != QLORA_OK ? r : qlora__floats_in(ctx, window.data, t.rows * t.cols, values);
+            r = qlora__floats_in(ctx, window.data, t.rows * t.cols, values);
         }
     }
     qlora__free(ctx, values, room);

@@ -71,7 +71,12 @@ static void qlora__identity_tensor(qlora__hash* h, const char* name, const qlora
     }
     // of a GGUF file: as it stores them
     for (uint32_t i = 0; i < t->view->count; i++) {
-        qlora__identity_bytes(h, t->view->parts[i]->data, t->view->parts[i]->bytes);
+        const qlora__gguf_tensor* part = t->view->parts[i];
+        uint64_t rows = (uint64_t)(t->view->rows / t->view->count);
+        bool some = t->view->each > 0; // the matrices of some experts
+        uint64_t bytes = some ? part->bytes / (uint64_t)qlora__gguf_rows(part) : 0; // of a row
+        qlora__identity_bytes(h, part->data + (uint64_t)t->view->first * bytes,
+                              some ? rows * bytes : part->bytes);
     }
 }
 

@@ -84,7 +84,7 @@ static qlora_result qlora__stacked_source(qlora_ctx* ctx, const qlora__folder* f
     int64_t shape[3] = {m->plan.config.experts, parts * p->out, p->in};
     char have[96];
     char want[96];
-    if (!qlora__st_is_float(all) || all->view != NULL || all->rank != 3 ||
+    if (!qlora__st_is_float(all) || all->rank != 3 ||
         memcmp(all->shape, shape, sizeof shape) != 0) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT,
                            "%s: %s has dtype %s and shape %s; expected F32, BF16 or F16 and %s",
@@ -99,7 +99,14 @@ static qlora_result qlora__stacked_source(qlora_ctx* ctx, const qlora__folder* f
     out->shape[1] = p->in;
     out->slice.rank = 2;
     out->slice.shape = out->shape;
-    out->slice.data = all->data + at * bytes;
+    if (all->view != NULL) { // all of an expert
+        out->view = *all->view;
+        out->view.first = (int64_t)at * (p->out / out->view.count);
+        out->view.rows = p->out;
+        out->slice.view = &out->view;
+    } else {
+        out->slice.data = all->data + at * bytes;
+    }
     out->slice.bytes = bytes;
     out->linear.weight = &out->slice;
     out->linear.rows = p->out;

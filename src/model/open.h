@@ -206,8 +206,9 @@ static qlora_result qlora__model_fill_adapters(qlora_ctx* ctx, qlora_model* m,
         qlora__adapter_focus(m, k);
         QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
         QLORA__TRY(qlora__adapters_start(ctx, m));
-        QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
-                                         : qlora__parameters_changed(ctx, m));
+        QLORA__TRY(desc->adapter != NULL
+                       ? qlora__adapter_read(ctx, m, desc->adapter, desc->expert_layout)
+                       : qlora__parameters_changed(ctx, m));
     }
     return QLORA_OK;
 }

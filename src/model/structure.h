@@ -143,6 +143,7 @@ typedef struct qlora__source {
 typedef struct qlora__weight_source {
     qlora__linear_source linear;
     qlora__st_tensor slice; // linear.weight, if it is a part
+    qlora__gguf_view view;  // of that, if it is made from others
     int64_t shape[2];       // of that
 } qlora__weight_source;
 

@@ -48,6 +48,13 @@ static qlora_result qlora__adapter_unit(qlora_ctx* ctx, const qlora_model* m,
     if (!qlora__is_parameter(m, layer, i)) {
         return qlora__peft_find(&ctx->env, peft, module, p->out, p->in, out);
     }
+    if (peft->numbered && qlora__is_stack(&m->layers[layer], i) != 0) {
+        return qlora__numbered_unit(ctx, m, peft, layer, i, out);
+    }
+    if (peft->numbered) { // a module then, and a parameter now
+        qlora__matrices_of(m, layer, i, module, sizeof module);
+        return qlora__peft_lookup(&ctx->env, peft, module, out);
+    }
     QLORA__TRY(qlora__adapter_not_module(ctx, m, peft, layer, i));
     return qlora__peft_parameter(&ctx->env, peft, module, out);
 }
@@ -170,7 +177,7 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
                  strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
                 (peft->saves_norms != 0 && strstr(name, ".lora_") == NULL &&
                  qlora__names_norm(m, name)) ||
-                qlora__is_peft_copy(m, name);
+                qlora__is_peft_copy(m, name) || (peft->numbered && qlora__numbered_names(m, name));
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int u = 0; u < qlora__unit_count(&m->layers[l]) && !known; u++) {
                 char module[160];
@@ -220,71 +227,6 @@ static qlora_result qlora__adapter_scale(qlora_ctx* ctx, const qlora_model* m,
 const char* qlora_base_format_name(qlora_base_format format) {
     static const char* const names[] = {"nf4", "16bit", "32bit", "fp8"};
     return (int)format >= 0 && format <= QLORA_BASE_FP8 ? names[format] : "unknown";
-}
-
-// How B of experts is ordered, in the metadata of what is written here.
-#define QLORA__LAYOUT_KEY "expert_layout"
-
-// Whether a text names the program that has written B of experts in another order.
-static bool qlora__names_unsloth(const char* text, size_t size) {
-    static const char word[] = "unsloth";
-    for (size_t at = 0; at + sizeof word - 1 <= size; at++) {
-        size_t i = 0;
-        while (i < sizeof word - 1 && (text[at + i] | 0x20) == word[i]) {
-            i++;
-        }
-        if (i == sizeof word - 1) {
-            return true;
-        }
-    }
-    return false;
-}
-
-// Unsloth had [out, experts, rank] where PEFT has [out, rank, experts], with the same names and
-// shapes, and nothing in the file tells them apart: what may come from there is refused.
-static qlora_result qlora__adapter_layout(qlora_ctx* ctx, const qlora_model* m, const char* dir) {
-    const qlora__peft* peft = &m->source->peft;
-    char text[512];
-    char path[QLORA__PATH_ROOM];
-    bool experts = false;
-    bool named = false;
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = m->layers[l].layout->count; i < m->layers[l].count; i++) {
-            bool one = qlora__expert_of(&m->layers[l], i) >= 0;
-            experts = experts || (one && m->layers[l].projections[i].rank > 0);
-        }
-    }
-    if (!experts || peft->tensors.shard_count == 0) {
-        return QLORA_OK;
-    }
-    if (qlora__st_metadata(&peft->tensors.shards[0], QLORA__LAYOUT_KEY, text, sizeof text)) {
-        return strcmp(text, "peft") == 0
-                   ? QLORA_OK
-                   : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                 "%s: %s is \"%.40s\"; only \"peft\" is supported", dir,
-                                 QLORA__LAYOUT_KEY, text);
-    }
-    uint32_t base = qlora__json_find(&peft->json, 0, "base_model_name_or_path");
-    if (base != 0 && qlora__json_kind_of(&peft->json, base) == QLORA__JSON_STRING) {
-        size_t n = qlora__json_string(&peft->json, base, text, sizeof text);
-        named = qlora__names_unsloth(text, n < sizeof text ? n : sizeof text - 1);
-    }
-    QLORA__TRY(qlora__path_join(&ctx->env, dir, "README.md", path));
-    bool exists = false;
-    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
-    if (exists && !named) {
-        qlora__map map;
-        QLORA__TRY(qlora__map_open(&ctx->env, path, &map));
-        named = qlora__names_unsloth((const char*)map.data, (size_t)map.size);
-        qlora__map_close(&ctx->env, &map);
-    }
-    return !named ? QLORA_OK
-                  : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                "%s names Unsloth, whose lora_B of experts may be in the order "
-                                "[out, experts, rank] instead of PEFT's [out, rank, experts]; the "
-                                "file does not say which. If it is PEFT's, add \"%s\": \"peft\" to "
-                                "the metadata of adapter_model.safetensors",
-                                dir, QLORA__LAYOUT_KEY);
 }
 
 // The format of the projections; "" without weights.
@@ -357,7 +299,10 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
             QLORA__TRY(qlora__adapter_not_left(ctx, m, l, qlora__unit_at(&m->layers[l], u)));
         }
     }
-    return desc->adapter != NULL ? qlora__adapter_layout(ctx, m, desc->adapter) : QLORA_OK;
+    int layout = 0; // refused here, before weights are loaded
+    return desc->adapter != NULL
+               ? qlora__layout_find(ctx, m, peft, desc->adapter, (int)desc->expert_layout, &layout)
+               : QLORA_OK;
 }
 
 // An adapter that contains norms decides that they are trained: those of PEFT's modules_to_save, or

@@ -1,7 +1,7 @@
 // ---- products of all experts on a GPU -----------------------------------------------------------
 //
-// The rows of the experts follow each other in one matrix; where those of each expert begin is known
-// to the device alone (ops/experts.h). One launch does the products of all experts:
+// The rows of the experts follow each other in one matrix; where those of each expert begin is
+// known to the device alone (ops/experts.h). One launch does the products of all experts:
 //
 //   rows   C = A op(B_e)                        for the rows of every expert
 //   sums   C_e += alpha A^T B                   over the rows of expert e
@@ -173,8 +173,8 @@ static bool qlora__grouped_takes_list(const qlora_ctx* ctx, int64_t rank, const 
            rank % 8 == 0 && rank <= QLORA__GROUPED_FEW && b->cols > rank;
 }
 
-// c: f32 [M,N] of the first expert, a batch of them. list: row i of B is its row list[i]; NULL = row
-// i; only where qlora__grouped_takes_list holds.
+// c: f32 [M,N] of the first expert, a batch of them. With a list, row i of B is its row list[i],
+// where qlora__grouped_takes_list holds; NULL: row i.
 static qlora_result qlora__grouped_sums(qlora_ctx* ctx, const qlora__groups* g, float alpha,
                                         const int32_t* list, const qlora_tensor* a,
                                         const qlora_tensor* b, const qlora_tensor* c) {

@@ -582,7 +582,7 @@ static qlora_result qlora__ckpt_load_one(qlora_trainer* t, const char* folder, c
     if (values == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    qlora_result r = qlora__adapter_read(ctx, m, folder);
+    qlora_result r = qlora__adapter_read(ctx, m, folder, QLORA_EXPERT_LAYOUT_AUTO);
     r = r == QLORA_OK ? qlora__state_apply(t, st, &state, values) : r;
     qlora__free(ctx, values, room);
     if (r == QLORA_OK && position_bytes != NULL) {

@@ -96,28 +96,28 @@ size_t ptx_param_size(const ptx_kernel* kernel, uint32_t index) {
 
 // Picks the runnable lanes at the lowest instruction. Returns false if every live lane is waiting.
 static bool warp_select(ptx_warp* w) {
-    const u32 runnable = w->live & ~w->waiting & ~w->held;
+    const u32 able = w->live & ~w->waiting;
+    const u32 runnable = able & ~w->held;
+    u32 at[PTX_LANES]; // of the runnable lanes
     u32 lowest = PTX_NONE;
     for (u32 l = 0; l < PTX_LANES; l++) {
-        if (lane_on(runnable, l) && w->pc[l] < lowest) {
-            lowest = w->pc[l];
-        }
+        at[l] = w->pc[l] | (lane_on(runnable, l) ? 0 : PTX_NONE);
+        lowest = at[l] < lowest ? at[l] : lowest;
     }
     w->group = 0;
     w->stop = PTX_NONE;
     if (runnable == 0) {
         return false;
     }
+    u32 here = 0;
+    u32 stop = PTX_NONE;
     for (u32 l = 0; l < PTX_LANES; l++) {
-        if (!lane_on(w->live & ~w->waiting, l)) {
-            continue;
-        }
-        if (w->pc[l] == lowest) { // lanes held here try again with the newcomers
-            w->group |= 1u << l;
-        } else if (lane_on(runnable, l) && w->pc[l] < w->stop) {
-            w->stop = w->pc[l];
-        }
+        const u32 other = at[l] == lowest ? PTX_NONE : at[l];
+        here |= (u32)(w->pc[l] == lowest) << l;
+        stop = other < stop ? other : stop;
     }
+    w->group = here & able; // lanes held here try again with the newcomers
+    w->stop = stop;
     w->held &= ~w->group;
     w->now = lowest;
     return true;
@@ -166,9 +166,10 @@ static u32 warp_missing(const ptx_warp* w, const ptx_insn* in, u32 mask) {
     if (in->kind != KIND_MEMBERS) {
         return w->live & ~mask;
     }
+    const u32* members = LANES_u32(w, in->arg[in->members]);
     u32 wanted = 0;
     for (u32 l = 0; l < PTX_LANES; l++) {
-        wanted |= lane_on(mask, l) ? members_of(w, in, l) : 0;
+        wanted |= lane_on(mask, l) ? members[l] : 0;
     }
     return wanted & w->live & ~mask;
 }

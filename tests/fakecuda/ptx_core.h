@@ -167,25 +167,26 @@ typedef enum ptx_kind {
     KIND_EXIT
 } ptx_kind;
 
+// What every instruction needs comes first, in one line of the cache.
 struct ptx_insn {
     ptx_exec exec;
-    ptx_compare compare;    // setp, set
-    u32 arg[PTX_MAX_ARGS];  // byte offsets into the register file, results first
-    u8 width[PTX_MAX_ARGS]; // bytes of the register at arg[i]
-    u32 results;            // bit i: arg[i] is written
-    u32 guard;              // predicate, or PTX_NONE
-    u32 negated;            // bit i: predicate arg[i] is inverted; bit 31: the guard
-    u32 flags;
-    u32 target; // instruction index, or index of the branch table
-    s64 offset; // displacement of an address, or an immediate without a register
-    u8 kind;    // ptx_kind
-    u8 type;    // ptx_type
+    u32 guard;   // predicate, or PTX_NONE
+    u32 negated; // bit i: predicate arg[i] is inverted; bit 31: the guard
+    u8 kind;     // ptx_kind
+    u8 type;     // ptx_type
     u8 type2;
     u8 space;
     u8 round;
     u8 vector;  // elements of ld, st, ldmatrix, packing mov
     u8 sub;     // which operation of the family
     u8 members; // index of the member-mask operand of KIND_MEMBERS
+    u32 flags;
+    u32 target;             // instruction index, or index of the branch table
+    s64 offset;             // displacement of an address, or an immediate without a register
+    ptx_compare compare;    // setp, set
+    u32 arg[PTX_MAX_ARGS];  // byte offsets into the register file, results first
+    u8 width[PTX_MAX_ARGS]; // bytes of the register at arg[i]
+    u32 results;            // bit i: arg[i] is written
     u32 list_count;
     u32* list; // wgmma: the registers of its result
     int line;

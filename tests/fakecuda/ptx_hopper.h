@@ -332,19 +332,24 @@ static u64 wgmma_address(u64 descriptor, bool transposed, u32 line, u32 k) {
     return swizzled(start + line / 8 * stride + line % 8 * 128 + k * 2);
 }
 
-static bool wgmma_element(ptx_warp* w, const ptx_insn* in, u64 descriptor, bool transposed,
-                          u32 line, u32 k, f32* value) {
+// Eight elements that share 16 bytes, from (line, k) on: neighbours in k, or lines of a transposed
+// operand. They go to every `step`th of value.
+static bool wgmma_eight(ptx_warp* w, const ptx_insn* in, u64 descriptor, bool transposed, u32 line,
+                        u32 k, u32 step, f32* value) {
     const u64 address = wgmma_address(descriptor, transposed, line, k);
-    const u8* at = inside(w->run->shared, w->run->shared_bytes, address, 2);
+    const u8* at = inside(w->run->shared, w->run->shared_bytes, address, 16);
     if (at == NULL) {
-        return trap_access(w, in, SPACE_SHARED, address, 2, false, 0);
+        return trap_access(w, in, SPACE_SHARED, address, 16, false, 0);
     }
     if (w->run->unfenced != NULL && w->run->unfenced[address / 16] != 0) {
         return proxy_check(w, in, address, 2, 0);
     }
-    u16 raw;
-    memcpy(&raw, at, sizeof raw);
-    *value = in->type2 == TYPE_BF16 ? f32_make((u32)raw << 16) : f16_to_f32(raw);
+    u16 raw[8];
+    memcpy(raw, at, sizeof raw);
+    for (u32 i = 0; i < 8; i++) {
+        value[i * step] =
+            in->type2 == TYPE_BF16 ? f32_make((u32)raw[i] << 16) : f16_to_f32(raw[i]);
+    }
     return true;
 }
 
@@ -371,12 +376,13 @@ static bool wgmma_gather_a(ptx_warp* w, const ptx_product* product, ptx_mma* m) 
         return true;
     }
     const u32 first = w->index % 4 * 16;
-    for (u32 i = 0; i < 16; i++) {
-        for (u32 k = 0; k < 16; k++) {
-            if (!wgmma_element(w, in, product->a, (in->sub & WGMMA_TRANS_A) != 0, first + i, k,
-                               &m->a[i][k])) {
-                return false;
-            }
+    const bool transposed = (in->sub & WGMMA_TRANS_A) != 0;
+    for (u32 n = 0; n < 32; n++) { // 16 rows or columns in halves
+        const u32 i = transposed ? n % 2 * 8 : n / 2;
+        const u32 k = transposed ? n / 2 : n % 2 * 8;
+        if (!wgmma_eight(w, in, product->a, transposed, first + i, k, transposed ? 16 : 1,
+                         &m->a[i][k])) {
+            return false;
         }
     }
     return true;
@@ -384,18 +390,19 @@ static bool wgmma_gather_a(ptx_warp* w, const ptx_product* product, ptx_mma* m) 
 
 static bool wgmma_multiply(ptx_warp* w, const ptx_product* product) {
     const ptx_insn* in = product->in;
+    const bool transposed = (in->sub & WGMMA_TRANS_B) != 0;
     ptx_mma m;
     if (!wgmma_gather_a(w, product, &m)) {
         return false;
     }
     for (u32 j = 0; j < in->list_count / 4; j++) {
         const u32* list = in->list + (size_t)j * 4;
-        for (u32 k = 0; k < 16; k++) {
-            for (u32 n = 0; n < 8; n++) {
-                if (!wgmma_element(w, in, product->b, (in->sub & WGMMA_TRANS_B) != 0, 8 * j + n, k,
-                                   &m.b[k][n])) {
-                    return false;
-                }
+        for (u32 x = 0; x < 16; x++) {
+            const u32 n = transposed ? 0 : x / 2;
+            const u32 k = transposed ? x : x % 2 * 8;
+            if (!wgmma_eight(w, in, product->b, transposed, 8 * j + n, k, transposed ? 1 : 8,
+                             &m.b[k][n])) {
+                return false;
             }
         }
         memset(m.c, 0, sizeof m.c);

@@ -96,6 +96,16 @@ static bool trap_access(ptx_warp* w, const ptx_insn* in, u32 space, u64 address,
                 space_name(space), write ? "write" : "read", bytes, (unsigned long long)address);
 }
 
+// Whether all lanes access global memory, each the bytes after those of the lane before.
+static bool warp_in_a_row(u32 space, const u64 address[PTX_LANES], u32 bytes, u32 mask) {
+    u64 differ = 0;
+    for (u32 l = 0; l < PTX_LANES; l++) {
+        differ |= address[l] ^ (address[0] + (u64)l * bytes);
+    }
+    return differ == 0 && mask == PTX_FULL && space <= SPACE_GLOBAL &&
+           address[PTX_LANES - 1] < PTX_PARAM_BASE;
+}
+
 // Whether accesses to global memory are in order with the kernel before.
 static bool warp_watch(ptx_warp* w, const ptx_insn* in, u32 space, const u64 address[PTX_LANES],
                        u32 bytes, bool write, u32 mask) {
@@ -103,7 +113,10 @@ static bool warp_watch(ptx_warp* w, const ptx_insn* in, u32 space, const u64 add
     if (!write && w->early == 0) {
         return true; // all have waited for the kernel before
     }
-    for (u32 l = 0; l < PTX_LANES && space <= SPACE_GLOBAL; l++) {
+    const bool alike = w->early == 0 || w->early == PTX_FULL;
+    const bool row = alike && warp_in_a_row(space, address, bytes, mask);
+    bytes *= row ? PTX_LANES : 1;
+    for (u32 l = 0; l < (row ? 1 : PTX_LANES) && space <= SPACE_GLOBAL; l++) {
         u64 at = address[l];
         if (!lane_on(mask, l) || space_resolve(space, &at) != SPACE_GLOBAL ||
             at - PTX_MODULE_BASE < PTX_WINDOW_BYTES) {
@@ -162,6 +175,9 @@ static bool warp_memory(ptx_warp* w, const ptx_insn* in, u32 space, const u64 ad
         } else if (space <= SPACE_GLOBAL && high < PTX_MODULE_BASE) {
             const ptx_env* env = w->run->env;
             base = (u8*)env->resolve(env->user, low, (size_t)(high - low) + bytes, write);
+        } else if (space == SPACE_PARAM && !write) {
+            const bool within = inside(w->run->params, w->run->kernel->param_bytes, high, bytes);
+            base = within ? w->run->params + low : NULL;
         }
     }
     if (base != NULL) {
@@ -242,6 +258,12 @@ static void memory_put(u8* at, u32 bytes, u64 raw) {
 #define DEFINE_TRANSFER(type)                                                                      \
     static void load_##type(ptx_warp* w, u32 to, u32 mask, u8* const at[PTX_LANES], u32 skip) {    \
         type* d = LANES_##type(w, to);                                                             \
+        if (mask == PTX_FULL) {                                                                    \
+            for (u32 l = 0; l < PTX_LANES; l++) {                                                  \
+                memcpy(&d[l], at[l] + skip, sizeof d[l]);                                          \
+            }                                                                                      \
+            return;                                                                                \
+        }                                                                                          \
         for (u32 l = 0; l < PTX_LANES; l++) {                                                      \
             type value;                                                                            \
             memcpy(&value, at[l] + skip, sizeof value);                                            \

@@ -12,12 +12,13 @@ static u32 members_of(const ptx_warp* w, const ptx_insn* in, u32 lane) {
 
 // Every lane must be a member of its own mask, and all members must give the same mask.
 static bool members_check(ptx_warp* w, const ptx_insn* in, u32 mask) {
-    const u32 first = members_of(w, in, lane_first(mask));
-    bool uniform = (mask & ~first) == 0;
+    const u32* all = LANES_u32(w, in->arg[in->members]);
+    const u32 first = all[lane_first(mask)];
+    u32 differ = mask & ~first;
     for (u32 l = 0; l < PTX_LANES; l++) {
-        uniform = uniform && (!lane_on(mask, l) || members_of(w, in, l) == first);
+        differ |= lane_on(mask, l) ? all[l] ^ first : 0;
     }
-    if (uniform) {
+    if (differ == 0) {
         return true;
     }
     for (u32 l = 0; l < PTX_LANES; l++) {
@@ -102,22 +103,26 @@ static bool exec_shfl(ptx_warp* w, const ptx_insn* in, u32 mask) {
     const u32* bs = LANES_u32(w, in->arg[3]);
     const u32* cs = LANES_u32(w, in->arg[4]);
     u32* d = LANES_u32(w, in->arg[0]);
-    u32 result[PTX_LANES] = {0};
+    u32 from[PTX_LANES];
     u32 valid_bits = 0;
     for (u32 l = 0; l < PTX_LANES; l++) {
-        if (!lane_on(mask, l)) {
-            continue;
-        }
         bool valid = false;
-        const u32 from = shuffle_source(in->sub, l, bs[l], cs[l], &valid);
-        if (!lane_on(mask, from) && lane_on(w->live, from)) {
-            return trap(w, in, PTX_TRAP_SYNC, l, "reads lane %u, which does not take part", from);
-        }
-        result[l] = lane_on(mask, from) ? value[from] : 0xCBCBCBCBu; // an exited lane has no value
+        from[l] = shuffle_source(in->sub, l, bs[l], cs[l], &valid);
         valid_bits |= (u32)valid << l;
     }
+    for (u32 l = 0; l < PTX_LANES && mask != PTX_FULL; l++) {
+        if (!lane_on(mask, l) || lane_on(mask, from[l])) {
+            continue;
+        }
+        if (lane_on(w->live, from[l])) {
+            return trap(w, in, PTX_TRAP_SYNC, l, "reads lane %u, which does not take part",
+                        from[l]);
+        }
+        value[from[l]] = 0xCBCBCBCBu; // an exited lane has no value
+    }
     for (u32 l = 0; l < PTX_LANES; l++) {
-        d[l] = lane_on(mask, l) ? result[l] : d[l];
+        const u32 result = value[from[l]];
+        d[l] = lane_on(mask, l) ? result : d[l];
     }
     pred_put(w, in->arg[1], mask, valid_bits);
     return true;

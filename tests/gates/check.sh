@@ -905,7 +905,7 @@ use_sanitized() {
     local cc=$1 b=$2 name
     shift 2
     need "$cc"
-    local flags="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined"
+    local flags="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined"
     flags="$flags -fno-sanitize-recover=all"
     echo 'int main(void) { return 0; }' >$OUT/probe.c
     # shellcheck disable=SC2086
@@ -1551,7 +1551,7 @@ sanitized() {
     build -j2 build/fake/lib{cuda.so.1,cublas.so.13,cublasLt.so.13,nccl.so.2,fakempi.so} \
         build/fake-{stub,omit}/libcuda.so.1 \
         build/fake-omit/libcublas.so.13 CFLAGS=-Werror || return 1
-    $MAKE -s -j2 "build/$name/tests" "B=build/$name" CC="$cc" \
+    $MAKE -s -j2 "build/$name/tests" "B=build/$name" CC="$cc" QUICK="${quick:-}" \
         CFLAGS="-O1 -g1 -fno-omit-frame-pointer $flags" || return 1
     run_batches "$words" "build/$name" env LD_LIBRARY_PATH=build/fake QLORA_TEST_BRIEF=1 -- "$@"
 }
@@ -1566,6 +1566,7 @@ gate_asan() {
 
 # What has threads, and what counts on them.
 gate_tsan() {
+    local quick="text_library double" # nothing there has threads
     sanitized tsan THREADS "-fsanitize=thread" --backend cpu
 }
 
@@ -1631,7 +1632,8 @@ cross() {
         # shellcheck disable=SC2086
         $cc -I. -std=c99 $WARN_C -fsyntax-only "$f" || bad=1
     done
-    $MAKE -s -j2 "$b/tests" "B=$b" CC="$cc" CFLAGS="-Werror -O1" || return 1
+    $MAKE -s -j2 "$b/tests" "B=$b" CC="$cc" QUICK="text_library double" CFLAGS="-Werror -O1" ||
+        return 1 # no suite of the two has the word ARCH
     qemu=$(command -v "qemu-$machine-static" || command -v "qemu-$machine") ||
         skip "compiled but not run: qemu-$machine not found"
     run_batches ARCH "$b" "$qemu" -L "/usr/$machine-linux-gnu" -E QLORA_TEST_BRIEF=1 \
@@ -1693,7 +1695,8 @@ gate_wine() {
     # shellcheck disable=SC2086
     wine=$(wine_for $cc) || skip "no wine that runs the programs of $cc (set WINE, WINDOWS_CC)"
     # The C library's printf of some versions of wine takes other arguments than Windows'.
-    $MAKE -s -j2 OS=Windows_NT B=$b CC="$cc" CFLAGS=-O1 CPPFLAGS=-D__USE_MINGW_ANSI_STDIO=1 \
+    $MAKE -s -j2 OS=Windows_NT B=$b CC="$cc" QUICK=double CFLAGS=-O1 \
+        CPPFLAGS=-D__USE_MINGW_ANSI_STDIO=1 \
         $b/tests $b/hello $b/golden $b/finetune $b/generate || return 1
     for program in tests hello golden finetune generate; do
         ln -f $b/$program.exe $b/$program || return 1 # not every wine adds .exe by itself
@@ -1742,7 +1745,7 @@ gate_musl() {
     musl-gcc -I. -std=c99 $WARN_C -static -o $d/hello examples/hello.c -lm || return 1
     $d/hello >$d/hello.out 2>&1 || fault "hello fails: $(tail -3 $d/hello.out)"
     $MAKE -s -j2 build/check-musl/tests build/check-musl/tokenize B=build/check-musl CC=musl-gcc \
-        OPTIMIZE=-O1 CFLAGS="-static $sign" || return 1
+        OPTIMIZE=-O1 QUICK=double CFLAGS="-static $sign" || return 1
     build/check-musl/tokenize --version >$d/tokenize.out || fault "tokenize fails"
     run_batches LIBC build/check-musl env QLORA_TEST_BRIEF=1 -- --backend cpu
 }

@@ -101,6 +101,8 @@ scaled() { # --rope-scale
         "${run[@]}" --out o
     refuses "an unknown scaling" "--rope-scale is \"dynamic:4\"; dynamic scaling is not supported" \
         "${run[@]}" --rope-scale dynamic:4 --out o
+    refuses "a layout of experts without an adapter" "--expert-layout needs --adapter" \
+        "${short[@]}" --steps 1 --expert-layout peft --out o
     refuses "a scaling of the demo" "--rope-scale needs --model" --demo --rope-scale yarn:4
     works "a scaled rotation" "${run[@]}" --rope-scale yarn:4 --out scaled
     check "what others need to use it" grep -q "trained with --rope-scale yarn:4" out
@@ -110,8 +112,10 @@ scaled() { # --rope-scale
         --backend cpu --data sums.jsonl --adapter scaled --steps 1 --out o
     run "$root/$B/merge" --model model --adapter scaled --out wide
     check "merging needs it" grep -q 'set --rope-scale to it' err
-    run "$root/$B/merge" --model model --adapter scaled --out wide --rope-scale yarn:4
-    check "merging with it" [ $status -eq 0 ]
+    run "$root/$B/merge" --model model --adapter scaled --out wide --rope-scale yarn:4 --verify
+    check "merging with it, verified" [ $status -eq 0 ]
+    run "$root/$B/merge" --model model --adapter scaled --gguf wide.gguf --verify
+    check "an adapter is not a merged model" grep -q -- '--verify needs --out' err
     check "the merged config has it" grep -q '"rope_type": "yarn"' wide/config.json
     check "and its positions" grep -q "\"max_position_embeddings\": $wide" wide/config.json
     works "the merged model needs none" --model wide --rank 1 --backend cpu --threads 1 --eval 0 \
@@ -794,6 +798,7 @@ preferences() { # --method dpo and kto
     check "is the same as in one" cmp -s whole.safetensors kto/adapter/adapter_model.safetensors
     refuses "other moments" "it used --optimizer adamw8bit" "${one[@]}" "${steps[@]}" \
         --data sums.jsonl --neftune 5 --out kto --steps 4
+    balance
     heads
     refuses "rows that are no ids" "is not a list" "${one[@]}" --data sums.jsonl \
         --train-tokens 5,x --out o

@@ -1,5 +1,5 @@
-// experts_gpu.c - the kernels of experts: routing against the CPU's, products of all experts against
-// plain loops, with experts that have no rows, one, and more than a tile.
+// experts_gpu.c - the kernels of experts: routing against the CPU's, products of all experts
+// against plain loops, with experts that have no rows, one, and more than a tile.
 
 #include "machines.h"
 

@@ -2427,7 +2427,7 @@ static qlora_result do_export(world* w) {
 }
 
 static qlora_result do_write_gguf(world* w) {
-    static const qlora__gguf_entry entry = {"x", 2, 6};
+    static const qlora__gguf_entry entry = {"x", 2, 6, 0};
     static const float zeros[12];
     qlora__gguf_writer g;
     QLORA__TRY(qlora__gguf_begin(&w->env, "d/g", "llama", 16.0, &entry, 1, &g));

@@ -1079,6 +1079,13 @@ TEST gguf_files_from_folders(void) {
                 {"seed_oss", NULL},
                 {"../blocks/arcee", NULL},
                 {"../blocks/cohere2", NULL},
+                {"../experts/mixtral", NULL},
+                {"../experts/qwen2moe", NULL},
+                {"../experts/qwen3moe", "(layers without experts)"},
+                {"../experts/olmoe", NULL},
+                {"../experts/granitemoe", NULL},
+                {"../experts/granite4moe", NULL},
+                {"../experts/glm4moe", NULL},
                 {"gemma2", "(the attention scale)"},
                 {"gemma3", "(the attention scale)"}};
     const char* out = test_path("folder.gguf");

@@ -22,8 +22,10 @@ static long layers_split_from = 12;
 #include "internal/formats.c"
 
 #include "internal/gguf.c"
+#include "internal/gguf_experts.c"
 
 #include "internal/adapter.c"
+#include "internal/expert_layouts.c"
 
 #include "internal/model.c"
 

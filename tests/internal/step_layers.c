@@ -110,6 +110,9 @@ TEST any_number_of_layers_is_taken(const test_machine* machine) {
     static const int64_t depths[] = {1, 3, 5};
     bool held = true;
     for (size_t i = 0; i < sizeof depths / sizeof depths[0] && layers_room(ctx); i++) {
+        if (test_brief() && depths[i] == 3) {
+            continue; // which are in the same places as the first of five
+        }
         step_depth = depths[i];
         held = held && layers_hold(ctx, &layers_kinds[0], 1);
         step_depth = 2;
@@ -253,6 +256,9 @@ TEST layers_have_the_same_bits_again(const test_machine* machine) {
     int32_t ids[6][STEP_ROOM];
     double logprobs[6][8];
     for (int i = 0; i < 6 && layers_room(ctx); i++) {
+        if (test_brief() && i / 2 == 1) {
+            continue; // without a graph is "again" as well
+        }
         qlora_model* m = NULL;
         qlora_generate_desc d;
         memset(&d, 0, sizeof d);
@@ -266,8 +272,8 @@ TEST layers_have_the_same_bits_again(const test_machine* machine) {
         ASSERT_EQ(i < 4, m->decode.graphs[1 - i % 2] != NULL);
         ASSERT_EQ(QLORA_OK, qlora_model_close(m));
         if (i >= 2) {
-            ASSERT_MEM_EQ(ids[i - 2], ids[i], 8 * sizeof(int32_t));
-            ASSERT_MEM_EQ(logprobs[i - 2], logprobs[i], 3 * sizeof(double));
+            ASSERT_MEM_EQ(ids[i % 2], ids[i], 8 * sizeof(int32_t));
+            ASSERT_MEM_EQ(logprobs[i % 2], logprobs[i], 3 * sizeof(double));
         }
     }
     ASSERT(!layers_room(ctx) || memcmp(logprobs[0], logprobs[1], 3 * sizeof(double)) != 0);
@@ -294,7 +300,7 @@ TEST a_refused_launch_has_a_substitute(const test_machine* machine) {
     }
     const fake_api* fake = test_fake();
     static const int codes[] = {720, 801, 1, 701};
-    for (int i = 0; i < 4 && layers_room(ctx); i++) {
+    for (int i = 0; i < (test_brief() ? 2 : 4) && layers_room(ctx); i++) {
         qlora_model* m = NULL;
         ASSERT_EQ(QLORA_OK, step_open(ctx, &layers_kinds[0], 9, &m));
         ASSERT(layers_taken(m));

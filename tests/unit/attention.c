@@ -693,7 +693,7 @@ static void in_warpgroup_order(qlora_ctx_desc* desc) {
 // The kernels with warpgroup instructions, whenever their copies and products happen: sequences
 // longer than all tiles in flight, ends inside a tile with NaN behind them, windows, groups, more
 // tiles than multiprocessors (at the end of the list, for those of a real device).
-TEST attention_warpgroups(const test_machine* machine) {
+TEST warpgroups_hold(const test_machine* machine, bool wide) {
     enum { MANY_HEADS = 48 };
     static const fake_order orders[] = {FAKE_FORWARD, FAKE_REVERSE, FAKE_RANDOM};
     static const attention_case long_ones[] = {
@@ -713,7 +713,7 @@ TEST attention_warpgroups(const test_machine* machine) {
     }
     for (size_t i = 0; i < sizeof long_ones / sizeof long_ones[0]; i++) {
         const attention_case* c = &long_ones[i];
-        if (fake && c->heads == MANY_HEADS) {
+        if ((c->hd == 256) != wide || (fake && c->heads == MANY_HEADS)) {
             continue; // slow, and two multiprocessors are enough
         }
         test_random random = test_random_start("warpgroups");
@@ -747,6 +747,15 @@ TEST attention_warpgroups(const test_machine* machine) {
         data_free(&d);
     }
     PASS();
+}
+
+TEST attention_warpgroups(const test_machine* machine) {
+    return warpgroups_hold(machine, false);
+}
+
+// Apart, so that a mutant of these kernels need not run the others first.
+TEST attention_warpgroups_256(const test_machine* machine) {
+    return warpgroups_hold(machine, true);
 }
 
 static void on_an_old_driver(qlora_ctx_desc* desc) {
@@ -1072,6 +1081,7 @@ SUITE(attention_suite) {
     RUN_TEST(attention_gradients_are_the_slopes);
     RUN_ON(TEST_EVERYWHERE, attention_is_right);
     RUN_ON(TEST_ONE_EACH, attention_warpgroups);
+    RUN_ON(TEST_ONE_EACH, attention_warpgroups_256);
     RUN_ON(TEST_ONE_FAKE, attention_without_warpgroups);
     RUN_ON(TEST_ONE_EACH, attention_shares_are_right);
     RUN_ON(TEST_ONE_EACH, attention_packing_changes_nothing);

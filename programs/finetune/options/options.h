@@ -151,7 +151,7 @@ static bool adapter_is_folder(const options* o, char error[1024]) {
 // What an adapter decides cannot be given beside it.
 static bool adapter_check(options* o, char adapter[FOLDER_PATH], char error[1024]) {
     if (o->adapter.from == NULL) {
-        return true;
+        return o->adapter.expert_layout == 0 || error_set(error, "--expert-layout needs --adapter");
     }
     const char* beside = o->adapter.rank != 0              ? "rank"
                          : o->adapter.alpha != 0.0         ? "alpha"

@@ -33,6 +33,7 @@ typedef struct data_options {
 // What is trained.
 typedef struct adapter_options {
     const char* from; // a folder: of an adapter, or of a run
+    int64_t expert_layout;
     int64_t rank;
     double alpha;
     int64_t targets;
@@ -175,6 +176,10 @@ static const option option_table[] = {
         "Jinja template of the chat (default: the adapter's or the model's own)"},
     {"adapter", OPT_TEXT, AT(adapter.from), true, 0, 0, "DIR",
         "start from this PEFT adapter or finetune run; sets rank, alpha, targets and rslora"},
+    {"expert-layout", OPT_CHOICE, AT(adapter.expert_layout), true, 0, 0,
+        "auto|peft|peft-0.18|unsloth",
+        "order of the matrices of experts in --adapter, for folders that may have several "
+        "(default auto: what the folder says, or its shapes)"},
     {"base-name", OPT_TEXT, AT(model.base_name), false, 0, 0, "NAME",
         "name of the base in the adapter's config and README.md, by which others find it, as in "
         "OWNER/NAME (default: that of a folder in the hub's cache, otherwise --model)"},

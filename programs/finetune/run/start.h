@@ -164,6 +164,7 @@ static bool model_describe(app* a) {
     d->head = (qlora_head_format)o->model.head;
     d->mode = o->model.mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->model.mode;
     d->adapter = o->adapter.from;
+    d->expert_layout = (qlora_expert_layout)o->adapter.expert_layout;
     d->rank = (int32_t)o->adapter.rank;
     d->alpha = (float)o->adapter.alpha;
     d->rslora = o->adapter.rslora;

@@ -90,8 +90,8 @@ static qlora__route qlora__experts_choose(const qlora__pass* pass, const qlora__
     return r;
 }
 
-// A linear that reads all rows of m->work.x, whose last columns belong to stacks: through a copy, if
-// it has an adapter.
+// A linear that reads all rows of m->work.x, whose last columns belong to stacks: through a copy,
+// if it has an adapter.
 static qlora_result qlora__experts_all_rows(const qlora__pass* pass,
                                             const qlora_linear_desc* linear,
                                             const qlora_tensor* out) {

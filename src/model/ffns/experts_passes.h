@@ -43,8 +43,8 @@ static qlora_result qlora__experts_dx(const qlora__pass* pass, qlora__layer* lay
     return qlora__host_experts_dx(pass, layer, inputs, dx);
 }
 
-// The same beside an MLP that all tokens use: in m->work.d_beside, which its backward pass adds. dx:
-// the gradient of the input of all experts, there.
+// The same beside an MLP that all tokens use: in m->work.d_beside, which its backward pass adds.
+// dx: the gradient of the input of all experts, there.
 static qlora_result qlora__experts_beside_backward(const qlora__pass* pass, qlora__layer* layer,
                                                    const qlora_tensor* h, const qlora_tensor* dx) {
     qlora_model* m = pass->m;
