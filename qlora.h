@@ -1419,7 +1419,9 @@ typedef struct qlora_train_desc {
     double neftune;
     // Coefficient of the load-balancing loss of routers, which is added as transformers does with
     // output_router_logits; 0 = none, and so is a negative value, which a config that sets that key
-    // needs. A step of several batches has the mean of theirs, by labels, pairs or sequences.
+    // needs. A step of several batches has the mean of theirs, by labels, pairs or sequences. TRL
+    // adds it unasked, with the coefficient of the config (mostly 0.001); the Trainer of
+    // transformers with PEFT does not.
     double router_aux_loss;
     const qlora_comm* comm; // processes that train together; NULL = this one alone. Every process
                             // passes all batches of a step and computes its share of them
@@ -63225,4 +63227,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 768ee335a28c8d2c
+//@@ end 2b676749a5e50933
