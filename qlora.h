@@ -1417,6 +1417,12 @@ typedef struct qlora_train_desc {
     // NEFTune: noise on the embeddings while training, neftune / sqrt(L hidden) times a uniform
     // number in [-1, 1), with L the length of the sequence; 0 = none
     double neftune;
+    // Coefficient of the load-balancing loss of routers, which is added as transformers does with
+    // output_router_logits; 0 = none, and so is a negative value, which a config that sets that key
+    // needs. A step of several batches has the mean of theirs, by labels, pairs or sequences. TRL
+    // adds it unasked, with the coefficient of the config (mostly 0.001); the Trainer of
+    // transformers with PEFT does not.
+    double router_aux_loss;
     const qlora_comm* comm; // processes that train together; NULL = this one alone. Every process
                             // passes all batches of a step and computes its share of them
     int32_t adapter;        // index of the adapter that it trains, if the model has several
@@ -1432,7 +1438,7 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
 // Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio,
-// lr_factors, neftune, comm and adapter cannot change and must be as before. Does not wait for the
+// lr_factors, neftune, router_aux_loss, comm and adapter cannot change and must be as before. Does not wait for the
 // device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
@@ -1441,7 +1447,8 @@ typedef struct qlora_train_info {
     int64_t pending;   // number of later steps that the device has not finished
     int64_t skipped;   // updates skipped so far because a gradient was not finite
     bool last_skipped; // whether this one was
-    double loss;     // mean over the labels of the step, or its pairs or sequences for DPO and KTO
+    double loss;     // mean over the labels of the step, or its pairs or sequences for DPO and KTO;
+                     // with router_aux_loss, what that adds is in it
     double labels;   // their total weight
     int64_t tokens;  // number of tokens in the step
     float grad_norm; // before clipping, of all gradients together
@@ -1464,6 +1471,12 @@ typedef struct qlora_train_info {
                      // positive if and only if they are desirable
     double kl;       // KTO: mean of r over the mismatched sequences, at least 0
     double kl_raw;   // the same before 0 takes the place of negative values
+    // Mixtures of experts. Loads are relative to an even one, and those of the micro-batches that
+    // this process computed; all are 0 in a report of a checkpoint's step.
+    double router_aux_loss; // the load-balancing loss, without its coefficient; 0 if that is 0
+    double load_least;      // of any expert of any layer
+    double load_most;
+    double load_entropy; // of a layer, as the mean of the layers; 1 = even
 } qlora_train_info;
 
 // Runs one optimizer step over `count` micro-batches. Every batch is checked before anything is
@@ -24135,6 +24148,10 @@ typedef uint64_t qlora__needs;
     X(routing_spread, routing, 0, EXPERTS)                                                         \
     X(routing_bwd_f32, routing_bwd, 16384, EXPERTS_TRAIN)                                          \
     X(routing_bwd_bf16, routing_bwd, 16384, EXPERTS_TRAIN)                                         \
+    X(balance_rows, balance, 20480, EXPERTS_TRAIN)                                                 \
+    X(balance_gather, balance, 0, EXPERTS_TRAIN)                                                   \
+    X(balance_loss, balance, 0, EXPERTS_TRAIN)                                                     \
+    X(balance_report, balance, 0, EXPERTS_TRAIN)                                                   \
     X(routed_gather_f32, routed, 0, EXPERTS_F32)                                                   \
     X(routed_gather_bf16, routed_bf16, 0, EXPERTS_BF16)                                            \
     X(routed_sum_f32, routed, 0, EXPERTS_F32)                                                      \
@@ -31893,7 +31910,7 @@ static void qlora__tree_small_add(qlora__tree_mode mode, qlora__tree_small* s, d
                                   QLORA__REAL* totals) {
     if (mode == QLORA__TREE_TAKE) {
         memcpy(sums, s->sums, sizeof s->sums);
-        memcpy(totals, s->totals, 3 * sizeof *totals);
+        memcpy(totals, s->totals, sizeof s->totals);
         return;
     }
     for (int i = 0; i < QLORA__PREFERENCE_VALUES; i++) {
@@ -31901,7 +31918,7 @@ static void qlora__tree_small_add(qlora__tree_mode mode, qlora__tree_small* s, d
         s->sums[i] = mode == QLORA__TREE_FOLD ? s->sums[i] : sum;
         sums[i] = mode == QLORA__TREE_FOLD ? sum : 0.0;
     }
-    QLORA__REAL result[3] = {totals[0], totals[1], totals[2]};
+    QLORA__REAL result[4] = {totals[0], totals[1], totals[2], totals[3]};
     if (mode != QLORA__TREE_PUSH) { // the exact error of a sum of two
         QLORA__REAL a = s->totals[0];
         QLORA__REAL b = totals[0];
@@ -31910,8 +31927,9 @@ static void qlora__tree_small_add(qlora__tree_mode mode, qlora__tree_small* s, d
         result[0] = sum;
         result[1] = s->totals[1] + totals[1] + ((a - (sum - rest)) + (b - rest));
         result[2] = s->totals[2] + totals[2];
+        result[3] = s->totals[3] + totals[3];
     }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         s->totals[i] = mode == QLORA__TREE_FOLD ? s->totals[i] : result[i];
         totals[i] = mode == QLORA__TREE_FOLD ? result[i] : 0;
     }
@@ -33959,6 +33977,9 @@ typedef struct qlora__route {
     int32_t* place;             // [rows, chosen]: the row after sorting
     int32_t* tokens;            // [rows * chosen]: the token of such a row
     int32_t* starts;            // [experts + 1]
+    const QLORA__REAL* slopes;  // [experts] of the load-balancing loss (balance.h); NULL = none
+    const int32_t* bound;       // on a GPU: how many rows of the pass have a token
+    int64_t first;              // row of the pass
 } qlora__route;
 
 static const QLORA__REAL* qlora__route_scores(const qlora__route* r, int64_t row) {
@@ -34103,6 +34124,23 @@ static void qlora__route_tokens(qlora_ctx* ctx, qlora__route* r) {
     qlora__route_sort(r);
 }
 
+// What the load-balancing loss adds.
+static void qlora__route_slopes(const qlora__route* r, int64_t row, QLORA__REAL* dz) {
+    const qlora__route_rule* rule = &r->rule;
+    const QLORA__REAL* z = qlora__route_scores(r, row);
+    double most = 0.0;
+    double sum = 1.0;
+    double mean = 0.0; // of the slopes, by the probabilities
+    qlora__route_softmax(rule, z, &most, &sum);
+    for (int64_t e = 0; e < rule->experts; e++) {
+        mean += exp((double)z[e] - most) / sum * (double)r->slopes[e];
+    }
+    for (int64_t e = 0; e < rule->experts; e++) {
+        double p = exp((double)z[e] - most) / sum;
+        dz[e] += (QLORA__REAL)(p * ((double)r->slopes[e] - mean));
+    }
+}
+
 typedef struct qlora__route_back {
     const qlora__route* route;
     const QLORA__REAL* dw;  // by sorted row
@@ -34144,6 +34182,9 @@ static void qlora__route_back_rows(void* user, int64_t begin, int64_t end) {
             double slope =
                 rule->score == QLORA__ROUTER_SIGMOID ? values[j] * (1.0 - values[j]) : values[j];
             dz[choice[j]] += (QLORA__REAL)(dp[j] * slope);
+        }
+        if (r->slopes != NULL) {
+            qlora__route_slopes(r, row, dz);
         }
     }
 }
@@ -34674,7 +34715,8 @@ static qlora_result qlora__routing_backward(qlora_ctx* ctx, const qlora__route* 
     qlora_tensor scores = *r->scores;
     qlora_tensor to = *dz;
     void* args[] = {&scores.data, &scores.ld, &own.choice, &own.place, (void*)&dw,
-                    &to.data,     &to.ld,     &own.rows,   &rule};
+                    &to.data,     &to.ld,     &own.rows,   &rule,      (void*)&own.slopes,
+                    (void*)&own.bound, &own.first};
     return qlora__launch(
         ctx, dz->dtype == QLORA_F32 ? QLORA__K_routing_bwd_f32 : QLORA__K_routing_bwd_bf16,
         qlora__ceil_div(r->rows, 4), 1, 1, 128, (uint32_t)(16 * r->rule.experts), args);
@@ -34769,6 +34811,222 @@ static qlora_result qlora__routed_factors_backward(qlora_ctx* ctx, const float* 
 }
 
 #endif // QLORA_NO_CUDA
+
+//@@ src/ops/balance.h
+
+// ---- the load of experts ------------------------------------------------------------------------
+//
+// How often routers choose each expert, and the loss that balances it, as transformers computes it.
+// Of the R rows of all layers with experts, c_e have chosen expert e; P_e is the sum of its
+// probabilities p = softmax(z), over all experts whatever the router makes of the scores z:
+//
+//   loss = experts sum_e (c_e / R) (P_e / R)
+//   dz_e += factor p_e (g_e - sum_i p_i g_i),   g_e = experts c_e / R^2
+//
+// The counts have no gradient, so the loss is known after the forward pass, and its gradients are
+// those of each row alone. Rows that fill a micro-batch up do not count. The rows of a layer are
+// divided into ranges, each of which has a slot; slots are summed in their order.
+
+#define QLORA__BALANCE_RANGES 32 // of the rows of a tile, at most
+#define QLORA__BALANCE_ROWS 64   // of a range, at least
+
+enum { QLORA__LOAD_LEAST, QLORA__LOAD_MOST, QLORA__LOAD_ENTROPY, QLORA__LOADS };
+
+typedef struct qlora__balance {
+    int64_t layers; // with experts
+    int64_t experts;
+    int64_t chosen;
+    int64_t ranges;       // of the rows of a tile
+    int64_t slots;        // of a layer: the ranges of all tiles
+    qlora_tensor sums;    // f32 [layers * slots, experts] of probabilities
+    qlora_tensor counts;  // I32, the same shape: of choices
+    qlora_tensor weights; // f32 [1, experts]: P
+    qlora_tensor taken;   // I32 [1, experts]: c
+    qlora_tensor slopes;  // f32 [1, experts]: factor g
+    qlora_tensor load;    // I32 [layers, experts] choices of a step
+    qlora_tensor report;  // f32 [1, QLORA__LOADS] of a step, relative to an even load
+} qlora__balance;
+
+// The rows of a tile of one layer.
+typedef struct qlora__balance_tile {
+    const qlora__balance* balance;
+    const qlora__route* route;
+    int64_t slot; // the first of the tile
+    bool weighs;  // probabilities are summed as well
+} qlora__balance_tile;
+
+static void qlora__balance_ranges(void* user, int64_t begin, int64_t end) {
+    const qlora__balance_tile* t = (const qlora__balance_tile*)user;
+    const qlora__route* r = t->route;
+    int64_t experts = t->balance->experts;
+    int64_t each = qlora__ceil_div(r->rows, t->balance->ranges);
+    for (int64_t range = begin; range < end; range++) {
+        double sums[QLORA__MAX_EXPERTS];
+        QLORA__REAL* to =
+            (QLORA__REAL*)t->balance->sums.data + (t->slot + range) * t->balance->sums.ld;
+        int32_t* counts =
+            (int32_t*)t->balance->counts.data + (t->slot + range) * t->balance->counts.ld;
+        int64_t stop = qlora__min((range + 1) * each, r->rows);
+        memset(sums, 0, (size_t)experts * sizeof *sums);
+        memset(counts, 0, (size_t)experts * sizeof *counts);
+        for (int64_t row = range * each; row < stop; row++) {
+            const QLORA__REAL* z = qlora__route_scores(r, row);
+            double most = 0.0;
+            double sum = 1.0;
+            if (t->weighs) {
+                qlora__route_softmax(&r->rule, z, &most, &sum);
+            }
+            for (int64_t e = 0; e < experts && t->weighs; e++) {
+                sums[e] += exp((double)z[e] - most) / sum;
+            }
+            for (int64_t j = 0; j < r->rule.chosen; j++) {
+                counts[r->choice[row * r->rule.chosen + j]]++;
+            }
+        }
+        for (int64_t e = 0; e < experts; e++) {
+            to[e] = (QLORA__REAL)sums[e];
+        }
+    }
+}
+
+// Counts the choices of a tile, and sums its probabilities.
+static qlora_result qlora__balance_count(qlora_ctx* ctx, qlora__balance_tile* t) {
+    const qlora__balance* b = t->balance;
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, b->ranges, 1, qlora__balance_ranges, t);
+        return QLORA_OK;
+    }
+#ifndef QLORA_NO_CUDA
+    qlora__route r = *t->route; // parameters are passed by address
+    qlora_tensor scores = *r.scores;
+    float* sums = (float*)b->sums.data + t->slot * b->sums.ld;
+    int32_t* counts = (int32_t*)b->counts.data + t->slot * b->counts.ld;
+    int32_t experts = (int32_t)b->experts;
+    int32_t chosen = (int32_t)b->chosen;
+    int32_t weighs = t->weighs ? 1 : 0;
+    void* args[] = {&scores.data, &scores.ld, &r.choice, &r.rows, (void*)&r.bound,
+                    &r.first,     &experts,   &chosen,   &weighs, &sums,
+                    &counts};
+    return qlora__launch(ctx, QLORA__K_balance_rows, b->ranges, 1, 1, 128,
+                         (uint32_t)(20 * b->experts), args);
+#else
+    return QLORA_OK;
+#endif
+}
+
+// What becomes of the sums of a micro-batch.
+typedef struct qlora__balance_use {
+    const qlora_tensor* shares; // f32 [1, 2]: of the micro-batch in the loss of the step; the same
+                                // times the coefficient
+    const qlora_tensor* total;  // f32 [1, 1], to which the loss is added; NULL: only loads count
+    int64_t used;               // slots of each layer
+} qlora__balance_use;
+
+static void qlora__balance_close_host(const qlora__balance* b, const qlora__balance_use* use) {
+    int32_t* taken = (int32_t*)b->taken.data;
+    double rows = 0.0;
+    double loss = 0.0;
+    for (int64_t e = 0; e < b->experts; e++) {
+        double sum = 0.0;
+        taken[e] = 0;
+        for (int64_t l = 0; l < b->layers; l++) {
+            int32_t* load = (int32_t*)b->load.data + l * b->load.ld;
+            for (int64_t s = l * b->slots; s < l * b->slots + use->used; s++) {
+                int32_t count = ((const int32_t*)b->counts.data)[s * b->counts.ld + e];
+                sum += (double)((const QLORA__REAL*)b->sums.data)[s * b->sums.ld + e];
+                load[e] += count;
+                taken[e] += count;
+            }
+        }
+        rows += (double)taken[e] / (double)b->chosen;
+        loss += (double)taken[e] * sum;
+    }
+    if (use->total == NULL) {
+        return;
+    }
+    double factor = rows > 0.0 ? (double)b->experts / (rows * rows) : 0.0;
+    double before = (double)qlora__at(use->total, 0, 0);
+    qlora__put(use->total, 0, 0,
+               (QLORA__REAL)(before + (double)qlora__at(use->shares, 0, 0) * factor * loss));
+    for (int64_t e = 0; e < b->experts; e++) {
+        double slope = (double)qlora__at(use->shares, 0, 1) * factor * (double)taken[e];
+        qlora__put(&b->slopes, 0, e, (QLORA__REAL)slope);
+    }
+}
+
+// After the last layer: the load, the loss, and what its gradients need.
+static qlora_result qlora__balance_close(qlora_ctx* ctx, const qlora__balance* b,
+                                         const qlora__balance_use* use) {
+    if (qlora__on_cpu(ctx)) {
+        qlora__balance_close_host(b, use);
+        return QLORA_OK;
+    }
+#ifndef QLORA_NO_CUDA
+    qlora__balance own = *b;
+    int64_t used = use->used;
+    int32_t experts = (int32_t)b->experts;
+    int32_t chosen = (int32_t)b->chosen;
+    void* gather[] = {&own.sums.data, &own.counts.data, &own.layers,     &own.slots,       &used,
+                      &experts,       &own.load.data,   &own.taken.data, &own.weights.data};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_balance_gather, qlora__ceil_div(b->experts, 8), 1, 1,
+                             256, 0, gather));
+    if (use->total == NULL) {
+        return QLORA_OK;
+    }
+    void* shares = use->shares->data;
+    void* total = use->total->data;
+    void* loss[] = {&own.taken.data, &own.weights.data, &experts, &chosen, &shares, &total,
+                    &own.slopes.data};
+    return qlora__launch(ctx, QLORA__K_balance_loss, 1, 1, 1, 1024, 0, loss);
+#else
+    return QLORA_OK;
+#endif
+}
+
+static void qlora__balance_report_host(const qlora__balance* b) {
+    double least = 1e300;
+    double most = 0.0;
+    double entropy = 0.0;
+    for (int64_t l = 0; l < b->layers; l++) {
+        const int32_t* load = (const int32_t*)b->load.data + l * b->load.ld;
+        double all = 0.0;
+        for (int64_t e = 0; e < b->experts; e++) {
+            all += (double)load[e];
+        }
+        for (int64_t e = 0; e < b->experts; e++) {
+            double share = all > 0.0 ? (double)load[e] / all : 0.0;
+            least = share < least ? share : least;
+            most = share > most ? share : most;
+            entropy -= share > 0.0 ? share * log(share) : 0.0;
+        }
+    }
+    double even = b->experts > 1 ? log((double)b->experts) : 1.0;
+    qlora__put(&b->report, 0, QLORA__LOAD_LEAST, (QLORA__REAL)(least * (double)b->experts));
+    qlora__put(&b->report, 0, QLORA__LOAD_MOST, (QLORA__REAL)(most * (double)b->experts));
+    qlora__put(&b->report, 0, QLORA__LOAD_ENTROPY,
+               (QLORA__REAL)(entropy / (even * (double)b->layers)));
+}
+
+// The load of a step: the least and the most of any expert of a layer, relative to an even load, and
+// the entropy of a layer's load, relative to an even one's, as the mean of the layers.
+static qlora_result qlora__balance_report(qlora_ctx* ctx, const qlora__balance* b) {
+    if (b->layers == 0) {
+        return QLORA_OK;
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__balance_report_host(b);
+        return QLORA_OK;
+    }
+#ifndef QLORA_NO_CUDA
+    qlora__balance own = *b;
+    int32_t layers = (int32_t)b->layers;
+    int32_t experts = (int32_t)b->experts;
+    void* args[] = {&own.load.data, &layers, &experts, &own.report.data};
+    return qlora__launch(ctx, QLORA__K_balance_report, 1, 1, 1, 256, 0, args);
+#else
+    return QLORA_OK;
+#endif
+}
 
 //@@ src/ops/gated.h
 
@@ -37831,6 +38089,7 @@ typedef struct qlora__batch_block {
     qlora_tensor owners;    // [1, T]: adapter of token t, or -1; only if they stand side by side
     qlora_tensor claims;    // [1, R]: adapter of labelled row r; the same
     qlora_tensor states;    // [1, adapters]: 1 if it has rows, see qlora__keep_own; the same
+    qlora_tensor balance;   // [1, 2] f32: qlora__balance_use.shares; only with experts
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
     qlora_tensor starts;    // these four are views for qlora__preference
     qlora_tensor roles;
@@ -38066,6 +38325,7 @@ typedef struct qlora__routed_work {
     qlora_tensor counts;  // I32 [blocks of choices, experts], see ops/routed.h
     qlora_tensor tiles;   // I32 [1, ...]
     qlora_tensor operands[2]; // W, s B and A of all experts: into their activation, and out of it
+    qlora__balance balance;
 } qlora__routed_work;
 
 // The activations of a pass, of layers and of the head. x, delta, s, ds, raw, an own d_out, and of
@@ -38123,6 +38383,7 @@ typedef struct qlora__micro {
     int64_t labelled; // rows of the last layer after attention, 0 = all: qlora__labelled_rows
     int64_t size_class; // of the number of sequences: qlora__size_class_of
     int64_t tokens;   // tokens of the caller
+    bool balanced;    // all rows of the last layer are needed, for the load-balancing loss
     bool preference;  // the loss is that of whole sequences
     bool reference;   // the log-probabilities of the base are computed first
     bool mismatched;  // the sequences are those of KTO's kl, which have no gradient
@@ -38177,6 +38438,7 @@ struct qlora_model {
     bool use_adapters;
     int64_t trainers;    // number that exist
     float neftune;       // of the trainer
+    double router_aux_loss; // of the trainer
     int64_t generations; // number that exist
     int64_t followers;   // those among them that use the selected adapter
     // The trainer in the middle of a micro-batch or an update in slices: it uses the activations;
@@ -38216,7 +38478,8 @@ struct qlora_model {
     qlora__ring ring; // host copies of batch blocks, each followed by the AdamW settings of a step
     qlora__batch_block batch;
     qlora_tensor flag;   // I32: an id, a position or a label was out of range
-    qlora_tensor totals; // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
+    qlora_tensor totals; // f32 [1, 7]: losses, their rounding error, weights, loss of routers; then
+                         // the first three for evaluation
     qlora__decode decode;
     // several adapters, see model/adapters.h
     int32_t adapters; // number, at least 1
@@ -39510,6 +39773,28 @@ static qlora_dtype qlora__routing_type(const qlora_model* m) {
     return m->on_gpu ? QLORA_F32 : m->compute;
 }
 
+// Sums of choices and probabilities.
+static void qlora__balance_work(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__balance* b = &m->work.experts.balance;
+    int64_t some = qlora__tile_rows(m);
+    memset(b, 0, sizeof *b);
+    for (int64_t l = 0; l < c->layers; l++) {
+        b->layers += m->layers[l].experts != NULL ? 1 : 0;
+    }
+    b->experts = c->experts;
+    b->chosen = c->experts_per_token;
+    b->ranges = qlora__min(qlora__ceil_div(some, QLORA__BALANCE_ROWS), QLORA__BALANCE_RANGES);
+    b->slots = b->ranges * qlora__ceil_div(m->plan.tokens, some);
+    qlora__arena_tensor(arena, QLORA_F32, b->layers * b->slots, c->experts, &b->sums);
+    qlora__arena_tensor(arena, QLORA_I32, b->layers * b->slots, c->experts, &b->counts);
+    qlora__arena_tensor(arena, QLORA_F32, 1, c->experts, &b->weights);
+    qlora__arena_tensor(arena, QLORA_I32, 1, c->experts, &b->taken);
+    qlora__arena_tensor(arena, QLORA_F32, 1, c->experts, &b->slopes);
+    qlora__arena_tensor(arena, QLORA_I32, b->layers, c->experts, &b->load);
+    qlora__arena_tensor(arena, QLORA_F32, 1, QLORA__LOADS, &b->report);
+}
+
 static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     qlora__routed_work* w = &m->work.experts;
@@ -39531,6 +39816,7 @@ static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
     if (qlora__trains(m)) {
         qlora__arena_tensor(arena, type, 1, routed, &w->dw);
         qlora__arena_tensor(arena, m->compute, some, 1 + pad, &w->d_gate);
+        qlora__balance_work(arena, m);
     }
     if (!m->on_gpu) {
         qlora__arena_tensor(arena, m->compute, some, c->hidden + pad, &w->x);
@@ -39623,9 +39909,6 @@ static const char* qlora__experts_refuse(const qlora_model* m) {
            : qlora__has_several(m) ? "has experts, without support for several adapters"
            : m->dora               ? "has experts, without support for DoRA"
            : qlora__experts_fp8(m) ? "has experts, without support for FP8"
-           : qlora__trains(m) && m->plan.config.router_loss
-               ? "has output_router_logits in its config, with which transformers adds a "
-                 "load-balancing loss; that is not supported, so set it to false"
            : qlora__experts_drop(m)
                ? "has experts, without support for dropout on experts, as in PEFT, on the router "
                  "and on MLPs that PEFT names as parameters; set desc.dropout to 0"
@@ -39663,8 +39946,8 @@ static void qlora__plain_cost(const qlora_model* m, const qlora__layer* layer,
 }
 
 // A token uses some of the experts; the products dequantise those that any token uses, counted here
-// as all, in every pass. The outputs of those that it uses are read once more, for their sum, and so
-// are the gradients of their inputs.
+// as all, in every pass. The outputs of those that it uses are read once more, for their sum, and
+// so are the gradients of their inputs.
 static void qlora__experts_cost(const qlora_model* m, const qlora__layer* layer,
                                 qlora__part_cost* out) {
     const qlora_model_config* c = &m->plan.config;
@@ -40315,6 +40598,9 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->claims);
         qlora__arena_tensor(arena, QLORA_I32, 1, m->adapters, &b->states);
     }
+    if (qlora__trains(m) && m->plan.config.experts > 0) {
+        qlora__arena_tensor(arena, QLORA_F32, 1, 2, &b->balance);
+    }
     qlora__arena_tensor(arena, QLORA_I32, 1, 4, &b->dropout);
     int64_t S = m->plan.max_sequences;
     qlora__arena_tensor(arena, QLORA_I32, 1, S + 1, &b->starts);
@@ -40340,7 +40626,7 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
 static void qlora__layout_totals(qlora__arena* arena, qlora_model* m) {
     for (int32_t k = 0; k < m->adapters; k++) {
         qlora__adapter_focus(m, k);
-        qlora__arena_tensor(arena, QLORA_F32, 1, 6, &m->totals);
+        qlora__arena_tensor(arena, QLORA_F32, 1, 7, &m->totals);
     }
     qlora__adapter_focus(m, 0);
 }
@@ -45352,6 +45638,7 @@ typedef struct qlora__micro_desc {
     const qlora__preference_numbers* preference; // NULL = none
     int32_t adapter;                             // of batches that do not name one
     const double* totals; // labels of each adapter; NULL = total_labels for all of them
+    double share;         // of the step, in its load-balancing loss; 0 without gradients
 } qlora__micro_desc;
 
 double qlora_batch_labels(const qlora_batch* batch) {
@@ -45570,7 +45857,7 @@ static void qlora__slot_labels(const qlora_model* m, char* memory, const qlora_b
         weights[i] = 0;
     }
     micro->chunks = qlora__ceil_div(count, m->plan.head_chunk);
-    micro->labelled = qlora__labelled_rows(m, count, micro->rows);
+    micro->labelled = micro->balanced ? 0 : qlora__labelled_rows(m, count, micro->rows);
     qlora__slot_places(m, memory, count, micro);
 }
 
@@ -45659,6 +45946,13 @@ static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch
     }
 }
 
+// Writes what a micro-batch is of the load-balancing loss of its step.
+static void qlora__slot_balance(const qlora_model* m, char* memory, double share) {
+    QLORA__REAL* to = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.balance);
+    to[0] = (QLORA__REAL)share;
+    to[1] = (QLORA__REAL)(share * m->router_aux_loss);
+}
+
 // Writes a batch that has been checked into a slot and sends it to the device.
 static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
                                       const qlora__micro_desc* desc, qlora__micro* out) {
@@ -45674,6 +45968,10 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     qlora__slot_tokens(m, slot->memory, batch);
     if (qlora__has_two_rotations(m)) {
         qlora__slot_angles(m, slot->memory, batch);
+    }
+    out->balanced = desc->share > 0.0 && m->router_aux_loss > 0.0;
+    if (m->batch.balance.data != NULL) {
+        qlora__slot_balance(m, slot->memory, desc->share);
     }
     qlora__slot_labels(m, slot->memory, batch, out);
     qlora__slot_adapters(m, slot->memory, batch, desc);
@@ -48330,8 +48628,9 @@ static qlora_result qlora__experts_backward(const qlora__pass* pass, qlora_math 
 
 // The choice of a pass, from the scores in kept.scores.
 static qlora__route qlora__experts_route(const qlora__pass* pass, const qlora__layer* layer) {
-    const qlora_model_config* c = &pass->m->plan.config;
-    const qlora__routed_work* w = &pass->m->work.experts;
+    const qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__routed_work* w = &m->work.experts;
     qlora__route r;
     memset(&r, 0, sizeof r);
     r.rule.score = layer->layout->experts->score;
@@ -48349,6 +48648,12 @@ static qlora__route qlora__experts_route(const qlora__pass* pass, const qlora__l
     r.place = (int32_t*)w->place.data;
     r.tokens = (int32_t*)w->tokens.data;
     r.starts = (int32_t*)w->starts.data;
+    r.first = pass->row;
+    if (QLORA__TRAINS && pass->training && w->balance.layers > 0) {
+        const qlora_tensor* ends = pass->gathered ? &m->batch.starts : &m->batch.seqs;
+        r.bound = (const int32_t*)ends->data + m->plan.max_sequences;
+        r.slopes = m->router_aux_loss > 0.0 ? (const QLORA__REAL*)w->balance.slopes.data : NULL;
+    }
     return r;
 }
 
@@ -48614,6 +48919,47 @@ static qlora_result qlora__host_experts_dx(const qlora__pass* pass, qlora__layer
         qlora__rows_spread_add(pass->ctx, &y, route.tokens + first, dx);
     }
     return QLORA_OK;
+}
+
+//@@ src/model/ffns/balance.h
+
+// ---- the load of experts in a pass --------------------------------------------------------------
+//
+// The training pass notes what the routers of its layers have chosen, and computes the
+// load-balancing loss between forward and backward; see ops/balance.h.
+
+// Whether the model has the memory for it.
+static bool qlora__balances(const qlora_model* m) {
+    return QLORA__TRAINS && m->work.experts.balance.layers > 0;
+}
+
+// After the router of a tile of rows has chosen. Layers that are computed once more do not count.
+static qlora_result qlora__balance_note(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model* m = pass->m;
+    const qlora__balance* b = &m->work.experts.balance;
+    int64_t number = 0; // among the layers with experts
+    for (const qlora__layer* other = m->layers; other < layer; other++) {
+        number += other->experts != NULL ? 1 : 0;
+    }
+    qlora__route route = qlora__experts_route(pass, layer);
+    qlora__balance_tile tile;
+    tile.balance = b;
+    tile.route = &route;
+    tile.slot = number * b->slots + pass->row / qlora__tile_rows(m) * b->ranges;
+    tile.weighs = m->router_aux_loss > 0.0;
+    return qlora__balance_count(pass->ctx, &tile);
+}
+
+// After the forward pass.
+static qlora_result qlora__balance_turn(const qlora__pass* pass) {
+    const qlora_model* m = pass->m;
+    const qlora__balance* b = &m->work.experts.balance;
+    qlora_tensor total = qlora__window(&m->totals, 1, 3, 1);
+    qlora__balance_use use;
+    use.shares = &m->batch.balance;
+    use.total = m->router_aux_loss > 0.0 ? &total : NULL;
+    use.used = qlora__ceil_div(pass->rows, qlora__tile_rows(m)) * b->ranges;
+    return qlora__balance_close(pass->ctx, b, &use);
 }
 
 //@@ src/model/ffns/experts_gpu.h
@@ -49077,6 +49423,8 @@ typedef struct qlora__ffn_kind {
     // That of kept.gu -> that of the residual stream, of which the branch reads `h`.
     qlora_result (*in_backward)(const qlora__pass* pass, qlora__layer* layer,
                                 const qlora_tensor* h);
+    // After `in` of a training pass: what the backward pass must know of all layers; NULL = nothing.
+    qlora_result (*note)(const qlora__pass* pass, const qlora__layer* layer);
 #ifndef QLORA_NO_CUDA
     // In a step on the device, from x to the input of down in s.
     qlora_result (*step)(const qlora_model* m, const qlora__layer* layer);
@@ -49092,19 +49440,20 @@ static qlora_result qlora__stack_in_backward(const qlora__pass* pass, qlora__lay
 // Indexed by qlora__ffn.
 static const qlora__ffn_kind qlora__ffn_kinds[] = {
     {qlora__gated_in, qlora__gated_out, QLORA__TRAINS ? qlora__gated_out_backward : NULL,
-     QLORA__TRAINS ? qlora__stack_in_backward : NULL,
+     QLORA__TRAINS ? qlora__stack_in_backward : NULL, NULL,
 #ifndef QLORA_NO_CUDA
      QLORA__GENERATES ? qlora__gated_step : NULL
 #endif
     },
     {qlora__plain_in, qlora__plain_out, QLORA__TRAINS ? qlora__plain_out_backward : NULL,
-     QLORA__TRAINS ? qlora__stack_in_backward : NULL,
+     QLORA__TRAINS ? qlora__stack_in_backward : NULL, NULL,
 #ifndef QLORA_NO_CUDA
      QLORA__GENERATES ? qlora__plain_step : NULL
 #endif
     },
     {qlora__experts_in, qlora__experts_out, QLORA__TRAINS ? qlora__experts_out_backward : NULL,
      QLORA__TRAINS ? qlora__experts_in_backward : NULL,
+     QLORA__TRAINS ? qlora__balance_note : NULL,
 #ifndef QLORA_NO_CUDA
      NULL
 #endif
@@ -49229,6 +49578,7 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
 static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
+    const qlora__ffn_kind* kind = qlora__ffn_of(layer);
     int64_t width = m->plan.config.hidden;
     qlora__pass after = qlora__pass_after(pass, index);
     qlora__tiles_begin(pass);
@@ -49237,7 +49587,10 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
         qlora_tensor h2 = qlora__layer_h2(&tile, layer);
         qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
         QLORA__TRY(qlora__layer_middle(&tile, layer));
-        QLORA__TRY(qlora__ffn_of(layer)->out(&tile, layer));
+        if (QLORA__TRAINS && kind->note != NULL && pass->training && !pass->group) {
+            QLORA__TRY(kind->note(&tile, layer));
+        }
+        QLORA__TRY(kind->out(&tile, layer));
         // The copy of the input before that of this layer, which was in the same memory.
         QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
         QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__GATE_UP)); // z in x
@@ -49498,7 +49851,8 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
 // The main stream uses some memory for one thing after another (qlora__layout_x and _overlaid):
 //
 //   x, while the head begins | gradients of its rows, until dh is there | x
-//   rows and logits of the head | what experts lend (ffns/plans.h) | s for the MLP, d_o for attention, operand, delta, dh and others
+//   rows and logits of the head | operands and rows of experts (ffns/plans.h) | s for the MLP, d_o
+//   for attention, operand, delta, dh and others
 
 // Recomputes the activations after attention: everything except down_proj, unless the backward pass
 // of a norm needs its output.
@@ -49574,6 +49928,9 @@ static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     int64_t width = m->plan.config.hidden;
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // z of the last layer, in s
     pass->flow->placed_experts = 0; // the head had that memory
+    if (qlora__balances(m)) {
+        QLORA__TRY(qlora__balance_turn(pass));
+    }
     if (pass->labelled > 0) {
         return qlora__backward_begin_labelled(pass);
     }
@@ -51051,6 +51408,9 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     if (m->range_count == 0) {
         return QLORA_OK;
     }
+    if (qlora__balances(m)) {
+        QLORA__TRY(qlora__balance_report(ctx, &m->work.experts.balance));
+    }
     bool one = m->clip.groups == 1;
     QLORA__TRY(one ? qlora__clip_measure(ctx, &m->clip) : qlora__clip_apply(ctx, &m->clip));
     qlora_tensor scale;
@@ -51589,7 +51949,7 @@ static qlora_result qlora__eval_send(qlora_ctx* ctx, qlora_model* m, const qlora
     QLORA__TRY(qlora__model_has_weights(ctx, m, "evaluating"));
     QLORA__TRY(qlora__model_idle(ctx, m, "evaluating"));
     QLORA__TRY(qlora__batch_check(ctx, m, batch, &tokens));
-    qlora__micro_desc desc = {1.0, 0, 0, NULL, m->chosen, NULL};
+    qlora__micro_desc desc = {1.0, 0, 0, NULL, m->chosen, NULL, 0.0};
     return qlora__batch_send(ctx, m, batch, &desc, micro);
 }
 
@@ -51613,7 +51973,7 @@ static qlora_result qlora__flag_read(qlora_ctx* ctx, const qlora_model* m) {
 // The loss of a batch after the forward pass.
 static qlora_result qlora__eval_head(qlora_ctx* ctx, qlora_model* m, const qlora__micro* micro,
                                      qlora_eval_info* out) {
-    qlora_tensor totals = qlora__window(&m->totals, 1, 3, 3);
+    qlora_tensor totals = qlora__window(&m->totals, 1, 4, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
     qlora__pass pass = qlora__pass_of_micro(m, micro, false);
     QLORA__TRY(qlora__head(&pass, micro->chunks, &totals, false));
@@ -56761,7 +57121,8 @@ qlora_result qlora_adapter_save_tokenizer(qlora_model* model, const char* dir) {
 
 // The results of a step, copied from the device; pinned memory on CUDA.
 typedef struct qlora__record {
-    float totals[4];                           // losses, their rounding error, weights
+    float totals[4];                           // losses, their rounding error, weights, of routers
+    float loads[QLORA__LOADS];                 // of experts
     float results[2 * (QLORA_MAX_LAYERS + 1)]; // norm and scale of each group of the clip
     double preference[QLORA__PREFERENCE_SUMS];
     qlora_adamw_state adamw;
@@ -57111,6 +57472,16 @@ static bool qlora__method_reads(const qlora__method* row, unsigned setting) {
 // The gradients of a model hold those of the last micro-batch, or of a node that ends with it, and
 // the stack the partial sums before it. A step of one micro-batch does nothing here.
 
+// Zeroes the sums of a step, besides gradients.
+static qlora_result qlora__sums_clear(qlora_ctx* ctx, const qlora_model* m) {
+    qlora_tensor totals = qlora__window(&m->totals, 1, 0, 4);
+    if (qlora__balances(m)) {
+        QLORA__TRY(qlora__tensor_zero(ctx, &m->work.experts.balance.load));
+    }
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
+    return qlora__tensor_zero(ctx, &totals);
+}
+
 static void qlora__tree_reset(qlora_trainer* t) {
     memset(&t->tree, 0, sizeof t->tree);
     t->leaf = 0;
@@ -57228,7 +57599,7 @@ static qlora_result qlora__trainer_sound(qlora_ctx* ctx, const qlora_trainer* t)
 // The settings and facts on which results depend, as a table of numbers: a checkpoint stores them,
 // and processes that train together compare them.
 
-#define QLORA__STATE_ROWS 80
+#define QLORA__STATE_ROWS 81
 #define QLORA__STATE_PREFERENCE (QLORA__PREFERENCE_SUMS + 3)
 
 // The numbers stored in a checkpoint. SAME: a different value is an error, because it would change
@@ -57337,7 +57708,8 @@ static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) 
                 {"desirable_weight", QLORA__NOTED, d->desirable_weight, 0.0},
                 {"undesirable_weight", QLORA__NOTED, d->undesirable_weight, 0.0},
                 {"loraplus_ratio", QLORA__NOTED, d->loraplus_ratio, 1.0},
-                {"neftune", QLORA__SAME, d->neftune, 0.0}};
+                {"neftune", QLORA__SAME, d->neftune, 0.0},
+                {"router_aux_loss", QLORA__SAME, d->router_aux_loss, 0.0}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         qlora__state_add_later(s, rows[i].name, rows[i].kind, rows[i].value - rows[i].usual);
     }
@@ -59111,6 +59483,7 @@ static qlora_result qlora__train_desc_check(qlora_ctx* ctx, const qlora_train_de
                    {"desc.beta2", d->beta2, 0.0, 1.0},
                    {"desc.eps", d->eps, 0.0, 1e300},
                    {"desc.weight_decay", d->weight_decay, 0.0, 1e300},
+                   {"desc.router_aux_loss", d->router_aux_loss, -1e300, 1e6},
                    {"desc.max_norm", d->max_norm, -1e300, 1e300}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         QLORA__TRY(qlora__need_real(ctx, numbers[i].name, numbers[i].value, numbers[i].least,
@@ -59145,6 +59518,7 @@ static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_
         d->desirable_weight = d->desirable_weight > 0.0 ? d->desirable_weight : 1.0;
         d->undesirable_weight = d->undesirable_weight > 0.0 ? d->undesirable_weight : 1.0;
     }
+    d->router_aux_loss = d->router_aux_loss > 0.0 ? d->router_aux_loss : 0.0;
     d->loraplus_ratio = d->loraplus_ratio > 0.0 ? d->loraplus_ratio : 1.0;
     for (int i = 0; i < QLORA_LR_FACTORS; i++) {
         d->lr_factors[i] = d->lr_factors[i] > 0.0 ? d->lr_factors[i] : 1.0;
@@ -59227,7 +59601,7 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
                                       &numbers));
     QLORA__TRY(qlora__ranges_upload(ctx, m, t->desc.loraplus_ratio, t->desc.lr_factors));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
+    QLORA__TRY(qlora__sums_clear(ctx, m));
     return qlora__tensor_zero(ctx, &m->totals);
 }
 
@@ -59246,6 +59620,7 @@ static qlora_result qlora__trainer_adapter(qlora_ctx* ctx, qlora_model* m,
                        : row == NULL || row->unit != QLORA__UNIT_ROW ? "desc.method is not SFT"
                        : desc->comm != NULL                          ? "desc.comm is set"
                        : desc->neftune > 0.0                         ? "desc.neftune is set"
+                       : desc->router_aux_loss > 0.0                 ? "desc.router_aux_loss is set"
                                                                      : NULL;
     if (what != NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
@@ -59263,6 +59638,27 @@ static qlora_result qlora__trainer_adapter(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
+// The load-balancing loss needs routers that have it; a config that asks for it needs an answer.
+static qlora_result qlora__trainer_router(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora_train_desc* desc) {
+    double factor = desc != NULL ? desc->router_aux_loss : 0.0;
+    bool experts = qlora__balances(m);
+    bool sigmoid = experts && m->arch->experts->experts->score == QLORA__ROUTER_SIGMOID;
+    if (factor > 0.0 && (!experts || sigmoid)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "desc.router_aux_loss is %g, but %s", factor,
+                           sigmoid ? "the scores of this family's routers are sigmoids, for which "
+                                     "transformers has no load-balancing loss; set it to 0"
+                                   : "the model has no experts; set it to 0");
+    }
+    if (experts && !sigmoid && m->plan.config.router_loss && !(factor > 0.0) && !(factor < 0.0)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the config has output_router_logits, with which transformers adds a "
+                           "load-balancing loss; set desc.router_aux_loss to its "
+                           "router_aux_loss_coef, or to -1 to train without it");
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_train_desc* desc, qlora_trainer** out) {
     if (out == NULL) {
@@ -59274,6 +59670,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
                            "QLORA_PURPOSE_TRAIN");
     }
     QLORA__TRY(qlora__trainer_adapter(ctx, m, desc));
+    QLORA__TRY(qlora__trainer_router(ctx, m, desc));
     QLORA__TRY(qlora__not_in_capture(ctx, "creating a trainer"));
     qlora_trainer* t = (qlora_trainer*)qlora__alloc_zero(ctx, sizeof *t);
     if (t == NULL) {
@@ -59303,6 +59700,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
                            "belong to no layer, are trained");
     }
     m->neftune = (float)t->desc.neftune;
+    m->router_aux_loss = t->desc.router_aux_loss;
     m->trainers++;
     if (qlora__has_several(m)) {
         m->owns[m->adapter].trainers++;
@@ -59351,6 +59749,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
             trainer->m->owns[trainer->desc.adapter].trainers--;
         }
         trainer->m->neftune = 0.0f;
+        trainer->m->router_aux_loss = 0.0;
         ctx->living[QLORA__TRAINERS]--;
         qlora__trainer_free(trainer);
     }
@@ -59383,6 +59782,8 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
         : memcmp(&d.loraplus_ratio, &t->desc.loraplus_ratio, sizeof d.loraplus_ratio) != 0
             ? "loraplus_ratio"
         : memcmp(&d.neftune, &t->desc.neftune, sizeof d.neftune) != 0        ? "neftune"
+        : memcmp(&d.router_aux_loss, &t->desc.router_aux_loss, sizeof d.router_aux_loss) != 0
+            ? "router_aux_loss"
         : memcmp(d.lr_factors, t->desc.lr_factors, sizeof d.lr_factors) != 0 ? "lr_factors"
                                                                              : NULL;
     if (fixed != NULL) {
@@ -59657,12 +60058,23 @@ static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
     return QLORA_OK;
 }
 
+// What a batch is of its step, in a mean of batches: by its labels, pairs or sequences.
+static double qlora__micro_share(const qlora_trainer* t, const qlora_batch* batch) {
+    double pair = t->method->unit == QLORA__UNIT_PAIR ? 2.0 : 1.0;
+    if (!qlora__batch_is_leaf(t, batch)) {
+        return 0.0;
+    }
+    return t->method->unit == QLORA__UNIT_ROW ? qlora_batch_labels(batch) / t->counts.labels
+                                              : (double)batch->count / pair / t->counts.units;
+}
+
 // t->counts is that of the step.
 static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch) {
     bool plain = t->method->factors == NULL;
     qlora__preference_numbers numbers = qlora__preference_numbers_of(t);
     qlora__micro_desc desc = {plain ? t->counts.labels : 1.0, t->desc.seed,    t->step,
-                              plain ? NULL : &numbers,        t->desc.adapter, NULL};
+                              plain ? NULL : &numbers,        t->desc.adapter, NULL,
+                              qlora__micro_share(t, batch)};
     QLORA__TRY(qlora__comm_slot(t));
     QLORA__TRY(qlora__batch_send(t->ctx, t->m, batch, &desc, &t->micro));
     t->tokens += t->micro.mismatched ? 0 : t->micro.tokens;
@@ -59751,17 +60163,24 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
         void* to;
         const void* from;
         size_t bytes;
-    } copies[] = {{record->totals, m->totals.data, 3 * sizeof(float)},
+    } copies[] = {{record->totals, m->totals.data, sizeof record->totals},
+                  {record->loads, m->work.experts.balance.report.data,
+                   qlora__balances(m) ? sizeof record->loads : 0},
                   {record->results, qlora__clip_results(&m->clip), (size_t)numbers * sizeof(float)},
                   {&record->adamw, m->adamw.data, sizeof(qlora_adamw_state)},
                   {record->preference, m->work.preference.sums.data, sizeof record->preference},
                   {&record->flag, m->flag.data, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
-        QLORA__TRY(qlora__copy_out_later(ctx, copies[i].to, copies[i].from, copies[i].bytes));
+        if (copies[i].bytes > 0) {
+            QLORA__TRY(qlora__copy_out_later(ctx, copies[i].to, copies[i].from, copies[i].bytes));
+        }
     }
     // The CPU in double precision, for tests.
     if (qlora__on_cpu(ctx) && sizeof(QLORA__REAL) != sizeof(float)) {
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < QLORA__LOADS && qlora__balances(m); i++) {
+            record->loads[i] = (float)qlora__at(&m->work.experts.balance.report, 0, i);
+        }
+        for (int i = 0; i < 4; i++) {
             record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
         }
         for (int32_t i = 0; i < numbers; i++) {
@@ -59778,9 +60197,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     t->reports[at].chosen_labels = t->counts.chosen_labels;
     t->reports[at].sft_alpha = t->desc.sft_alpha;
     memset(&t->counts, 0, sizeof t->counts);
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
-    qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
-    return qlora__tensor_zero(ctx, &totals);
+    return qlora__sums_clear(ctx, m);
 }
 
 // Queues the update, as a graph if steps are graphs, and the copies of its results.
@@ -59853,6 +60270,10 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->loss = r->totals[2] > 0.0f
                     ? ((double)r->totals[0] + (double)r->totals[1]) / (double)r->totals[2]
                     : 0.0;
+    out->router_aux_loss = (double)r->totals[3];
+    out->load_least = (double)r->loads[QLORA__LOAD_LEAST];
+    out->load_most = (double)r->loads[QLORA__LOAD_MOST];
+    out->load_entropy = (double)r->loads[QLORA__LOAD_ENTROPY];
     out->tokens = report->tokens;
     out->grad_norm = qlora__record_norm(t, r);
     out->lr = report->lr;
@@ -59863,6 +60284,7 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     if (t->method->report != NULL && report->total > 0.0) {
         t->method->report(report, r->preference, out);
     }
+    out->loss += t->desc.router_aux_loss * out->router_aux_loss;
 }
 
 static qlora_result qlora__train_query(qlora_trainer* t, qlora_train_info* out) {
@@ -60210,9 +60632,7 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
     qlora_result stopped = qlora__sliced_stop(t);
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
-    qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
-    QLORA__TRY(qlora__tensor_zero(ctx, &totals));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
+    QLORA__TRY(qlora__sums_clear(ctx, m));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     t->sliced.begun = false;
     t->tokens = 0;
@@ -60358,7 +60778,7 @@ static qlora_result qlora__each_queue(const qlora__each* each, qlora_trainer* le
         }
     }
     qlora__adapter_focus(each->m, lead->desc.adapter);
-    qlora__micro_desc desc = {1.0, 0, 0, NULL, lead->desc.adapter, each->labels};
+    qlora__micro_desc desc = {1.0, 0, 0, NULL, lead->desc.adapter, each->labels, 0.0};
     QLORA__TRY(qlora__batch_send(each->ctx, each->m, batch, &desc, &lead->micro));
     return qlora__micro_send_off(lead);
 }
@@ -60944,13 +61364,13 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     adamw.skip = (int32_t)s->skip;
     QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &adamw, sizeof adamw));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
+    QLORA__TRY(qlora__sums_clear(ctx, m));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     QLORA__TRY(qlora__sync(ctx));
     qlora__record* record = &t->records[qlora__record_of(s->step)];
     qlora__report* report = &t->reports[qlora__record_of(s->step)];
     memcpy(record->totals, s->record, sizeof record->totals);
+    memset(record->loads, 0, sizeof record->loads);
     memset(record->results, 0, sizeof record->results); // the norm of all, as one group
     memcpy(record->preference, s->preference, sizeof record->preference);
     report->total = s->preference[QLORA__PREFERENCE_SUMS];
@@ -62826,4 +63246,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 7f382ce30b0535e5
+//@@ end b7e6d2d3cc3818a2

@@ -108,6 +108,7 @@ static const other_name other_names[] = {
     {"gradient-clipping", "max-norm", NULL},
     {"max-grad-norm", "max-norm", NULL},
     {"neftune-noise-alpha", "neftune", NULL},
+    {"router-aux-loss-coef", "router-aux-loss", NULL},
     {"loraplus-lr-ratio", "loraplus-ratio", NULL},
     {"bits", "base", NULL},
     {"bnb-4bit-quant-type", "base", NULL},

@@ -5,8 +5,8 @@
 //   rows   C = A op(B_e), for the rows of every expert; A and C have sorted rows
 //   sums   C_e += alpha A^T B, summed over the rows of expert e; A and B have sorted rows
 //
-// op(B) is [K,N]; B_e, or C_e, is `stride` elements after the one of the expert before. The C_e of an
-// expert without rows is not touched.
+// op(B) is [K,N]; B_e, or C_e, is `stride` elements after the one of the expert before. The C_e of
+// an expert without rows is not touched.
 #ifndef QLORA_GROUPED_CUH
 #define QLORA_GROUPED_CUH
 

@@ -6,9 +6,9 @@
 // maps as for gemm_wg.cu: A has all sorted rows, B the matrices of all experts below each other,
 // `apart` rows from one to the next. A tile that goes beyond the rows of its expert multiplies
 // those of the next one, and does not store them: not to multiply a half without rows was measured,
-// and is slower. If K is not a multiple of 64, the last slice of B has rows beyond K (nn), which must
-// be finite: the columns of A beyond K are zeros. Neighbouring blocks have the columns of the same
-// rows, and the matrices of a few experts, which stay in the L2 cache.
+// and is slower. If K is not a multiple of 64, the last slice of B has rows beyond K (nn), which
+// must be finite: the columns of A beyond K are zeros. Neighbouring blocks have the columns of the
+// same rows, and the matrices of a few experts, which stay in the L2 cache.
 //
 // Launch: 384 threads, as many blocks as there are multiprocessors, dynamic shared memory
 // STAGES * (128 + 256) * 128 + 1024 + 32,768 bytes. flags 2: N and ldc are multiples of 8.

@@ -327,7 +327,7 @@ QLORA_KERNEL __launch_bounds__(256)
 // One step of the fixed tree that sums the gradients of micro-batches; see src/ops/tree.h.
 //   mode 0: s = g, g = 0;  mode 1: s = s + g, g = 0;  mode 2: g = s + g;  mode 3: g = s
 // for n elements, and, unless small_s is null, for the totals of the loss (sum, its rounding error,
-// weights) and 8 sums in double: those of g are in totals and sums, those of s in small_s, the sums
+// weights, that of routers) and 8 sums in double: those of g are in totals and sums, those of s in small_s, the sums
 // first. Launch: 256 threads, grid.x = pieces of 1024 elements, at most 8192 (the kernel strides).
 // Determinism: every element is independent and has one writer.
 QLORA_KERNEL __launch_bounds__(256)
@@ -370,18 +370,21 @@ QLORA_KERNEL __launch_bounds__(256)
         float sum = b;
         float error = from[1];
         float weights = from[2];
+        float routers = from[3];
         if (mode == 1 || mode == 2) { // the exact error of a sum of two
             float a = small_totals[0];
             sum = a + b;
             float rest = sum - a;
             error = small_totals[1] + error + ((a - (sum - rest)) + (b - rest));
             weights = small_totals[2] + weights;
+            routers = small_totals[3] + routers;
         }
         float* to = mode >= 2 ? totals : small_totals;
         to[0] = sum;
         to[1] = error;
         to[2] = weights;
-        for (int k = 0; k < 3 && mode < 2; k++) {
+        to[3] = routers;
+        for (int k = 0; k < 4 && mode < 2; k++) {
             totals[k] = 0.0f;
         }
     }

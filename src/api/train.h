@@ -66,6 +66,12 @@ typedef struct qlora_train_desc {
     // NEFTune: noise on the embeddings while training, neftune / sqrt(L hidden) times a uniform
     // number in [-1, 1), with L the length of the sequence; 0 = none
     double neftune;
+    // Coefficient of the load-balancing loss of routers, which is added as transformers does with
+    // output_router_logits; 0 = none, and so is a negative value, which a config that sets that key
+    // needs. A step of several batches has the mean of theirs, by labels, pairs or sequences. TRL
+    // adds it unasked, with the coefficient of the config (mostly 0.001); the Trainer of
+    // transformers with PEFT does not.
+    double router_aux_loss;
     const qlora_comm* comm; // processes that train together; NULL = this one alone. Every process
                             // passes all batches of a step and computes its share of them
     int32_t adapter;        // index of the adapter that it trains, if the model has several
@@ -81,7 +87,7 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
 // Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio,
-// lr_factors, neftune, comm and adapter cannot change and must be as before. Does not wait for the
+// lr_factors, neftune, router_aux_loss, comm and adapter cannot change and must be as before. Does not wait for the
 // device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
@@ -90,7 +96,8 @@ typedef struct qlora_train_info {
     int64_t pending;   // number of later steps that the device has not finished
     int64_t skipped;   // updates skipped so far because a gradient was not finite
     bool last_skipped; // whether this one was
-    double loss;     // mean over the labels of the step, or its pairs or sequences for DPO and KTO
+    double loss;     // mean over the labels of the step, or its pairs or sequences for DPO and KTO;
+                     // with router_aux_loss, what that adds is in it
     double labels;   // their total weight
     int64_t tokens;  // number of tokens in the step
     float grad_norm; // before clipping, of all gradients together
@@ -113,6 +120,12 @@ typedef struct qlora_train_info {
                      // positive if and only if they are desirable
     double kl;       // KTO: mean of r over the mismatched sequences, at least 0
     double kl_raw;   // the same before 0 takes the place of negative values
+    // Mixtures of experts. Loads are relative to an even one, and those of the micro-batches that
+    // this process computed; all are 0 in a report of a checkpoint's step.
+    double router_aux_loss; // the load-balancing loss, without its coefficient; 0 if that is 0
+    double load_least;      // of any expert of any layer
+    double load_most;
+    double load_entropy; // of a layer, as the mean of the layers; 1 = even
 } qlora_train_info;
 
 // Runs one optimizer step over `count` micro-batches. Every batch is checked before anything is

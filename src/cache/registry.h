@@ -145,6 +145,10 @@ typedef uint64_t qlora__needs;
     X(routing_spread, routing, 0, EXPERTS)                                                         \
     X(routing_bwd_f32, routing_bwd, 16384, EXPERTS_TRAIN)                                          \
     X(routing_bwd_bf16, routing_bwd, 16384, EXPERTS_TRAIN)                                         \
+    X(balance_rows, balance, 20480, EXPERTS_TRAIN)                                                 \
+    X(balance_gather, balance, 0, EXPERTS_TRAIN)                                                   \
+    X(balance_loss, balance, 0, EXPERTS_TRAIN)                                                     \
+    X(balance_report, balance, 0, EXPERTS_TRAIN)                                                   \
     X(routed_gather_f32, routed, 0, EXPERTS_F32)                                                   \
     X(routed_gather_bf16, routed_bf16, 0, EXPERTS_BF16)                                            \
     X(routed_sum_f32, routed, 0, EXPERTS_F32)                                                      \

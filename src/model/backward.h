@@ -23,7 +23,8 @@
 // The main stream uses some memory for one thing after another (qlora__layout_x and _overlaid):
 //
 //   x, while the head begins | gradients of its rows, until dh is there | x
-//   rows and logits of the head | what experts lend (ffns/plans.h) | s for the MLP, d_o for attention, operand, delta, dh and others
+//   rows and logits of the head | operands and rows of experts (ffns/plans.h) | s for the MLP, d_o
+//   for attention, operand, delta, dh and others
 
 // Recomputes the activations after attention: everything except down_proj, unless the backward pass
 // of a norm needs its output.
@@ -99,6 +100,9 @@ static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     int64_t width = m->plan.config.hidden;
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // z of the last layer, in s
     pass->flow->placed_experts = 0; // the head had that memory
+    if (qlora__balances(m)) {
+        QLORA__TRY(qlora__balance_turn(pass));
+    }
     if (pass->labelled > 0) {
         return qlora__backward_begin_labelled(pass);
     }

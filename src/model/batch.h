@@ -8,6 +8,7 @@ typedef struct qlora__micro_desc {
     const qlora__preference_numbers* preference; // NULL = none
     int32_t adapter;                             // of batches that do not name one
     const double* totals; // labels of each adapter; NULL = total_labels for all of them
+    double share;         // of the step, in its load-balancing loss; 0 without gradients
 } qlora__micro_desc;
 
 double qlora_batch_labels(const qlora_batch* batch) {
@@ -226,7 +227,7 @@ static void qlora__slot_labels(const qlora_model* m, char* memory, const qlora_b
         weights[i] = 0;
     }
     micro->chunks = qlora__ceil_div(count, m->plan.head_chunk);
-    micro->labelled = qlora__labelled_rows(m, count, micro->rows);
+    micro->labelled = micro->balanced ? 0 : qlora__labelled_rows(m, count, micro->rows);
     qlora__slot_places(m, memory, count, micro);
 }
 
@@ -315,6 +316,13 @@ static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch
     }
 }
 
+// Writes what a micro-batch is of the load-balancing loss of its step.
+static void qlora__slot_balance(const qlora_model* m, char* memory, double share) {
+    QLORA__REAL* to = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.balance);
+    to[0] = (QLORA__REAL)share;
+    to[1] = (QLORA__REAL)(share * m->router_aux_loss);
+}
+
 // Writes a batch that has been checked into a slot and sends it to the device.
 static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
                                       const qlora__micro_desc* desc, qlora__micro* out) {
@@ -330,6 +338,10 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     qlora__slot_tokens(m, slot->memory, batch);
     if (qlora__has_two_rotations(m)) {
         qlora__slot_angles(m, slot->memory, batch);
+    }
+    out->balanced = desc->share > 0.0 && m->router_aux_loss > 0.0;
+    if (m->batch.balance.data != NULL) {
+        qlora__slot_balance(m, slot->memory, desc->share);
     }
     qlora__slot_labels(m, slot->memory, batch, out);
     qlora__slot_adapters(m, slot->memory, batch, desc);

@@ -11,7 +11,7 @@ static qlora_result qlora__eval_send(qlora_ctx* ctx, qlora_model* m, const qlora
     QLORA__TRY(qlora__model_has_weights(ctx, m, "evaluating"));
     QLORA__TRY(qlora__model_idle(ctx, m, "evaluating"));
     QLORA__TRY(qlora__batch_check(ctx, m, batch, &tokens));
-    qlora__micro_desc desc = {1.0, 0, 0, NULL, m->chosen, NULL};
+    qlora__micro_desc desc = {1.0, 0, 0, NULL, m->chosen, NULL, 0.0};
     return qlora__batch_send(ctx, m, batch, &desc, micro);
 }
 
@@ -35,7 +35,7 @@ static qlora_result qlora__flag_read(qlora_ctx* ctx, const qlora_model* m) {
 // The loss of a batch after the forward pass.
 static qlora_result qlora__eval_head(qlora_ctx* ctx, qlora_model* m, const qlora__micro* micro,
                                      qlora_eval_info* out) {
-    qlora_tensor totals = qlora__window(&m->totals, 1, 3, 3);
+    qlora_tensor totals = qlora__window(&m->totals, 1, 4, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
     qlora__pass pass = qlora__pass_of_micro(m, micro, false);
     QLORA__TRY(qlora__head(&pass, micro->chunks, &totals, false));

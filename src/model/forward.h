@@ -111,6 +111,7 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
 static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
+    const qlora__ffn_kind* kind = qlora__ffn_of(layer);
     int64_t width = m->plan.config.hidden;
     qlora__pass after = qlora__pass_after(pass, index);
     qlora__tiles_begin(pass);
@@ -119,7 +120,10 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
         qlora_tensor h2 = qlora__layer_h2(&tile, layer);
         qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
         QLORA__TRY(qlora__layer_middle(&tile, layer));
-        QLORA__TRY(qlora__ffn_of(layer)->out(&tile, layer));
+        if (QLORA__TRAINS && kind->note != NULL && pass->training && !pass->group) {
+            QLORA__TRY(kind->note(&tile, layer));
+        }
+        QLORA__TRY(kind->out(&tile, layer));
         // The copy of the input before that of this layer, which was in the same memory.
         QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
         QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__GATE_UP)); // z in x

@@ -7,6 +7,9 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     if (m->range_count == 0) {
         return QLORA_OK;
     }
+    if (qlora__balances(m)) {
+        QLORA__TRY(qlora__balance_report(ctx, &m->work.experts.balance));
+    }
     bool one = m->clip.groups == 1;
     QLORA__TRY(one ? qlora__clip_measure(ctx, &m->clip) : qlora__clip_apply(ctx, &m->clip));
     qlora_tensor scale;

@@ -123,6 +123,7 @@ typedef struct qlora__batch_block {
     qlora_tensor owners;    // [1, T]: adapter of token t, or -1; only if they stand side by side
     qlora_tensor claims;    // [1, R]: adapter of labelled row r; the same
     qlora_tensor states;    // [1, adapters]: 1 if it has rows, see qlora__keep_own; the same
+    qlora_tensor balance;   // [1, 2] f32: qlora__balance_use.shares; only with experts
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
     qlora_tensor starts;    // these four are views for qlora__preference
     qlora_tensor roles;
@@ -358,6 +359,7 @@ typedef struct qlora__routed_work {
     qlora_tensor counts;  // I32 [blocks of choices, experts], see ops/routed.h
     qlora_tensor tiles;   // I32 [1, ...]
     qlora_tensor operands[2]; // W, s B and A of all experts: into their activation, and out of it
+    qlora__balance balance;
 } qlora__routed_work;
 
 // The activations of a pass, of layers and of the head. x, delta, s, ds, raw, an own d_out, and of
@@ -415,6 +417,7 @@ typedef struct qlora__micro {
     int64_t labelled; // rows of the last layer after attention, 0 = all: qlora__labelled_rows
     int64_t size_class; // of the number of sequences: qlora__size_class_of
     int64_t tokens;   // tokens of the caller
+    bool balanced;    // all rows of the last layer are needed, for the load-balancing loss
     bool preference;  // the loss is that of whole sequences
     bool reference;   // the log-probabilities of the base are computed first
     bool mismatched;  // the sequences are those of KTO's kl, which have no gradient
@@ -469,6 +472,7 @@ struct qlora_model {
     bool use_adapters;
     int64_t trainers;    // number that exist
     float neftune;       // of the trainer
+    double router_aux_loss; // of the trainer
     int64_t generations; // number that exist
     int64_t followers;   // those among them that use the selected adapter
     // The trainer in the middle of a micro-batch or an update in slices: it uses the activations;
@@ -508,7 +512,8 @@ struct qlora_model {
     qlora__ring ring; // host copies of batch blocks, each followed by the AdamW settings of a step
     qlora__batch_block batch;
     qlora_tensor flag;   // I32: an id, a position or a label was out of range
-    qlora_tensor totals; // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
+    qlora_tensor totals; // f32 [1, 7]: losses, their rounding error, weights, loss of routers; then
+                         // the first three for evaluation
     qlora__decode decode;
     // several adapters, see model/adapters.h
     int32_t adapters; // number, at least 1

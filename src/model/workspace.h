@@ -310,6 +310,9 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->claims);
         qlora__arena_tensor(arena, QLORA_I32, 1, m->adapters, &b->states);
     }
+    if (qlora__trains(m) && m->plan.config.experts > 0) {
+        qlora__arena_tensor(arena, QLORA_F32, 1, 2, &b->balance);
+    }
     qlora__arena_tensor(arena, QLORA_I32, 1, 4, &b->dropout);
     int64_t S = m->plan.max_sequences;
     qlora__arena_tensor(arena, QLORA_I32, 1, S + 1, &b->starts);
@@ -335,7 +338,7 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
 static void qlora__layout_totals(qlora__arena* arena, qlora_model* m) {
     for (int32_t k = 0; k < m->adapters; k++) {
         qlora__adapter_focus(m, k);
-        qlora__arena_tensor(arena, QLORA_F32, 1, 6, &m->totals);
+        qlora__arena_tensor(arena, QLORA_F32, 1, 7, &m->totals);
     }
     qlora__adapter_focus(m, 0);
 }

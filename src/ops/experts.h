@@ -35,6 +35,9 @@ typedef struct qlora__route {
     int32_t* place;             // [rows, chosen]: the row after sorting
     int32_t* tokens;            // [rows * chosen]: the token of such a row
     int32_t* starts;            // [experts + 1]
+    const QLORA__REAL* slopes;  // [experts] of the load-balancing loss (balance.h); NULL = none
+    const int32_t* bound;       // on a GPU: how many rows of the pass have a token
+    int64_t first;              // row of the pass
 } qlora__route;
 
 static const QLORA__REAL* qlora__route_scores(const qlora__route* r, int64_t row) {
@@ -179,6 +182,23 @@ static void qlora__route_tokens(qlora_ctx* ctx, qlora__route* r) {
     qlora__route_sort(r);
 }
 
+// What the load-balancing loss adds.
+static void qlora__route_slopes(const qlora__route* r, int64_t row, QLORA__REAL* dz) {
+    const qlora__route_rule* rule = &r->rule;
+    const QLORA__REAL* z = qlora__route_scores(r, row);
+    double most = 0.0;
+    double sum = 1.0;
+    double mean = 0.0; // of the slopes, by the probabilities
+    qlora__route_softmax(rule, z, &most, &sum);
+    for (int64_t e = 0; e < rule->experts; e++) {
+        mean += exp((double)z[e] - most) / sum * (double)r->slopes[e];
+    }
+    for (int64_t e = 0; e < rule->experts; e++) {
+        double p = exp((double)z[e] - most) / sum;
+        dz[e] += (QLORA__REAL)(p * ((double)r->slopes[e] - mean));
+    }
+}
+
 typedef struct qlora__route_back {
     const qlora__route* route;
     const QLORA__REAL* dw;  // by sorted row
@@ -220,6 +240,9 @@ static void qlora__route_back_rows(void* user, int64_t begin, int64_t end) {
             double slope =
                 rule->score == QLORA__ROUTER_SIGMOID ? values[j] * (1.0 - values[j]) : values[j];
             dz[choice[j]] += (QLORA__REAL)(dp[j] * slope);
+        }
+        if (r->slopes != NULL) {
+            qlora__route_slopes(r, row, dz);
         }
     }
 }

@@ -86,7 +86,8 @@ static qlora_result qlora__routing_backward(qlora_ctx* ctx, const qlora__route* 
     qlora_tensor scores = *r->scores;
     qlora_tensor to = *dz;
     void* args[] = {&scores.data, &scores.ld, &own.choice, &own.place, (void*)&dw,
-                    &to.data,     &to.ld,     &own.rows,   &rule};
+                    &to.data,     &to.ld,     &own.rows,   &rule,      (void*)&own.slopes,
+                    (void*)&own.bound, &own.first};
     return qlora__launch(
         ctx, dz->dtype == QLORA_F32 ? QLORA__K_routing_bwd_f32 : QLORA__K_routing_bwd_bf16,
         qlora__ceil_div(r->rows, 4), 1, 1, 128, (uint32_t)(16 * r->rule.experts), args);

@@ -78,7 +78,7 @@ static void qlora__tree_small_add(qlora__tree_mode mode, qlora__tree_small* s, d
                                   QLORA__REAL* totals) {
     if (mode == QLORA__TREE_TAKE) {
         memcpy(sums, s->sums, sizeof s->sums);
-        memcpy(totals, s->totals, 3 * sizeof *totals);
+        memcpy(totals, s->totals, sizeof s->totals);
         return;
     }
     for (int i = 0; i < QLORA__PREFERENCE_VALUES; i++) {
@@ -86,7 +86,7 @@ static void qlora__tree_small_add(qlora__tree_mode mode, qlora__tree_small* s, d
         s->sums[i] = mode == QLORA__TREE_FOLD ? s->sums[i] : sum;
         sums[i] = mode == QLORA__TREE_FOLD ? sum : 0.0;
     }
-    QLORA__REAL result[3] = {totals[0], totals[1], totals[2]};
+    QLORA__REAL result[4] = {totals[0], totals[1], totals[2], totals[3]};
     if (mode != QLORA__TREE_PUSH) { // the exact error of a sum of two
         QLORA__REAL a = s->totals[0];
         QLORA__REAL b = totals[0];
@@ -95,8 +95,9 @@ static void qlora__tree_small_add(qlora__tree_mode mode, qlora__tree_small* s, d
         result[0] = sum;
         result[1] = s->totals[1] + totals[1] + ((a - (sum - rest)) + (b - rest));
         result[2] = s->totals[2] + totals[2];
+        result[3] = s->totals[3] + totals[3];
     }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         s->totals[i] = mode == QLORA__TREE_FOLD ? s->totals[i] : result[i];
         totals[i] = mode == QLORA__TREE_FOLD ? result[i] : 0;
     }

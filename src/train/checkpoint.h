@@ -531,13 +531,13 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     adamw.skip = (int32_t)s->skip;
     QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &adamw, sizeof adamw));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
+    QLORA__TRY(qlora__sums_clear(ctx, m));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     QLORA__TRY(qlora__sync(ctx));
     qlora__record* record = &t->records[qlora__record_of(s->step)];
     qlora__report* report = &t->reports[qlora__record_of(s->step)];
     memcpy(record->totals, s->record, sizeof record->totals);
+    memset(record->loads, 0, sizeof record->loads);
     memset(record->results, 0, sizeof record->results); // the norm of all, as one group
     memcpy(record->preference, s->preference, sizeof record->preference);
     report->total = s->preference[QLORA__PREFERENCE_SUMS];

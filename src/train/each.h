@@ -128,7 +128,7 @@ static qlora_result qlora__each_queue(const qlora__each* each, qlora_trainer* le
         }
     }
     qlora__adapter_focus(each->m, lead->desc.adapter);
-    qlora__micro_desc desc = {1.0, 0, 0, NULL, lead->desc.adapter, each->labels};
+    qlora__micro_desc desc = {1.0, 0, 0, NULL, lead->desc.adapter, each->labels, 0.0};
     QLORA__TRY(qlora__batch_send(each->ctx, each->m, batch, &desc, &lead->micro));
     return qlora__micro_send_off(lead);
 }

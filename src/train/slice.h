@@ -200,9 +200,7 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
     qlora_result stopped = qlora__sliced_stop(t);
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
-    qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
-    QLORA__TRY(qlora__tensor_zero(ctx, &totals));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
+    QLORA__TRY(qlora__sums_clear(ctx, m));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     t->sliced.begun = false;
     t->tokens = 0;

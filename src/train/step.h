@@ -210,12 +210,23 @@ static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
     return QLORA_OK;
 }
 
+// What a batch is of its step, in a mean of batches: by its labels, pairs or sequences.
+static double qlora__micro_share(const qlora_trainer* t, const qlora_batch* batch) {
+    double pair = t->method->unit == QLORA__UNIT_PAIR ? 2.0 : 1.0;
+    if (!qlora__batch_is_leaf(t, batch)) {
+        return 0.0;
+    }
+    return t->method->unit == QLORA__UNIT_ROW ? qlora_batch_labels(batch) / t->counts.labels
+                                              : (double)batch->count / pair / t->counts.units;
+}
+
 // t->counts is that of the step.
 static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch) {
     bool plain = t->method->factors == NULL;
     qlora__preference_numbers numbers = qlora__preference_numbers_of(t);
     qlora__micro_desc desc = {plain ? t->counts.labels : 1.0, t->desc.seed,    t->step,
-                              plain ? NULL : &numbers,        t->desc.adapter, NULL};
+                              plain ? NULL : &numbers,        t->desc.adapter, NULL,
+                              qlora__micro_share(t, batch)};
     QLORA__TRY(qlora__comm_slot(t));
     QLORA__TRY(qlora__batch_send(t->ctx, t->m, batch, &desc, &t->micro));
     t->tokens += t->micro.mismatched ? 0 : t->micro.tokens;
@@ -304,17 +315,24 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
         void* to;
         const void* from;
         size_t bytes;
-    } copies[] = {{record->totals, m->totals.data, 3 * sizeof(float)},
+    } copies[] = {{record->totals, m->totals.data, sizeof record->totals},
+                  {record->loads, m->work.experts.balance.report.data,
+                   qlora__balances(m) ? sizeof record->loads : 0},
                   {record->results, qlora__clip_results(&m->clip), (size_t)numbers * sizeof(float)},
                   {&record->adamw, m->adamw.data, sizeof(qlora_adamw_state)},
                   {record->preference, m->work.preference.sums.data, sizeof record->preference},
                   {&record->flag, m->flag.data, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
-        QLORA__TRY(qlora__copy_out_later(ctx, copies[i].to, copies[i].from, copies[i].bytes));
+        if (copies[i].bytes > 0) {
+            QLORA__TRY(qlora__copy_out_later(ctx, copies[i].to, copies[i].from, copies[i].bytes));
+        }
     }
     // The CPU in double precision, for tests.
     if (qlora__on_cpu(ctx) && sizeof(QLORA__REAL) != sizeof(float)) {
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < QLORA__LOADS && qlora__balances(m); i++) {
+            record->loads[i] = (float)qlora__at(&m->work.experts.balance.report, 0, i);
+        }
+        for (int i = 0; i < 4; i++) {
             record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
         }
         for (int32_t i = 0; i < numbers; i++) {
@@ -331,9 +349,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     t->reports[at].chosen_labels = t->counts.chosen_labels;
     t->reports[at].sft_alpha = t->desc.sft_alpha;
     memset(&t->counts, 0, sizeof t->counts);
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
-    qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
-    return qlora__tensor_zero(ctx, &totals);
+    return qlora__sums_clear(ctx, m);
 }
 
 // Queues the update, as a graph if steps are graphs, and the copies of its results.
@@ -406,6 +422,10 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->loss = r->totals[2] > 0.0f
                     ? ((double)r->totals[0] + (double)r->totals[1]) / (double)r->totals[2]
                     : 0.0;
+    out->router_aux_loss = (double)r->totals[3];
+    out->load_least = (double)r->loads[QLORA__LOAD_LEAST];
+    out->load_most = (double)r->loads[QLORA__LOAD_MOST];
+    out->load_entropy = (double)r->loads[QLORA__LOAD_ENTROPY];
     out->tokens = report->tokens;
     out->grad_norm = qlora__record_norm(t, r);
     out->lr = report->lr;
@@ -416,6 +436,7 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     if (t->method->report != NULL && report->total > 0.0) {
         t->method->report(report, r->preference, out);
     }
+    out->loss += t->desc.router_aux_loss * out->router_aux_loss;
 }
 
 static qlora_result qlora__train_query(qlora_trainer* t, qlora_train_info* out) {

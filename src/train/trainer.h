@@ -51,6 +51,7 @@ static qlora_result qlora__train_desc_check(qlora_ctx* ctx, const qlora_train_de
                    {"desc.beta2", d->beta2, 0.0, 1.0},
                    {"desc.eps", d->eps, 0.0, 1e300},
                    {"desc.weight_decay", d->weight_decay, 0.0, 1e300},
+                   {"desc.router_aux_loss", d->router_aux_loss, -1e300, 1e6},
                    {"desc.max_norm", d->max_norm, -1e300, 1e300}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         QLORA__TRY(qlora__need_real(ctx, numbers[i].name, numbers[i].value, numbers[i].least,
@@ -85,6 +86,7 @@ static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_
         d->desirable_weight = d->desirable_weight > 0.0 ? d->desirable_weight : 1.0;
         d->undesirable_weight = d->undesirable_weight > 0.0 ? d->undesirable_weight : 1.0;
     }
+    d->router_aux_loss = d->router_aux_loss > 0.0 ? d->router_aux_loss : 0.0;
     d->loraplus_ratio = d->loraplus_ratio > 0.0 ? d->loraplus_ratio : 1.0;
     for (int i = 0; i < QLORA_LR_FACTORS; i++) {
         d->lr_factors[i] = d->lr_factors[i] > 0.0 ? d->lr_factors[i] : 1.0;
@@ -167,7 +169,7 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
                                       &numbers));
     QLORA__TRY(qlora__ranges_upload(ctx, m, t->desc.loraplus_ratio, t->desc.lr_factors));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
+    QLORA__TRY(qlora__sums_clear(ctx, m));
     return qlora__tensor_zero(ctx, &m->totals);
 }
 
@@ -186,6 +188,7 @@ static qlora_result qlora__trainer_adapter(qlora_ctx* ctx, qlora_model* m,
                        : row == NULL || row->unit != QLORA__UNIT_ROW ? "desc.method is not SFT"
                        : desc->comm != NULL                          ? "desc.comm is set"
                        : desc->neftune > 0.0                         ? "desc.neftune is set"
+                       : desc->router_aux_loss > 0.0                 ? "desc.router_aux_loss is set"
                                                                      : NULL;
     if (what != NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
@@ -203,6 +206,27 @@ static qlora_result qlora__trainer_adapter(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
+// The load-balancing loss needs routers that have it; a config that asks for it needs an answer.
+static qlora_result qlora__trainer_router(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora_train_desc* desc) {
+    double factor = desc != NULL ? desc->router_aux_loss : 0.0;
+    bool experts = qlora__balances(m);
+    bool sigmoid = experts && m->arch->experts->experts->score == QLORA__ROUTER_SIGMOID;
+    if (factor > 0.0 && (!experts || sigmoid)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "desc.router_aux_loss is %g, but %s", factor,
+                           sigmoid ? "the scores of this family's routers are sigmoids, for which "
+                                     "transformers has no load-balancing loss; set it to 0"
+                                   : "the model has no experts; set it to 0");
+    }
+    if (experts && !sigmoid && m->plan.config.router_loss && !(factor > 0.0) && !(factor < 0.0)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the config has output_router_logits, with which transformers adds a "
+                           "load-balancing loss; set desc.router_aux_loss to its "
+                           "router_aux_loss_coef, or to -1 to train without it");
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_train_desc* desc, qlora_trainer** out) {
     if (out == NULL) {
@@ -214,6 +238,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
                            "QLORA_PURPOSE_TRAIN");
     }
     QLORA__TRY(qlora__trainer_adapter(ctx, m, desc));
+    QLORA__TRY(qlora__trainer_router(ctx, m, desc));
     QLORA__TRY(qlora__not_in_capture(ctx, "creating a trainer"));
     qlora_trainer* t = (qlora_trainer*)qlora__alloc_zero(ctx, sizeof *t);
     if (t == NULL) {
@@ -243,6 +268,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
                            "belong to no layer, are trained");
     }
     m->neftune = (float)t->desc.neftune;
+    m->router_aux_loss = t->desc.router_aux_loss;
     m->trainers++;
     if (qlora__has_several(m)) {
         m->owns[m->adapter].trainers++;
@@ -291,6 +317,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
             trainer->m->owns[trainer->desc.adapter].trainers--;
         }
         trainer->m->neftune = 0.0f;
+        trainer->m->router_aux_loss = 0.0;
         ctx->living[QLORA__TRAINERS]--;
         qlora__trainer_free(trainer);
     }
@@ -323,6 +350,8 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
         : memcmp(&d.loraplus_ratio, &t->desc.loraplus_ratio, sizeof d.loraplus_ratio) != 0
             ? "loraplus_ratio"
         : memcmp(&d.neftune, &t->desc.neftune, sizeof d.neftune) != 0        ? "neftune"
+        : memcmp(&d.router_aux_loss, &t->desc.router_aux_loss, sizeof d.router_aux_loss) != 0
+            ? "router_aux_loss"
         : memcmp(d.lr_factors, t->desc.lr_factors, sizeof d.lr_factors) != 0 ? "lr_factors"
                                                                              : NULL;
     if (fixed != NULL) {

@@ -3,6 +3,16 @@
 // The gradients of a model hold those of the last micro-batch, or of a node that ends with it, and
 // the stack the partial sums before it. A step of one micro-batch does nothing here.
 
+// Zeroes the sums of a step, besides gradients.
+static qlora_result qlora__sums_clear(qlora_ctx* ctx, const qlora_model* m) {
+    qlora_tensor totals = qlora__window(&m->totals, 1, 0, 4);
+    if (qlora__balances(m)) {
+        QLORA__TRY(qlora__tensor_zero(ctx, &m->work.experts.balance.load));
+    }
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->work.preference.sums));
+    return qlora__tensor_zero(ctx, &totals);
+}
+
 static void qlora__tree_reset(qlora_trainer* t) {
     memset(&t->tree, 0, sizeof t->tree);
     t->leaf = 0;

@@ -3,7 +3,7 @@
 // The settings and facts on which results depend, as a table of numbers: a checkpoint stores them,
 // and processes that train together compare them.
 
-#define QLORA__STATE_ROWS 80
+#define QLORA__STATE_ROWS 81
 #define QLORA__STATE_PREFERENCE (QLORA__PREFERENCE_SUMS + 3)
 
 // The numbers stored in a checkpoint. SAME: a different value is an error, because it would change
@@ -112,7 +112,8 @@ static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) 
                 {"desirable_weight", QLORA__NOTED, d->desirable_weight, 0.0},
                 {"undesirable_weight", QLORA__NOTED, d->undesirable_weight, 0.0},
                 {"loraplus_ratio", QLORA__NOTED, d->loraplus_ratio, 1.0},
-                {"neftune", QLORA__SAME, d->neftune, 0.0}};
+                {"neftune", QLORA__SAME, d->neftune, 0.0},
+                {"router_aux_loss", QLORA__SAME, d->router_aux_loss, 0.0}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         qlora__state_add_later(s, rows[i].name, rows[i].kind, rows[i].value - rows[i].usual);
     }

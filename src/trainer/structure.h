@@ -5,7 +5,8 @@
 
 // The results of a step, copied from the device; pinned memory on CUDA.
 typedef struct qlora__record {
-    float totals[4];                           // losses, their rounding error, weights
+    float totals[4];                           // losses, their rounding error, weights, of routers
+    float loads[QLORA__LOADS];                 // of experts
     float results[2 * (QLORA_MAX_LAYERS + 1)]; // norm and scale of each group of the clip
     double preference[QLORA__PREFERENCE_SUMS];
     qlora_adamw_state adamw;

@@ -755,6 +755,64 @@ heads() { # --head nf4, on the model with a head of its own, which is in a secon
         "${one[@]}" --data sums.jsonl --head nf4 --out o
 }
 
+# --router-aux-loss, on the model with three experts in place of each MLP, which are in a second file.
+balance() {
+    local header="" at=0 layer e i p names length
+    local steps=(--data sums.jsonl --eval 2 --accumulate 2 --schedule constant --warmup 0)
+    for layer in 0 1; do
+        p=model.layers.$layer.block_sparse_moe
+        tensor $p.gate.weight 3,32 96
+        for e in 0 1 2; do
+            for i in 1 3; do tensor $p.experts.$e.w$i.weight 16,32 512; done
+            tensor $p.experts.$e.w2.weight 32,16 512
+        done
+    done
+    header="{$header}"
+    length=${#header}
+    rm -rf mixture balanced
+    cp -r model mixture
+    mv mixture/model.safetensors mixture/a.safetensors
+    {
+        for ((i = 0; i < 8; i++)); do printf "\\$(printf %03o $(((length >> (8 * i)) & 255)))"; done
+        printf %s "$header"
+        head -c $at data.bin
+    } >mixture/b.safetensors
+    names=$(head -c 3000 mixture/a.safetensors | grep -ao '"model[a-z0-9_.]*"' | grep -v mlp |
+        sed 's/$/: "a.safetensors", /' | tr -d '\n')
+    names+=$(grep -o '"model[a-z0-9_.]*"' <<<"$header" | sed 's/$/: "b.safetensors", /' | tr -d '\n')
+    echo "{\"weight_map\": {${names%, }}}" >mixture/model.safetensors.index.json
+    sed 's/LlamaForCausalLM/MixtralForCausalLM/; s/"llama"/"mixtral"/; s/"num_hidden/"num_local_ex'\
+'perts": 3, "num_experts_per_tok": 2, &/; s/"intermediate_size": 64/"intermediate_size": 16/' \
+        model/config.json >mixture/config.json
+    works "experts" "${one[@]}" --model mixture "${steps[@]}" --steps 2 --csv --out balanced
+    check "have a load" grep -qE '"load_least":[01]\..*"load_most":1\..*"load_entropy":[01]' \
+        balanced/log.jsonl
+    check "and no load-balancing loss" [ "$(grep -c aux_loss balanced/log.jsonl)" -eq 0 ]
+    check "in the table as well" [ "$(head -1 balanced/log.csv)" = \
+        "step,loss,grad_norm,lr,tokens_per_s,epoch,memory_bytes,eval_loss,load_least,load_most,$(
+            )load_entropy" ]
+    check "on the page" grep -q "load of experts" balanced/training.html
+    works "the load-balancing loss" "${one[@]}" --model mixture "${steps[@]}" --steps 4 \
+        --router-aux-loss 0.1 --out balanced --resume never
+    check "is logged" grep -qE '"router_aux_loss":[12]\.' balanced/log.jsonl
+    cp balanced/adapter/adapter_model.safetensors whole.safetensors
+    works "in two parts" "${one[@]}" --model mixture "${steps[@]}" --steps 2 \
+        --router-aux-loss 0.1 --out balanced --resume never
+    works "resumed" "${one[@]}" --model mixture "${steps[@]}" --steps 4 --router-aux-loss 0.1 \
+        --out balanced
+    check "is the same as in one" cmp -s whole.safetensors \
+        balanced/adapter/adapter_model.safetensors
+    refuses "another coefficient" "it used --router-aux-loss 0.1" "${one[@]}" --model mixture \
+        "${steps[@]}" --steps 4 --router-aux-loss 0.2 --out balanced
+    refuses "a loss without experts" "--router-aux-loss is 0.1, but the model has no experts" \
+        "${one[@]}" --data sums.jsonl --router-aux-loss 0.1 --out o
+    sed -i 's/"vocab_size"/"output_router_logits": true, &/' mixture/config.json
+    refuses "a config that asks for it" "give its router_aux_loss_coef with --router-aux-loss" \
+        "${one[@]}" --model mixture "${steps[@]}" --steps 1 --out o
+    works "the answer none" "${one[@]}" --model mixture "${steps[@]}" --steps 1 \
+        --router-aux-loss -1 --out balanced --resume never
+}
+
 preferences() { # --method dpo and kto
     local i
     for i in 1 2 3 4 5 6 7 8 9 10; do

@@ -622,7 +622,7 @@ groups="$groups budgets plots logs locks closing links starting_over saved_work 
 groups="$groups several modes lengthy scaled inputs tables weights notes resuming extending doctors"
 groups="$groups configs adding kept_formats adapters jobs"
 groups="$groups evaluations"
-groups="$groups best preferences demos sampling events pages helps ranks"
+groups="$groups best preferences balance demos sampling events pages helps ranks"
 [[ $# -gt 0 ]] && groups=$*
 for group in $groups; do
     $group

@@ -244,8 +244,9 @@ static void golden_room(const fixture* f, qlora_model_desc* desc) {
 }
 
 // kind: the folder of the model; adapter NULL: none; base 16-bit or NF4.
-static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora_base_format base,
-                        golden_session* s) {
+// The load-balancing loss has the given coefficient.
+static bool golden_open_with(fixture* f, const char* kind, const char* adapter,
+                             qlora_base_format base, double coefficient, golden_session* s) {
     char dir[512];
     char adapter_dir[512];
     qlora_model_desc desc;
@@ -275,6 +276,7 @@ static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora
     train.eps = number(f, "optimizer/eps");
     train.weight_decay = number(f, "optimizer/weight_decay");
     train.max_norm = number(f, "optimizer/clip");
+    train.router_aux_loss = coefficient;
     method_settings(f, &train);
     qlora_result r = qlora_model_open(f->ctx, &desc, &s->model);
     if (r != QLORA_OK) {
@@ -284,6 +286,11 @@ static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora
         return trouble(f, "trainer");
     }
     return true;
+}
+
+static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora_base_format base,
+                        golden_session* s) {
+    return golden_open_with(f, kind, adapter, base, 0.0, s);
 }
 
 static void golden_close(golden_session* s) {
@@ -428,6 +435,61 @@ static void check_steps(fixture* f, golden_session* s) {
     if (f->opt->mode == QLORA_MODE_FP8) {
         report(f, "mean loss of the steps", fabs(drift), 0.01);
     }
+}
+
+// The other trajectory of a folder, whose losses contain the load-balancing loss. It has limits for
+// f32 only; the gradients are judged by those of the folder.
+static void check_balanced_steps(fixture* f, golden_session* s) {
+    double worst[3] = {0.0, 0.0, 0.0};
+    static const char* const lists[] = {"with_aux/losses", "with_aux/aux_losses",
+                                        "with_aux/grad_norms"};
+    static const char* const limits[] = {"with_aux/limits/loss_any", "with_aux/limits/loss_any",
+                                         "with_aux/limits/grad_norm"};
+    int64_t steps = 0;
+    while (steps < f->steps && list_number(f, lists[0], (uint32_t)steps) > 0.0) {
+        steps++;
+    }
+    for (int64_t step = 0; step < steps; step++) {
+        qlora_batch b = golden_batch(f, step);
+        qlora_train_info info;
+        if (qlora_train_gradients(s->trainer, &b, 1) != QLORA_OK) {
+            trouble(f, "step with the load-balancing loss");
+            return;
+        }
+        if (step == 0) {
+            check_tensors(f, s, "gradients, balanced", &f->tensors, "grad_aux.", true,
+                          limit_of(f, "grads"));
+        }
+        if (qlora_train_update(s->trainer) != QLORA_OK ||
+            qlora_train_query(s->trainer, &info) != QLORA_OK) {
+            trouble(f, "step with the load-balancing loss");
+            return;
+        }
+        const double got[] = {info.loss, info.router_aux_loss, (double)info.grad_norm};
+        for (int i = 0; i < 3; i++) {
+            double want = list_number(f, lists[i], (uint32_t)step);
+            double error = fabs(got[i] - want) / (want > 1.0 ? want : 1.0);
+            worst[i] = error <= worst[i] ? worst[i] : error;
+        }
+    }
+    for (int i = 0; i < 3; i++) {
+        static const char* const names[] = {"loss, balanced", "load-balancing loss",
+                                            "gradient norm, balanced"};
+        report(f, names[i], steps > 0 ? worst[i] : (double)NAN,
+               f->opt->mode == QLORA_MODE_F32 ? number(f, limits[i]) : (double)INFINITY);
+    }
+}
+
+static void check_balance(fixture* f) {
+    golden_session s;
+    if (find(f, "with_aux") == 0 || f->opt->mode == QLORA_MODE_FP8 || f->refused) {
+        return;
+    }
+    if (golden_open_with(f, "model", "adapter0", QLORA_BASE_NF4,
+                         number(f, "with_aux/coefficient"), &s)) {
+        check_balanced_steps(f, &s);
+    }
+    golden_close(&s);
 }
 
 // Whether the reference had longrope's long factors from the first token of its text on. Others
@@ -636,6 +698,7 @@ static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int*
         golden_close(&s);
     }
     check_kinds(&f);
+    check_balance(&f);
     int failures = f.failures;
     *figures = f.figures;
     *refused = f.refused;

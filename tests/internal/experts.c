@@ -224,6 +224,13 @@ static void experts_glm(setup* s) {
     s->config.dense[0] = 1;
 }
 
+static void experts_balanced(setup* s) {
+    experts_mixtral(s);
+    s->model.targets = QLORA_TARGET_ATTENTION | QLORA_TARGET_EXPERTS_IN | QLORA_TARGET_EXPERTS_OUT;
+    s->model.targets |= QLORA_TARGET_ROUTER;
+    s->train.router_aux_loss = 0.3;
+}
+
 static setup experts_setup(const test_machine* machine, void (*vary)(setup* s)) {
     setup s = setup_make(machine);
     s.config.experts = 5;
@@ -299,6 +306,124 @@ TEST sixteen_bits_are_near(const test_machine* machine, void (*vary)(setup* s)) 
     }
     for (int i = 0; i < 3; i++) {
         outcome_free(&outcomes[i]);
+    }
+    PASS();
+}
+
+// One step of two micro-batches, or of one of them if `only` is not negative; sliced: in slices.
+static bool balanced_step(rig* r, int only, bool sliced, qlora_train_info* out) {
+    data d[MICRO];
+    qlora_batch batches[MICRO];
+    bool done = false;
+    for (int i = 0; i < MICRO; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "balanced %d", i);
+        data_make(&d[i], name, run_lengths[i], 3);
+        batches[i] = d[i].batch;
+    }
+    const qlora_batch* first = only >= 0 ? &batches[only] : batches;
+    int64_t count = only >= 0 ? 1 : MICRO;
+    if (!sliced) {
+        return qlora_train_step(r->trainer, first, count, out) == QLORA_OK;
+    }
+    bool ok = qlora_train_begin(r->trainer, first, count) == QLORA_OK;
+    while (ok && !done) {
+        ok = qlora_train_slice(r->trainer, 0.01, &done) == QLORA_OK;
+    }
+    return ok && qlora_train_query(r->trainer, out) == QLORA_OK;
+}
+
+// The share of a batch of balanced_step in its labels.
+static double balanced_share(int which) {
+    double labels[MICRO];
+    for (int i = 0; i < MICRO; i++) {
+        data d;
+        char name[32];
+        snprintf(name, sizeof name, "balanced %d", i);
+        data_make(&d, name, run_lengths[i], 3);
+        labels[i] = qlora_batch_labels(&d.batch);
+    }
+    return labels[which] / (labels[0] + labels[1]);
+}
+
+// The load-balancing loss of a step is the mean of its micro-batches, by labels, and in the loss
+// with its coefficient; in slices, all is the same.
+TEST balance_of_a_step(const test_machine* machine) {
+    setup s = experts_setup(machine, experts_balanced);
+    qlora_train_info whole;
+    qlora_train_info got;
+    float* values[2] = {NULL, NULL};
+    size_t count = 0;
+    rig r;
+    s.train.lr = -1.0; // parameters stay
+    ASSERT(rig_open(&r, &s));
+    ASSERT(balanced_step(&r, -1, false, &whole));
+    double mean = 0.0;
+    for (int i = 0; i < MICRO; i++) {
+        ASSERT(balanced_step(&r, i, false, &got));
+        mean += balanced_share(i) * got.router_aux_loss;
+    }
+    ASSERT(rig_close(&r, &s));
+    ASSERT(whole.router_aux_loss > 1.0 && whole.router_aux_loss < 5.0);
+    ASSERT(fabs(mean - whole.router_aux_loss) <= 1e-6 * mean);
+    ASSERT(whole.load_least >= 0.0 && whole.load_least < 1.0);
+    ASSERT(whole.load_most > 1.0 && whole.load_most <= 2.5);
+    ASSERT(whole.load_entropy > 0.5 && whole.load_entropy < 1.0);
+    s.train.router_aux_loss = 0.0;
+    ASSERT(rig_open(&r, &s));
+    ASSERT(balanced_step(&r, -1, false, &got));
+    ASSERT(rig_close(&r, &s));
+    ASSERT(!(got.router_aux_loss > 0.0) && !(got.router_aux_loss < 0.0) && got.load_most > 1.0);
+    ASSERT(fabs(got.loss + 0.3 * whole.router_aux_loss - whole.loss) <= 1e-6 * whole.loss);
+    s.train.router_aux_loss = 0.3;
+    s.train.lr = 1e-2;
+    for (int i = 0; i < 2; i++) {
+        ASSERT(rig_open(&r, &s));
+        ASSERT(balanced_step(&r, -1, i == 1, &got));
+        ASSERT(fabs(got.router_aux_loss - whole.router_aux_loss) <= 0.0);
+        ASSERT(fabs(got.load_entropy - whole.load_entropy) <= 0.0);
+        values[i] = rig_read(&r, false, &count);
+        ASSERT(values[i] != NULL && rig_close(&r, &s));
+    }
+    ASSERT_MEM_EQ(values[0], values[1], count * sizeof(float));
+    free(values[0]);
+    free(values[1]);
+    PASS();
+}
+
+// Where the loss does not exist, and where a config leaves open which one is meant.
+TEST balance_is_refused(const test_machine* machine) {
+    static const struct {
+        const char* words; // NULL = it is accepted
+        qlora_family family;
+        bool in_config;
+        double coefficient;
+    } cases[] = {{"no experts", QLORA_FAMILY_LLAMA, false, 0.1},
+                 {"sigmoids", QLORA_FAMILY_GLM4_MOE, false, 0.1},
+                 {NULL, QLORA_FAMILY_GLM4_MOE, true, 0.0},
+                 {"output_router_logits", QLORA_FAMILY_MIXTRAL, true, 0.0},
+                 {NULL, QLORA_FAMILY_MIXTRAL, true, 0.1},
+                 {NULL, QLORA_FAMILY_MIXTRAL, true, -1.0},
+                 {"desc.router_aux_loss", QLORA_FAMILY_MIXTRAL, false, 1e7},
+                 {"desc.router_aux_loss", QLORA_FAMILY_MIXTRAL, false, (double)NAN}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        setup s = experts_setup(machine, experts_mixtral);
+        rig r;
+        s.config.family = cases[i].family;
+        s.config.experts = cases[i].family == QLORA_FAMILY_LLAMA ? 0 : s.config.experts;
+        s.config.experts_per_token = s.config.experts > 0 ? 2 : 0;
+        s.config.expert_intermediate = s.config.experts > 0 ? 24 : 0;
+        s.config.shared_intermediate = cases[i].family == QLORA_FAMILY_GLM4_MOE ? 24 : 0;
+        s.config.router_loss = cases[i].in_config;
+        s.train.router_aux_loss = cases[i].coefficient;
+        rig_quiet = cases[i].words != NULL;
+        bool opened = rig_open(&r, &s);
+        rig_quiet = false;
+        ASSERT_EQm(cases[i].words, cases[i].words == NULL, opened);
+        ASSERT(r.model != NULL);
+        ASSERTm(qlora_last_error(r.ctx),
+                opened || strstr(qlora_last_error(r.ctx), cases[i].words) != NULL);
+        ASSERT(rig_close(&r, &s));
     }
     PASS();
 }
@@ -403,12 +528,19 @@ TEST ways_with_a_plain_shared_expert(const test_machine* machine) {
     return ways_give_the_same(machine, experts_glm);
 }
 
+TEST ways_with_balance(const test_machine* machine) {
+    return ways_give_the_same(machine, experts_balanced);
+}
+
 SUITE(experts_suite) {
     RUN_ON(TEST_CPU, routes);
     RUN_ON(TEST_CPU | TEST_ONE_GPU, ways_of_mixtral);
     RUN_ON(TEST_CPU | TEST_ONE_GPU, ways_with_a_shared_expert);
     RUN_ON(TEST_CPU | TEST_ONE_GPU, ways_with_a_plain_shared_expert);
     RUN_ON(TEST_ONE_GPU, sixteen_bits_of_experts);
+    RUN_ON(TEST_CPU | TEST_ONE_GPU, ways_with_balance);
+    RUN_ON(TEST_CPU | TEST_ONE_GPU, balance_of_a_step);
+    RUN_ON(TEST_CPU, balance_is_refused);
     RUN_ON(TEST_CPU, experts_refuse);
     RUN_ON(TEST_CPU, targets_of_experts);
 }

@@ -235,6 +235,187 @@ TEST bad_scores_are_seen_there(const test_machine* machine) {
     PASS();
 }
 
+// ---- the load of experts
+
+enum { LOAD_TOKENS = 131, LOAD_RANGES = 3, LOAD_LAYERS = 2, LOAD_SLOTS = 5 };
+
+// Sums of the host, or those of the device as they are read back.
+typedef struct loads {
+    float sums[LOAD_LAYERS * LOAD_SLOTS * MANY_EXPERTS];
+    int32_t counts[LOAD_LAYERS * LOAD_SLOTS * MANY_EXPERTS];
+    float weights[MANY_EXPERTS];
+    int32_t taken[MANY_EXPERTS];
+    float slopes[MANY_EXPERTS];
+    int32_t load[LOAD_LAYERS * MANY_EXPERTS];
+    float report[QLORA__LOADS];
+    float shares[2];
+    float total;
+} loads;
+
+static qlora_tensor loads_view(void* at, int64_t rows, int64_t cols, qlora_dtype type) {
+    qlora_tensor t;
+    memset(&t, 0, sizeof t);
+    t.data = at;
+    t.rows = rows;
+    t.cols = cols;
+    t.ld = cols;
+    t.dtype = type;
+    return t;
+}
+
+// The views of such a block in the memory of either.
+static qlora__balance loads_balance(loads* at) {
+    qlora__balance b;
+    memset(&b, 0, sizeof b);
+    b.layers = LOAD_LAYERS;
+    b.experts = MANY_EXPERTS;
+    b.chosen = MANY_CHOSEN;
+    b.ranges = LOAD_RANGES;
+    b.slots = LOAD_SLOTS;
+    b.sums = loads_view(at->sums, LOAD_LAYERS * LOAD_SLOTS, MANY_EXPERTS, QLORA_F32);
+    b.counts = loads_view(at->counts, LOAD_LAYERS * LOAD_SLOTS, MANY_EXPERTS, QLORA_I32);
+    b.weights = loads_view(at->weights, 1, MANY_EXPERTS, QLORA_F32);
+    b.taken = loads_view(at->taken, 1, MANY_EXPERTS, QLORA_I32);
+    b.slopes = loads_view(at->slopes, 1, MANY_EXPERTS, QLORA_F32);
+    b.load = loads_view(at->load, LOAD_LAYERS, MANY_EXPERTS, QLORA_I32);
+    b.report = loads_view(at->report, 1, QLORA__LOADS, QLORA_F32);
+    return b;
+}
+
+static void loads_start(loads* l) {
+    memset(l, 0, sizeof *l);
+    for (int i = 0; i < LOAD_LAYERS * LOAD_SLOTS * MANY_EXPERTS; i++) {
+        l->sums[i] = 1e9f; // of an earlier micro-batch: those in use are written
+        l->counts[i] = 1000;
+    }
+    for (int i = 0; i < LOAD_LAYERS * MANY_EXPERTS; i++) {
+        l->load[i] = i % 7; // of an earlier micro-batch
+    }
+    l->shares[0] = 0.75f;
+    l->shares[1] = 40.0f;
+    l->total = 0.5f;
+}
+
+// Two layers with the same scores, of which the second has half of the rows. The device also has
+// those that fill the first one up.
+static qlora_result loads_run(qlora_ctx* ctx, const qlora__route* made, loads* at) {
+    qlora__balance b = loads_balance(at);
+    qlora_tensor shares = loads_view(at->shares, 1, 2, QLORA_F32);
+    qlora_tensor total = loads_view(&at->total, 1, 1, QLORA_F32);
+    qlora__balance_use use = {&shares, &total, LOAD_RANGES};
+    for (int l = 0; l < LOAD_LAYERS; l++) {
+        qlora__route route = *made;
+        qlora__balance_tile tile = {&b, &route, l * LOAD_SLOTS, true};
+        route.rows = l > 0 ? MANY_TOKENS / 2 : made->bound == NULL ? LOAD_TOKENS : MANY_TOKENS;
+        if (made->bound == NULL) {
+            qlora__balance_ranges(&tile, 0, LOAD_RANGES);
+        } else {
+            QLORA__TRY(qlora__balance_count(ctx, &tile));
+        }
+    }
+    if (made->bound == NULL) {
+        qlora__balance_close_host(&b, &use);
+        qlora__balance_report_host(&b);
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__balance_close(ctx, &b, &use));
+    return qlora__balance_report(ctx, &b);
+}
+
+// On the device, where the pass begins at row 10 and has LOAD_TOKENS + 10 rows with tokens, and the
+// gradients of scores.
+static qlora_result loads_there(qlora_ctx* ctx, const many_device* given, many_routes* r,
+                                loads* out) {
+    many_device d = *given;
+    qlora_tensor scores = r->t;
+    qlora_tensor dz = r->t;
+    qlora__route route = r->route;
+    int32_t bound = LOAD_TOKENS + 10;
+    loads* at = (loads*)many_take(&d, sizeof *at);
+    QLORA__ENTER(ctx, "loads");
+    scores.data = many_take(&d, sizeof r->scores);
+    dz.data = many_take(&d, sizeof r->dz);
+    route.scores = &scores;
+    route.choice = (int32_t*)many_take(&d, sizeof r->choice);
+    route.place = (int32_t*)many_take(&d, sizeof r->place);
+    route.bound = (const int32_t*)many_take(&d, sizeof bound);
+    route.first = 10;
+    route.slopes = at->slopes;
+    void* dw = many_take(&d, sizeof r->dw);
+    bool ok = qlora__copy_in(ctx, at, out, sizeof *out) == QLORA_OK &&
+              qlora__copy_in(ctx, scores.data, r->scores, sizeof r->scores) == QLORA_OK &&
+              qlora__copy_in(ctx, route.choice, r->choice, sizeof r->choice) == QLORA_OK &&
+              qlora__copy_in(ctx, route.place, r->place, sizeof r->place) == QLORA_OK &&
+              qlora__copy_in(ctx, (void*)route.bound, &bound, sizeof bound) == QLORA_OK &&
+              qlora__copy_in(ctx, dw, r->dw, sizeof r->dw) == QLORA_OK &&
+              loads_run(ctx, &route, at) == QLORA_OK &&
+              qlora__routing_backward(ctx, &route, dw, &dz) == QLORA_OK &&
+              qlora__copy_out(ctx, out, at, sizeof *out) == QLORA_OK &&
+              qlora__copy_out(ctx, r->dz, dz.data, sizeof r->dz) == QLORA_OK;
+    return qlora__leave(ctx, ok ? QLORA_OK : QLORA_ERR_STATE);
+}
+
+static bool loads_near(const float* a, const float* b, int count) {
+    double most = 0.0;
+    for (int i = 0; i < count; i++) {
+        most = fabs((double)a[i]) > most ? fabs((double)a[i]) : most;
+    }
+    for (int i = 0; i < count; i++) {
+        if (!(fabs((double)a[i] - (double)b[i]) <= 3e-6 * most)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool loads_run_there(qlora_ctx* ctx, many_routes* r, loads* out) {
+    many_device d;
+    memset(&d, 0, sizeof d);
+    return qlora_tensor_create(ctx, QLORA_U8, 1, 1 << 20, &d.all) == QLORA_OK &&
+           loads_there(ctx, &d, r, out) == QLORA_OK &&
+           qlora_tensor_destroy(ctx, &d.all) == QLORA_OK;
+}
+
+// The load-balancing loss, its gradients and loads are those of the CPU; rows that fill a
+// micro-batch up do not count.
+TEST loads_agree(const test_machine* machine, qlora__router score, bool renormalise) {
+    static many_routes r;
+    static loads host;
+    static loads device;
+    static float dz[MANY_SCORES];
+    qlora_ctx* ctx = test_open(machine, NULL);
+    ASSERTm(test_open_reason(), ctx != NULL);
+    many_make(&r, score, renormalise, false);
+    qlora__route_rows(&r.route, 0, MANY_TOKENS);
+    qlora__route_sort(&r.route);
+    loads_start(&host);
+    loads_start(&device);
+    ASSERT_EQ(QLORA_OK, loads_run(ctx, &r.route, &host));
+    ASSERTm(qlora_last_error(ctx), loads_run_there(ctx, &r, &device));
+    ASSERT_MEM_EQ(host.taken, device.taken, sizeof host.taken);
+    ASSERT_MEM_EQ(host.load, device.load, sizeof host.load);
+    ASSERT(loads_near(host.slopes, device.slopes, MANY_EXPERTS));
+    ASSERT(loads_near(host.report, device.report, QLORA__LOADS));
+    ASSERT(fabs((double)host.total - (double)device.total) <= 1e-6 * (double)host.total);
+    qlora_tensor t = r.t;
+    qlora__route_back back = {&r.route, r.dw, &t};
+    t.data = dz;
+    r.route.slopes = host.slopes;
+    qlora__route_back_rows(&back, 0, LOAD_TOKENS);
+    r.route.slopes = NULL;
+    qlora__route_back_rows(&back, LOAD_TOKENS, MANY_TOKENS);
+    ASSERT(loads_near(dz, r.dz, MANY_SCORES));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+TEST balance_agrees(const test_machine* machine) {
+    CHECK_CALL(loads_agree(machine, QLORA__ROUTER_SOFTMAX, false));
+    CHECK_CALL(loads_agree(machine, QLORA__ROUTER_SOFTMAX, true));
+    CHECK_CALL(loads_agree(machine, QLORA__ROUTER_SOFTMAX_CHOSEN, false));
+    PASS();
+}
+
 // ---- products
 
 enum { GROUPS = 6, GROUP_ROWS = 2 + 131 + 64 + 3, GROUP_TILES = 16 };
@@ -466,6 +647,7 @@ TEST products_of_experts(const test_machine* machine) {
 
 SUITE(experts_gpu_suite) {
     RUN_ON(TEST_GPUS, routing_agrees);
+    RUN_ON(TEST_GPUS, balance_agrees);
     RUN_ON(TEST_GPUS, bad_scores_are_seen_there);
     RUN_ON(TEST_GPUS, products_of_experts);
 }

@@ -222,6 +222,12 @@ static void rig_family(qlora_model_config* c, qlora_family family) {
     }
 }
 
+// Whether the load-balancing loss is on, which routers with sigmoids do not have.
+static bool rig_balances(const variant* v) {
+    bool experts = strstr(v->name, "moe") != NULL || strstr(v->name, "mixtral_") != NULL;
+    return experts && v->family != QLORA_FAMILY_GLM4_MOE;
+}
+
 // With a tile, every layer is recomputed.
 static bool rig_open(rig* r, const variant* v, int64_t tile) {
     qlora_model_config c;
@@ -276,6 +282,7 @@ static bool rig_open(rig* r, const variant* v, int64_t tile) {
     static const int32_t token_rows[] = {20, 3, 28, 11};
     model.token_rows = token_rows;
     model.token_row_count = v->token_rows;
+    train.router_aux_loss = rig_balances(v) ? 0.25 : 0.0;
     if (qlora_ctx_create(&desc, &r->ctx) != QLORA_OK ||
         qlora_model_open(r->ctx, &model, &r->model) != QLORA_OK ||
         qlora_trainer_create(r->model, &train, &r->trainer) != QLORA_OK) {
@@ -329,19 +336,21 @@ static qlora_result parameters_moved(rig* r) {
 static double loss_at(rig* r) {
     qlora_model* m = r->model;
     qlora_trainer* t = r->trainer;
-    qlora_tensor totals = qlora__window(&m->totals, 1, 3, 3);
+    qlora_tensor totals = qlora__window(&m->totals, 1, 4, 3);
     t->counts.labels = r->total;
+    ((double*)m->totals.data)[3] = 0.0;
     if (parameters_moved(r) != QLORA_OK || qlora__micro_send(t, &r->batch) != QLORA_OK ||
         qlora__tensor_zero(r->ctx, &totals) != QLORA_OK) {
         return (double)NAN;
     }
     qlora__pass pass = qlora__pass_of(m, t->micro.rows, true);
     if (qlora__forward(&pass) != QLORA_OK ||
-        qlora__head(&pass, t->micro.chunks, &totals, false) != QLORA_OK) {
+        qlora__head(&pass, t->micro.chunks, &totals, false) != QLORA_OK ||
+        (qlora__balances(m) && qlora__balance_turn(&pass) != QLORA_OK)) {
         return (double)NAN;
     }
     const double* sums = (const double*)totals.data;
-    return (sums[0] + sums[1]) / r->total;
+    return (sums[0] + sums[1]) / r->total + m->router_aux_loss * ((double*)m->totals.data)[3];
 }
 
 // Checks some elements of one tensor; the limit is 1e-5 of the largest of them, plus 1e-9.

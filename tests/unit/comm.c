@@ -180,7 +180,9 @@ static bool comm_same(const comm_job* a, const comm_job* b) {
         if (memcmp(&x->loss, &y->loss, sizeof x->loss) != 0 || x->tokens != y->tokens ||
             memcmp(&x->grad_norm, &y->grad_norm, sizeof x->grad_norm) != 0 ||
             memcmp(&x->rewards_chosen, &y->rewards_chosen, sizeof x->rewards_chosen) != 0 ||
-            memcmp(&x->kl_raw, &y->kl_raw, sizeof x->kl_raw) != 0 || x->labels < y->labels ||
+            memcmp(&x->kl_raw, &y->kl_raw, sizeof x->kl_raw) != 0 ||
+            memcmp(&x->router_aux_loss, &y->router_aux_loss, sizeof x->router_aux_loss) != 0 ||
+            x->labels < y->labels ||
             x->labels > y->labels || x->step != y->step) {
             fprintf(stderr, "step %d: loss %.17g and %.17g, norm %.9g and %.9g\n", step, x->loss,
                     y->loss, (double)x->grad_norm, (double)y->grad_norm);
@@ -224,14 +226,29 @@ TEST any_world_gives_the_same_bits(void) {
     PASS();
 }
 
-// The sums of preferences follow the same tree.
+// A mixture of experts with the load-balancing loss.
+static void comm_experts(setup* s) {
+    s->config.family = QLORA_FAMILY_QWEN3_MOE;
+    s->config.experts = 5;
+    s->config.experts_per_token = 2;
+    s->config.expert_intermediate = 24;
+    s->model.dropout = 0.0f;
+    s->train.router_aux_loss = 0.3;
+}
+
+// The sums of preferences follow the same tree, and so does the load-balancing loss.
 TEST any_world_gives_the_same_preferences(void) {
-    static const qlora_method methods[] = {QLORA_METHOD_DPO, QLORA_METHOD_KTO};
+    static const qlora_method methods[] = {QLORA_METHOD_DPO, QLORA_METHOD_KTO, QLORA_METHOD_SFT,
+                                           QLORA_METHOD_DPO, QLORA_METHOD_KTO};
+    enum { METHODS = sizeof methods / sizeof methods[0], PLAIN = 2 };
     comm_job* one = comm_jobs();
     comm_job* jobs = comm_jobs();
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < METHODS; i++) {
         comm_job what = comm_what();
         comm_post post;
+        if (i >= PLAIN) {
+            comm_experts(&what.s);
+        }
         what.s.train.method = methods[i];
         what.s.model.train_norms = false;
         what.to = 2;
@@ -247,6 +264,7 @@ TEST any_world_gives_the_same_preferences(void) {
             ASSERT(comm_same(&one[0], &jobs[k]));
         }
         ASSERT(one[0].info[1].accuracy >= 0.0 && one[0].info[1].loss > 0.0);
+        ASSERT((one[0].info[1].router_aux_loss > 1.0) == (i >= PLAIN));
         comm_free(one);
         comm_free(jobs);
     }

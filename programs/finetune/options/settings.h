@@ -177,6 +177,7 @@ static bool setting_written(const option_set* set, const option* row, settings_p
         (strcmp(row->name, "method") == 0 && method_of(o->method.kind) == &method_rows[0]) ||
         (strcmp(row->name, "save-modules") == 0 && o->adapter.save_modules == 0) ||
         (strcmp(row->name, "neftune") == 0 && o->training.neftune == 0.0) ||
+        (strcmp(row->name, "router-aux-loss") == 0 && o->training.router_aux_loss == 0.0) ||
         (strcmp(row->name, "head") == 0 && o->model.head == QLORA_HEAD_FULL) ||
         (strcmp(row->name, "optimizer") == 0 && o->optimizer.kind == QLORA_OPTIMIZER_ADAMW);
     bool fixed = !usual && setting_used(o, row);

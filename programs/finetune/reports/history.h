@@ -17,7 +17,20 @@ static const struct {
                          {"rewards_rejected", "train/rewards/rejected"},
                          {"margins", "train/rewards/margins"},
                          {"accuracy", "train/rewards/accuracies"},
-                         {"eval_accuracy", "eval/rewards/accuracies"}};
+                         {"eval_accuracy", "eval/rewards/accuracies"},
+                         {"router_aux_loss", "train/aux_loss"},
+                         {"load_least", "train/load/least"},
+                         {"load_most", "train/load/most"},
+                         {"load_entropy", "train/load/entropy"}};
+
+// Whether a run measures a value.
+static bool trace_measured(const app* a, int which) {
+    bool preferences = method_of(a->o.method.kind)->preferences;
+    return which < TRACE_CHOSEN             ? true
+           : which <= TRACE_EVAL_ACCURACY   ? preferences
+           : which == TRACE_ROUTER_AUX_LOSS ? a->o.training.router_aux_loss > 0.0
+                                            : a->config.experts > 0;
+}
 
 static point point_none(int64_t step) {
     point p;

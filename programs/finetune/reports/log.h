@@ -24,6 +24,11 @@ static void log_step(app* a, const point* p, const qlora_train_info* info) {
             put_number(&line, trace_names[i].name, p->values[i], "%.9g");
         }
     }
+    for (int i = TRACE_ROUTER_AUX_LOSS; i < TRACES; i++) {
+        if (trace_measured(a, i)) {
+            put_number(&line, trace_names[i].name, p->values[i], "%.9g");
+        }
+    }
     for (int i = 0; i < METHOD_NUMBERS && method->numbers[i].name != NULL; i++) {
         const method_number* number = &method->numbers[i];
         put_number(&line, number->name, method_number_at(info, number), "%.9g");
@@ -247,11 +252,13 @@ static bool log_trim(app* a) {
 
 // ---- log.csv ----
 
-static void csv_line(int columns, const point* p, blob* out) {
+static void csv_line(const app* a, const point* p, blob* out) {
     put(out, "%lld", (long long)p->step);
-    for (int i = 0; i < columns; i++) {
-        put(out, ",");
-        if (known(p->values[i])) { // otherwise an empty field
+    for (int i = 0; i < TRACES; i++) {
+        if (trace_measured(a, i)) {
+            put(out, ",");
+        }
+        if (trace_measured(a, i) && known(p->values[i])) { // otherwise an empty field
             put(out, "%.9g", p->values[i]);
         }
     }
@@ -266,10 +273,11 @@ static bool csv_write(app* a) {
     memset(&out, 0, sizeof out);
     bool ok = file_read(a, a->folder.log.path, &text);
     const char* end = text.data != NULL ? text.data + text.count : NULL;
-    int columns = method_of(a->o.method.kind)->preferences ? TRACES : TRACE_CHOSEN;
     put(&out, "step");
-    for (int i = 0; i < columns; i++) {
-        put(&out, ",%s", trace_names[i].name);
+    for (int i = 0; i < TRACES; i++) {
+        if (trace_measured(a, i)) {
+            put(&out, ",%s", trace_names[i].name);
+        }
     }
     put(&out, "\n");
     for (const char* line = text.data; ok && line < end;) {
@@ -279,7 +287,7 @@ static bool csv_write(app* a) {
             break;
         }
         if (log_samples_at(line, stop) == NULL && log_point(line, stop, 0, &p)) {
-            csv_line(columns, &p, &out);
+            csv_line(a, &p, &out);
         }
         line = stop + 1;
     }

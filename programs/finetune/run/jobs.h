@@ -284,6 +284,7 @@ static bool job_check(const options* o, char error[1024]) {
                 {"train-norms", o->adapter.train_norms},
                 {"dropout", o->adapter.dropout > 0.0},
                 {"neftune", o->training.neftune > 0.0},
+                {"router-aux-loss", o->training.router_aux_loss > 0.0},
                 {"mode fp8", o->model.mode == QLORA_MODE_FP8},
                 {"ranks", o->machine.ranks > 1},
                 {"demo", o->demo},

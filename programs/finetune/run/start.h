@@ -117,6 +117,28 @@ static bool context_open(app* a) {
     return true;
 }
 
+// The library refuses this when the weights have been loaded.
+static bool balance_check(app* a) {
+    double factor = a->o.training.router_aux_loss;
+    if (a->o.eval.only) {
+        return true;
+    }
+    if (factor > 0.0 && (a->config.experts == 0 || a->config.family == QLORA_FAMILY_GLM4_MOE)) {
+        return error_set(a->error, "--router-aux-loss is %g, but %s", factor,
+                         a->config.experts == 0 ? "the model has no experts"
+                                                : "the routers of this family have sigmoids, for "
+                                                  "which there is no load-balancing loss");
+    }
+    if (a->config.router_loss && a->config.family != QLORA_FAMILY_GLM4_MOE &&
+        !(factor > 0.0 || factor < 0.0)) {
+        return error_set(a->error,
+                         "config.json has output_router_logits, with which transformers adds a "
+                         "load-balancing loss; give its router_aux_loss_coef with "
+                         "--router-aux-loss, or --router-aux-loss -1 for none");
+    }
+    return true;
+}
+
 static bool model_describe(app* a) {
     const options* o = &a->o;
     qlora_model_desc* d = &a->model_desc;
@@ -133,6 +155,9 @@ static bool model_describe(app* a) {
             return false;
         }
         a->o.adapter.experts = a->config.experts > 0;
+    }
+    if (!balance_check(a)) {
+        return false;
     }
     d->seed = (uint64_t)o->training.seed;
     d->base = (qlora_base_format)o->model.base;
@@ -198,6 +223,7 @@ static void train_describe(app* a) {
     memset(d->lr_factors, 0, sizeof d->lr_factors);
     (void)lr_factors_read(o->optimizer.lr_factors, d->lr_factors); // it was checked
     d->neftune = o->training.neftune;
+    d->router_aux_loss = o->training.router_aux_loss;
 }
 
 // The length that --length max has chosen for the run in --out; false if there is no such run.

@@ -108,6 +108,10 @@ enum {
     TRACE_MARGINS,
     TRACE_ACCURACY,
     TRACE_EVAL_ACCURACY,
+    TRACE_ROUTER_AUX_LOSS, // --router-aux-loss
+    TRACE_LOAD_LEAST,      // from here on: models with experts
+    TRACE_LOAD_MOST,
+    TRACE_LOAD_ENTROPY,
     TRACES
 };
 

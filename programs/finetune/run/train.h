@@ -489,6 +489,14 @@ static void step_record(app* a, const qlora_train_info* info, double seconds) {
         p.values[TRACE_MARGINS] = info->margins;
         p.values[TRACE_ACCURACY] = info->accuracy;
     }
+    if (trace_measured(a, TRACE_ROUTER_AUX_LOSS)) {
+        p.values[TRACE_ROUTER_AUX_LOSS] = info->router_aux_loss;
+    }
+    if (trace_measured(a, TRACE_LOAD_LEAST)) {
+        p.values[TRACE_LOAD_LEAST] = info->load_least;
+        p.values[TRACE_LOAD_MOST] = info->load_most;
+        p.values[TRACE_LOAD_ENTROPY] = info->load_entropy;
+    }
     a->progress.pace =
         a->progress.pace > 0.0 ? a->progress.pace + 0.1 * (seconds - a->progress.pace) : seconds;
     a->progress.step = info->step;

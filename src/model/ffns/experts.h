@@ -50,8 +50,9 @@ static qlora_result qlora__experts_backward(const qlora__pass* pass, qlora_math 
 
 // The choice of a pass, from the scores in kept.scores.
 static qlora__route qlora__experts_route(const qlora__pass* pass, const qlora__layer* layer) {
-    const qlora_model_config* c = &pass->m->plan.config;
-    const qlora__routed_work* w = &pass->m->work.experts;
+    const qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__routed_work* w = &m->work.experts;
     qlora__route r;
     memset(&r, 0, sizeof r);
     r.rule.score = layer->layout->experts->score;
@@ -69,6 +70,12 @@ static qlora__route qlora__experts_route(const qlora__pass* pass, const qlora__l
     r.place = (int32_t*)w->place.data;
     r.tokens = (int32_t*)w->tokens.data;
     r.starts = (int32_t*)w->starts.data;
+    r.first = pass->row;
+    if (QLORA__TRAINS && pass->training && w->balance.layers > 0) {
+        const qlora_tensor* ends = pass->gathered ? &m->batch.starts : &m->batch.seqs;
+        r.bound = (const int32_t*)ends->data + m->plan.max_sequences;
+        r.slopes = m->router_aux_loss > 0.0 ? (const QLORA__REAL*)w->balance.slopes.data : NULL;
+    }
     return r;
 }
 

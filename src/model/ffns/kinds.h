@@ -13,6 +13,8 @@ typedef struct qlora__ffn_kind {
     // That of kept.gu -> that of the residual stream, of which the branch reads `h`.
     qlora_result (*in_backward)(const qlora__pass* pass, qlora__layer* layer,
                                 const qlora_tensor* h);
+    // After `in` of a training pass: what the backward pass must know of all layers; NULL = nothing.
+    qlora_result (*note)(const qlora__pass* pass, const qlora__layer* layer);
 #ifndef QLORA_NO_CUDA
     // In a step on the device, from x to the input of down in s.
     qlora_result (*step)(const qlora_model* m, const qlora__layer* layer);
@@ -28,19 +30,20 @@ static qlora_result qlora__stack_in_backward(const qlora__pass* pass, qlora__lay
 // Indexed by qlora__ffn.
 static const qlora__ffn_kind qlora__ffn_kinds[] = {
     {qlora__gated_in, qlora__gated_out, QLORA__TRAINS ? qlora__gated_out_backward : NULL,
-     QLORA__TRAINS ? qlora__stack_in_backward : NULL,
+     QLORA__TRAINS ? qlora__stack_in_backward : NULL, NULL,
 #ifndef QLORA_NO_CUDA
      QLORA__GENERATES ? qlora__gated_step : NULL
 #endif
     },
     {qlora__plain_in, qlora__plain_out, QLORA__TRAINS ? qlora__plain_out_backward : NULL,
-     QLORA__TRAINS ? qlora__stack_in_backward : NULL,
+     QLORA__TRAINS ? qlora__stack_in_backward : NULL, NULL,
 #ifndef QLORA_NO_CUDA
      QLORA__GENERATES ? qlora__plain_step : NULL
 #endif
     },
     {qlora__experts_in, qlora__experts_out, QLORA__TRAINS ? qlora__experts_out_backward : NULL,
      QLORA__TRAINS ? qlora__experts_in_backward : NULL,
+     QLORA__TRAINS ? qlora__balance_note : NULL,
 #ifndef QLORA_NO_CUDA
      NULL
 #endif

@@ -120,6 +120,28 @@ static qlora_dtype qlora__routing_type(const qlora_model* m) {
     return m->on_gpu ? QLORA_F32 : m->compute;
 }
 
+// Sums of choices and probabilities.
+static void qlora__balance_work(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__balance* b = &m->work.experts.balance;
+    int64_t some = qlora__tile_rows(m);
+    memset(b, 0, sizeof *b);
+    for (int64_t l = 0; l < c->layers; l++) {
+        b->layers += m->layers[l].experts != NULL ? 1 : 0;
+    }
+    b->experts = c->experts;
+    b->chosen = c->experts_per_token;
+    b->ranges = qlora__min(qlora__ceil_div(some, QLORA__BALANCE_ROWS), QLORA__BALANCE_RANGES);
+    b->slots = b->ranges * qlora__ceil_div(m->plan.tokens, some);
+    qlora__arena_tensor(arena, QLORA_F32, b->layers * b->slots, c->experts, &b->sums);
+    qlora__arena_tensor(arena, QLORA_I32, b->layers * b->slots, c->experts, &b->counts);
+    qlora__arena_tensor(arena, QLORA_F32, 1, c->experts, &b->weights);
+    qlora__arena_tensor(arena, QLORA_I32, 1, c->experts, &b->taken);
+    qlora__arena_tensor(arena, QLORA_F32, 1, c->experts, &b->slopes);
+    qlora__arena_tensor(arena, QLORA_I32, b->layers, c->experts, &b->load);
+    qlora__arena_tensor(arena, QLORA_F32, 1, QLORA__LOADS, &b->report);
+}
+
 static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     qlora__routed_work* w = &m->work.experts;
@@ -141,6 +163,7 @@ static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
     if (qlora__trains(m)) {
         qlora__arena_tensor(arena, type, 1, routed, &w->dw);
         qlora__arena_tensor(arena, m->compute, some, 1 + pad, &w->d_gate);
+        qlora__balance_work(arena, m);
     }
     if (!m->on_gpu) {
         qlora__arena_tensor(arena, m->compute, some, c->hidden + pad, &w->x);
@@ -233,9 +256,6 @@ static const char* qlora__experts_refuse(const qlora_model* m) {
            : qlora__has_several(m) ? "has experts, without support for several adapters"
            : m->dora               ? "has experts, without support for DoRA"
            : qlora__experts_fp8(m) ? "has experts, without support for FP8"
-           : qlora__trains(m) && m->plan.config.router_loss
-               ? "has output_router_logits in its config, with which transformers adds a "
-                 "load-balancing loss; that is not supported, so set it to false"
            : qlora__experts_drop(m)
                ? "has experts, without support for dropout on experts, as in PEFT, on the router "
                  "and on MLPs that PEFT names as parameters; set desc.dropout to 0"
@@ -273,8 +293,8 @@ static void qlora__plain_cost(const qlora_model* m, const qlora__layer* layer,
 }
 
 // A token uses some of the experts; the products dequantise those that any token uses, counted here
-// as all, in every pass. The outputs of those that it uses are read once more, for their sum, and so
-// are the gradients of their inputs.
+// as all, in every pass. The outputs of those that it uses are read once more, for their sum, and
+// so are the gradients of their inputs.
 static void qlora__experts_cost(const qlora_model* m, const qlora__layer* layer,
                                 qlora__part_cost* out) {
     const qlora_model_config* c = &m->plan.config;
