@@ -33972,7 +33972,7 @@ typedef struct qlora__route {
     qlora__route_rule rule;
     int64_t rows;
     const qlora_tensor* scores; // [rows, experts]
-    int32_t* choice;            // [rows, chosen], the best first
+    int32_t* choice;            // [rows, chosen], the best first; on a GPU, ascending
     QLORA__REAL* weights;       // [rows, chosen]
     int32_t* place;             // [rows, chosen]: the row after sorting
     int32_t* tokens;            // [rows * chosen]: the token of such a row
@@ -34313,9 +34313,14 @@ static int64_t qlora__expert_height(int64_t used) {
     return (used + 63) / 64 * 64;
 }
 
-#ifndef QLORA_NO_CUDA
-
 #define QLORA__GROUPED_TILE 128 // rows, at most; TILE_ROWS in kernels/experts
+
+// Tiles of `rows` rows that there can be: each expert may have one that is not full.
+static int64_t qlora__grouped_tiles(int64_t experts, int64_t rows) {
+    return rows / QLORA__GROUPED_TILE + qlora__min(experts, rows);
+}
+
+#ifndef QLORA_NO_CUDA
 
 // The rows of the experts of a layer.
 typedef struct qlora__groups {
@@ -34359,11 +34364,6 @@ typedef struct qlora__grouped_wide {
     int32_t flags;
 } qlora__grouped_wide;
 
-// Tiles of rows that there can be: each expert may have one that is not full.
-static int64_t qlora__grouped_tiles(const qlora__groups* g) {
-    return g->rows / QLORA__GROUPED_TILE + qlora__min(g->experts, g->rows);
-}
-
 static bool qlora__grouped_aligned(const qlora_tensor* t) {
     return (uintptr_t)t->data % 16 == 0 && t->ld % 8 == 0 && t->batch_stride % 8 == 0;
 }
@@ -34394,8 +34394,8 @@ static qlora_result qlora__grouped_warpgroups(qlora_ctx* ctx, const qlora__group
     args.flags = c->cols % 8 == 0 && c->ld % 8 == 0 && (uintptr_t)c->data % 16 == 0 ? 2 : 0;
     qlora__tensor_map maps[2];
     QLORA__TRY(qlora__tensor_map_make(ctx, a->data, g->rows, a->cols, a->ld, 128, &maps[0]));
-    QLORA__TRY(qlora__tensor_map_make(ctx, b->data, g->experts * args.apart, b->cols, b->ld,
-                                      turned ? 256 : 64, &maps[1]));
+    QLORA__TRY(qlora__tensor_map_make(ctx, b->data, (g->experts - 1) * args.apart + b->rows,
+                                      b->cols, b->ld, turned ? 256 : 64, &maps[1]));
     void* all[] = {qlora__tensor_map_place(&maps[0]), qlora__tensor_map_place(&maps[1]), &args};
     qlora__kernel_id kernel = turned ? QLORA__K_grouped_wg_nt : QLORA__K_grouped_wg_nn;
     return qlora__launch(ctx, kernel, ctx->gpu->sm_count, 1, 1, QLORA__WARPGROUP_THREADS,
@@ -34428,7 +34428,7 @@ static qlora_result qlora__grouped_rows(qlora_ctx* ctx, const qlora__groups* g, 
     if (c->cols == 0 || g->rows == 0) {
         return QLORA_OK;
     }
-    int64_t tiles = qlora__grouped_tiles(g);
+    int64_t tiles = qlora__grouped_tiles(g->experts, g->rows);
     void* all[] = {&args};
     if (!qlora__grouped_takes_tensor_cores(ctx, a, b)) {
         return qlora__launch(
@@ -34467,9 +34467,10 @@ static qlora_result qlora__grouped_few_sums(qlora_ctx* ctx, const qlora__groups*
 }
 
 // Whether sums with A as narrow as a rank can read rows of B by a list.
-static bool qlora__grouped_takes_list(const qlora_ctx* ctx, int64_t rank, const qlora_tensor* b) {
-    return b->dtype == QLORA_BF16 && qlora__gpu_takes(ctx, 80) && qlora__grouped_aligned(b) &&
-           rank % 8 == 0 && rank <= QLORA__GROUPED_FEW && b->cols > rank;
+static bool qlora__grouped_takes_list(const qlora_ctx* ctx, const qlora_tensor* a,
+                                      const qlora_tensor* b) {
+    return qlora__grouped_takes_tensor_cores(ctx, a, b) && a->cols <= QLORA__GROUPED_FEW &&
+           b->cols > a->cols;
 }
 
 // c: f32 [M,N] of the first expert, a batch of them. With a list, row i of B is its row list[i],
@@ -34495,7 +34496,7 @@ static qlora_result qlora__grouped_sums(qlora_ctx* ctx, const qlora__groups* g, 
     args.beta = 1.0f;
     void* all[] = {&args};
     bool tensor = qlora__grouped_takes_tensor_cores(ctx, a, b);
-    QLORA_ASSERT(list == NULL || (tensor && qlora__grouped_takes_list(ctx, c->rows, b)));
+    QLORA_ASSERT(list == NULL || qlora__grouped_takes_list(ctx, a, b));
     if (tensor && qlora__min(c->rows, c->cols) <= QLORA__GROUPED_FEW) {
         return qlora__grouped_few_sums(ctx, g, c->rows, c->cols, all);
     }
@@ -34631,9 +34632,19 @@ static qlora_result qlora__experts_place(qlora_ctx* ctx, const qlora__groups* g,
 // What ops/experts.h has for the CPU: the choice, its gradient, and what is done with rows that are
 // sorted by expert. Nothing waits for the device: how many rows an expert has is read there.
 
-#ifndef QLORA_NO_CUDA
-
 #define QLORA__ROUTING_CHUNK 256 // choices of a block; CHUNK in kernels/experts/routing.cu
+
+// Blocks of choices.
+static int64_t qlora__routing_chunks(int64_t choices) {
+    return qlora__ceil_div(choices, QLORA__ROUTING_CHUNK);
+}
+
+// Words of the list of tiles.
+static int64_t qlora__routing_tiles(int64_t experts, int64_t choices) {
+    return 1 + 2 * qlora__grouped_tiles(experts, choices);
+}
+
+#ifndef QLORA_NO_CUDA
 
 #define QLORA__ROUTED_GATHERED 8 // rows of a block; GATHERED in kernels/experts/routed.cuh
 
@@ -34669,17 +34680,6 @@ typedef struct qlora__routing {
     int32_t* counts;
     int32_t* tiles;
 } qlora__routing;
-
-// Blocks of choices.
-static int64_t qlora__routing_chunks(int64_t choices) {
-    return qlora__ceil_div(choices, QLORA__ROUTING_CHUNK);
-}
-
-// Words of the list of tiles.
-static int64_t qlora__routing_tiles(int64_t experts, int64_t choices) {
-    qlora__groups g = {NULL, NULL, experts, choices};
-    return 1 + 2 * qlora__grouped_tiles(&g);
-}
 
 // The scores of r, in f32 -> its choice, place, tokens and starts, and what w has.
 static qlora_result qlora__routing_choose(qlora_ctx* ctx, qlora__route* r, qlora__routing* w) {
@@ -35145,10 +35145,9 @@ static qlora_result qlora__gated_tiles(qlora_ctx* ctx, const qlora__gated* g) {
     int32_t ldd = (int32_t)g->dh->ld;
     int32_t ld = (int32_t)g->gate->ld;
     int32_t up = (int32_t)(((char*)g->up->data - (char*)gate) / 2);
-    void* args[] = {&dh,   &ldd,    &gate,    &ld,      &up,   &rows,   &cols,
-                    &each, &z[0],   &ldz[0],  &rank[0], &z[1], &ldz[1], &rank[1],
-                    &z[2], &ldz[2], &rank[2], &parts,   &gelu, &most,   &a,
-                    &lda};
+    void* args[] = {&dh,      &ldd,    &gate,    &ld,   &up,     &rows,    &cols, &each,
+                    &z[0],    &ldz[0], &rank[0], &z[1], &ldz[1], &rank[1], &z[2], &ldz[2],
+                    &rank[2], &parts,  &gelu,    &most, &a,      &lda};
     return qlora__launch(ctx, QLORA__K_gated_backward, qlora__ceil_div(cols, QLORA__GATED_STRIP),
                          qlora__ceil_div(rows, each), 1, 256,
                          g->a != NULL ? QLORA__GATED_SHARED : QLORA__GATED_RING, args);
@@ -39156,7 +39155,7 @@ static bool qlora__has_own_d_out(const qlora_model* m) {
 // Whether decoding reads the codes of a weight as they are stored, with its scales as f32.
 static bool qlora__streams(const qlora_model* m, const qlora__projection* p) {
     int64_t block = p->nf4_desc.block != 0 ? p->nf4_desc.block : QLORA__STREAM_STEP;
-    return qlora__on_cpu(m->ctx) && m->ctx->cpu->stream != NULL && m->desc.generate_tokens > 0 &&
+    return !m->on_gpu && m->ctx->cpu->stream != NULL && m->desc.generate_tokens > 0 &&
            p->in % QLORA__STREAM_STEP == 0 && block % QLORA__STREAM_STEP == 0;
 }
 
@@ -39826,10 +39825,8 @@ static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
                             &w->ds);
         return;
     }
-#ifndef QLORA_NO_CUDA
     qlora__arena_tensor(arena, QLORA_I32, qlora__routing_chunks(routed), c->experts, &w->counts);
     qlora__arena_tensor(arena, QLORA_I32, 1, qlora__routing_tiles(c->experts, routed), &w->tiles);
-#endif
 }
 
 // Elements of the operands of all experts of a layer: into their activation (0), or out of it (1).
@@ -39948,9 +39945,9 @@ static void qlora__plain_cost(const qlora_model* m, const qlora__layer* layer,
     qlora__mlp_cost(m, layer, 1.0, out);
 }
 
-// A token uses some of the experts; the products dequantise all of them, in every pass. The outputs
-// of those that it uses are read once more, for their sum, and so are the gradients of their
-// inputs.
+// A token uses some of the experts; the products dequantise those that any token uses, counted here
+// as all, in every pass. The outputs of those that it uses are read once more, for their sum, and
+// so are the gradients of their inputs.
 static void qlora__experts_cost(const qlora_model* m, const qlora__layer* layer,
                                 qlora__part_cost* out) {
     const qlora_model_config* c = &m->plan.config;
@@ -46812,7 +46809,7 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     }
     *has = false;
     if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m) || qlora__norms_mean(m) ||
-        qlora__stands_beside(m) || qlora__ffn_plan_of(layer)->adds) {
+        qlora__stands_beside(m) || (branch == QLORA__MLP && qlora__ffn_plan_of(layer)->adds)) {
         return QLORA_OK;
     }
     unsigned which = qlora__gradients_left(pass, layer, qlora__branches[branch].in);
@@ -48366,7 +48363,7 @@ static qlora_result qlora__gated_activation_backward(const qlora__pass* pass,
 static bool qlora__ds_lacks_share(const qlora__pass* pass, const qlora__layer* layer,
                                   const qlora__stack* down) {
     int64_t ranks[3];
-    return QLORA__GATED_SHARE && down->linear.fp8 != NULL &&
+    return QLORA__GATED_SHARE && down->linear.fp8 != NULL && qlora__ffn_sums(pass->m, layer) &&
            qlora__gated_ranks(pass->m, layer, ranks) && ranks[2] > 0;
 }
 
@@ -48464,7 +48461,7 @@ static qlora_result qlora__gated_out_run(const qlora__pass* pass, qlora__layer* 
         QLORA__TRY(
             qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded, &ds));
     }
-    if (qlora__gated_sums(m, layer)) {
+    if (qlora__ffn_sums(m, layer)) { // not beside experts
         QLORA__TRY(qlora__gated_fused_backward(pass, layer, &stack, &ds, &dy));
     } else if (qlora__u_comes(pass, layer)) {
         qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
@@ -48980,7 +48977,7 @@ static qlora_result qlora__balance_turn(const qlora__pass* pass) {
 typedef struct qlora__expert_stack {
     qlora__groups groups;
     const qlora_linear_part* part; // of the first expert
-    qlora_tensor operand;          // [out + pad, in + pad], a batch
+    qlora_tensor operand;          // [qlora__expert_height, in + pad], a batch
     int64_t in;
     int64_t out;
     int64_t rank;
@@ -49109,19 +49106,39 @@ static qlora_result qlora__device_choose(const qlora__pass* pass, const qlora__l
     return qlora__routing_choose(pass->ctx, route, &own);
 }
 
-// The scores, in f32. A router with an adapter or with codes has them in the type of x first.
+// Adds what the adapter of the router has to the scores.
+static qlora_result qlora__device_scores_add(const qlora__pass* pass, const qlora_linear_desc* own,
+                                             const qlora_tensor* scores) {
+    const qlora_model* m = pass->m;
+    int64_t pad = qlora_linear_pad(own);
+    qlora_tensor from = qlora__local(pass, &m->work.x, 0, own->in);
+    qlora_tensor x = qlora__window(&m->work.experts.x, pass->rows, 0, own->in + pad);
+    qlora_tensor inner = qlora__window(&x, pass->rows, 0, own->in);
+    qlora_tensor z = qlora__window(&x, pass->rows, own->in, own->parts[0].rank);
+    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &from, &inner));
+    QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
+    qlora_result r = qlora__linear_z(pass->ctx, m->math, own, &x, &inner);
+    if (r == QLORA_OK) {
+        r = qlora__linear_gemm(pass->ctx, m->math, QLORA__LINEAR_FORWARD, 1.0f, 1.0f, &z,
+                               own->parts[0].sb, scores);
+    }
+    return qlora__leave(pass->ctx, r);
+}
+
+// The scores, in f32. A router with codes has them in the type of x first.
 static qlora_result qlora__device_scores(const qlora__pass* pass, const qlora__layer* layer) {
     const qlora_model* m = pass->m;
     qlora_linear_desc own = qlora__experts_linear(pass, &layer->experts->router);
     qlora_tensor scores = qlora__window(&layer->kept.scores, pass->rows, 0, m->plan.config.experts);
-    if (own.parts[0].dense != NULL && own.parts[0].rank == 0) {
-        qlora_tensor x = qlora__local(pass, &m->work.x, 0, own.in);
-        return qlora__linear_gemm(pass->ctx, m->math, QLORA__LINEAR_FORWARD, 1.0f, 0.0f, &x,
-                                  own.parts[0].dense, &scores);
+    if (own.parts[0].dense == NULL) {
+        qlora_tensor narrow = qlora__window(&m->work.experts.dz, pass->rows, 0, scores.cols);
+        QLORA__TRY(qlora__experts_all_rows(pass, &own, &narrow));
+        return qlora__cast(pass->ctx, &narrow, &scores);
     }
-    qlora_tensor narrow = qlora__window(&m->work.experts.dz, pass->rows, 0, scores.cols);
-    QLORA__TRY(qlora__experts_all_rows(pass, &own, &narrow));
-    return qlora__cast(pass->ctx, &narrow, &scores);
+    qlora_tensor x = qlora__local(pass, &m->work.x, 0, own.in);
+    QLORA__TRY(qlora__linear_gemm(pass->ctx, m->math, QLORA__LINEAR_FORWARD, 1.0f, 0.0f, &x,
+                                  own.parts[0].dense, &scores));
+    return own.parts[0].rank > 0 ? qlora__device_scores_add(pass, &own, &scores) : QLORA_OK;
 }
 
 // ---- forward ------------------------------------------------------------------------------------
@@ -49288,7 +49305,8 @@ static qlora_result qlora__device_experts_dx(const qlora__pass* pass, qlora__lay
     qlora_tensor x = qlora__window(&w->x, rows, 0, stack.in);
     qlora_tensor dy = qlora__window(&layer->kept.routed, rows, 0, stack.out);
     if (stack.rank > 0) {
-        bool listed = qlora__grouped_takes_list(pass->ctx, stack.rank, inputs);
+        qlora_tensor u = qlora__window(&dy, rows, stack.out, stack.rank);
+        bool listed = qlora__grouped_takes_list(pass->ctx, &u, inputs);
         qlora_tensor z = qlora__window(&layer->kept.routed_z, rows, 0, stack.pad);
         if (!listed) {
             QLORA__TRY(qlora__routed_gather(pass->ctx, inputs, route.tokens, &x));
@@ -49834,7 +49852,8 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
 // The main stream uses some memory for one thing after another (qlora__layout_x and _overlaid):
 //
 //   x, while the head begins | gradients of its rows, until dh is there | x
-//   rows and logits of the head | s for the MLP, d_o for attention, operand, delta, dh and others
+//   rows and logits of the head | operands and rows of experts (ffns/plans.h) | s for the MLP, d_o
+//   for attention, operand, delta, dh and others
 
 // Recomputes the activations after attention: everything except down_proj, unless the backward pass
 // of a norm needs its output.
@@ -63228,4 +63247,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end cb6a5972b9703dbd
+//@@ end 3b9af63295b68c60

@@ -25,6 +25,9 @@ template <class T> __device__ __forceinline__ void grouped_sums(const grouped& g
     int32_t expert = (int32_t)blockIdx.z;
     int32_t first = g.starts[expert];
     int32_t rows = g.starts[expert + 1] - first;
+    if (rows == 0) { // C_e + 0
+        return;
+    }
     tiled<T, 4>((int32_t)blockIdx.x * 64, (int32_t)blockIdx.y * 64, 0,
                 grouped_from<T>(g.A, first * g.lda), grouped_from<T>(g.B, first * g.ldb),
                 (float*)g.C + expert * g.stride, g.M, g.N, rows, g.lda, g.ldb, g.ldc, 0, 0, 0, 0,

@@ -3,10 +3,10 @@
 // The rows of expert e are starts[e] to starts[e + 1], one expert after the other (routing.cu).
 //
 //   rows   C = A op(B_e), for the rows of every expert; A and C have sorted rows
-//   sums   C_e = alpha A^T B + beta C_e, summed over the rows of expert e; A and B have sorted rows
+//   sums   C_e += alpha A^T B, summed over the rows of expert e; A and B have sorted rows
 //
-// op(B) is [K,N]; B_e, or C_e, is `stride` elements after the one of the expert before. The sums of
-// an expert without rows are zero, so that C_e becomes beta C_e.
+// op(B) is [K,N]; B_e, or C_e, is `stride` elements after the one of the expert before. The C_e of
+// an expert without rows is not touched.
 #ifndef QLORA_GROUPED_CUH
 #define QLORA_GROUPED_CUH
 

@@ -39,6 +39,9 @@ template <int ROWS, int COLS> __device__ __forceinline__ void few_sums(const gro
     int32_t first = g.starts[expert];
     int32_t rows = g.starts[expert + 1] - first;
     corner block = {(int32_t)blockIdx.x * 16 * ROWS, (int32_t)blockIdx.y * 16 * COLS};
+    if (rows == 0) { // C_e + 0
+        return;
+    }
     const int32_t* list = COLS == 4 && g.list ? g.list + first : 0;
     few<ROWS, COLS, true, false>(block, grouped_from<bf16>(g.A, first * g.lda),
                                  grouped_from<bf16>(g.B, list ? 0 : first * g.ldb),

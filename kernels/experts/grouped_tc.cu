@@ -53,6 +53,9 @@ QLORA_KERNEL __launch_bounds__(128, 2) qlora_grouped_tc_sums(const __grid_consta
     int32_t expert = (int32_t)blockIdx.z;
     int32_t first = g.starts[expert];
     int32_t rows = g.starts[expert + 1] - first;
+    if (rows == 0) { // C_e + 0
+        return;
+    }
     corner block = {(int32_t)blockIdx.x * SIDE, (int32_t)blockIdx.y * SIDE};
     narrow(block, 0, grouped_from<bf16>(g.A, first * g.lda), grouped_from<bf16>(g.B, first * g.ldb),
            (float*)g.C + expert * g.stride, g.M, g.N, rows, g.lda, g.ldb, g.ldc, 0, 0, 0, 0,

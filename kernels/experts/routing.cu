@@ -48,11 +48,11 @@ __device__ __forceinline__ int32_t take_best(float* values, int32_t count, int32
         }
     }
     mine = best_of_warp(mine);
-    if (lane == 0) {
+    if (lane == 0 && mine.place < count) { // or all were taken
         values[mine.place] = -INFINITY;
     }
     __syncwarp();
-    return mine.place;
+    return min(mine.place, count - 1);
 }
 
 // Leaves only the experts of the groups whose two best values have the largest sums.
@@ -67,7 +67,7 @@ __device__ __forceinline__ void keep_groups(const routing_rule& rule, float* val
             second = v > first ? first : fmaxf(second, v);
             first = fmaxf(first, v);
         }
-        sums[g] = first + second;
+        sums[g] = fmaxf(first + second, -3.0e38f);
     }
     __syncwarp();
     for (int32_t i = 0; i < rule.groups_used; i++) {

@@ -18,7 +18,7 @@
 #include "gemm.cuh"
 
 #define TILE_OF_BLOCK(side)                                                                        \
-    (int32_t) blockIdx.x*(side), (int32_t)blockIdx.y*(side), (int64_t)blockIdx.z
+    (int32_t)(blockIdx.x * (side)), (int32_t)(blockIdx.y * (side)), (int64_t)blockIdx.z
 
 // Tiles of 128 x 128. Launch: grid (ceil(M/128), ceil(N/128), batch), 256 threads, no dynamic
 // shared memory. (The 16-bit kernel would spill if two blocks had to fit on an SM.)

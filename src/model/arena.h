@@ -95,7 +95,7 @@ static bool qlora__has_own_d_out(const qlora_model* m) {
 // Whether decoding reads the codes of a weight as they are stored, with its scales as f32.
 static bool qlora__streams(const qlora_model* m, const qlora__projection* p) {
     int64_t block = p->nf4_desc.block != 0 ? p->nf4_desc.block : QLORA__STREAM_STEP;
-    return qlora__on_cpu(m->ctx) && m->ctx->cpu->stream != NULL && m->desc.generate_tokens > 0 &&
+    return !m->on_gpu && m->ctx->cpu->stream != NULL && m->desc.generate_tokens > 0 &&
            p->in % QLORA__STREAM_STEP == 0 && block % QLORA__STREAM_STEP == 0;
 }
 

@@ -23,7 +23,8 @@
 // The main stream uses some memory for one thing after another (qlora__layout_x and _overlaid):
 //
 //   x, while the head begins | gradients of its rows, until dh is there | x
-//   rows and logits of the head | s for the MLP, d_o for attention, operand, delta, dh and others
+//   rows and logits of the head | operands and rows of experts (ffns/plans.h) | s for the MLP, d_o
+//   for attention, operand, delta, dh and others
 
 // Recomputes the activations after attention: everything except down_proj, unless the backward pass
 // of a norm needs its output.

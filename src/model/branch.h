@@ -258,7 +258,7 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     }
     *has = false;
     if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m) || qlora__norms_mean(m) ||
-        qlora__stands_beside(m) || qlora__ffn_plan_of(layer)->adds) {
+        qlora__stands_beside(m) || (branch == QLORA__MLP && qlora__ffn_plan_of(layer)->adds)) {
         return QLORA_OK;
     }
     unsigned which = qlora__gradients_left(pass, layer, qlora__branches[branch].in);

@@ -30,7 +30,7 @@ typedef struct qlora__route {
     qlora__route_rule rule;
     int64_t rows;
     const qlora_tensor* scores; // [rows, experts]
-    int32_t* choice;            // [rows, chosen], the best first
+    int32_t* choice;            // [rows, chosen], the best first; on a GPU, ascending
     QLORA__REAL* weights;       // [rows, chosen]
     int32_t* place;             // [rows, chosen]: the row after sorting
     int32_t* tokens;            // [rows * chosen]: the token of such a row

@@ -112,10 +112,9 @@ static qlora_result qlora__gated_tiles(qlora_ctx* ctx, const qlora__gated* g) {
     int32_t ldd = (int32_t)g->dh->ld;
     int32_t ld = (int32_t)g->gate->ld;
     int32_t up = (int32_t)(((char*)g->up->data - (char*)gate) / 2);
-    void* args[] = {&dh,   &ldd,    &gate,    &ld,      &up,   &rows,   &cols,
-                    &each, &z[0],   &ldz[0],  &rank[0], &z[1], &ldz[1], &rank[1],
-                    &z[2], &ldz[2], &rank[2], &parts,   &gelu, &most,   &a,
-                    &lda};
+    void* args[] = {&dh,      &ldd,    &gate,    &ld,   &up,     &rows,    &cols, &each,
+                    &z[0],    &ldz[0], &rank[0], &z[1], &ldz[1], &rank[1], &z[2], &ldz[2],
+                    &rank[2], &parts,  &gelu,    &most, &a,      &lda};
     return qlora__launch(ctx, QLORA__K_gated_backward, qlora__ceil_div(cols, QLORA__GATED_STRIP),
                          qlora__ceil_div(rows, each), 1, 256,
                          g->a != NULL ? QLORA__GATED_SHARED : QLORA__GATED_RING, args);

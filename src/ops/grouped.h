@@ -14,9 +14,14 @@ static int64_t qlora__expert_height(int64_t used) {
     return (used + 63) / 64 * 64;
 }
 
-#ifndef QLORA_NO_CUDA
-
 #define QLORA__GROUPED_TILE 128 // rows, at most; TILE_ROWS in kernels/experts
+
+// Tiles of `rows` rows that there can be: each expert may have one that is not full.
+static int64_t qlora__grouped_tiles(int64_t experts, int64_t rows) {
+    return rows / QLORA__GROUPED_TILE + qlora__min(experts, rows);
+}
+
+#ifndef QLORA_NO_CUDA
 
 // The rows of the experts of a layer.
 typedef struct qlora__groups {
@@ -60,11 +65,6 @@ typedef struct qlora__grouped_wide {
     int32_t flags;
 } qlora__grouped_wide;
 
-// Tiles of rows that there can be: each expert may have one that is not full.
-static int64_t qlora__grouped_tiles(const qlora__groups* g) {
-    return g->rows / QLORA__GROUPED_TILE + qlora__min(g->experts, g->rows);
-}
-
 static bool qlora__grouped_aligned(const qlora_tensor* t) {
     return (uintptr_t)t->data % 16 == 0 && t->ld % 8 == 0 && t->batch_stride % 8 == 0;
 }
@@ -95,8 +95,8 @@ static qlora_result qlora__grouped_warpgroups(qlora_ctx* ctx, const qlora__group
     args.flags = c->cols % 8 == 0 && c->ld % 8 == 0 && (uintptr_t)c->data % 16 == 0 ? 2 : 0;
     qlora__tensor_map maps[2];
     QLORA__TRY(qlora__tensor_map_make(ctx, a->data, g->rows, a->cols, a->ld, 128, &maps[0]));
-    QLORA__TRY(qlora__tensor_map_make(ctx, b->data, g->experts * args.apart, b->cols, b->ld,
-                                      turned ? 256 : 64, &maps[1]));
+    QLORA__TRY(qlora__tensor_map_make(ctx, b->data, (g->experts - 1) * args.apart + b->rows,
+                                      b->cols, b->ld, turned ? 256 : 64, &maps[1]));
     void* all[] = {qlora__tensor_map_place(&maps[0]), qlora__tensor_map_place(&maps[1]), &args};
     qlora__kernel_id kernel = turned ? QLORA__K_grouped_wg_nt : QLORA__K_grouped_wg_nn;
     return qlora__launch(ctx, kernel, ctx->gpu->sm_count, 1, 1, QLORA__WARPGROUP_THREADS,
@@ -129,7 +129,7 @@ static qlora_result qlora__grouped_rows(qlora_ctx* ctx, const qlora__groups* g, 
     if (c->cols == 0 || g->rows == 0) {
         return QLORA_OK;
     }
-    int64_t tiles = qlora__grouped_tiles(g);
+    int64_t tiles = qlora__grouped_tiles(g->experts, g->rows);
     void* all[] = {&args};
     if (!qlora__grouped_takes_tensor_cores(ctx, a, b)) {
         return qlora__launch(
@@ -168,9 +168,10 @@ static qlora_result qlora__grouped_few_sums(qlora_ctx* ctx, const qlora__groups*
 }
 
 // Whether sums with A as narrow as a rank can read rows of B by a list.
-static bool qlora__grouped_takes_list(const qlora_ctx* ctx, int64_t rank, const qlora_tensor* b) {
-    return b->dtype == QLORA_BF16 && qlora__gpu_takes(ctx, 80) && qlora__grouped_aligned(b) &&
-           rank % 8 == 0 && rank <= QLORA__GROUPED_FEW && b->cols > rank;
+static bool qlora__grouped_takes_list(const qlora_ctx* ctx, const qlora_tensor* a,
+                                      const qlora_tensor* b) {
+    return qlora__grouped_takes_tensor_cores(ctx, a, b) && a->cols <= QLORA__GROUPED_FEW &&
+           b->cols > a->cols;
 }
 
 // c: f32 [M,N] of the first expert, a batch of them. With a list, row i of B is its row list[i],
@@ -196,7 +197,7 @@ static qlora_result qlora__grouped_sums(qlora_ctx* ctx, const qlora__groups* g, 
     args.beta = 1.0f;
     void* all[] = {&args};
     bool tensor = qlora__grouped_takes_tensor_cores(ctx, a, b);
-    QLORA_ASSERT(list == NULL || (tensor && qlora__grouped_takes_list(ctx, c->rows, b)));
+    QLORA_ASSERT(list == NULL || qlora__grouped_takes_list(ctx, a, b));
     if (tensor && qlora__min(c->rows, c->cols) <= QLORA__GROUPED_FEW) {
         return qlora__grouped_few_sums(ctx, g, c->rows, c->cols, all);
     }

@@ -3,9 +3,19 @@
 // What ops/experts.h has for the CPU: the choice, its gradient, and what is done with rows that are
 // sorted by expert. Nothing waits for the device: how many rows an expert has is read there.
 
-#ifndef QLORA_NO_CUDA
-
 #define QLORA__ROUTING_CHUNK 256 // choices of a block; CHUNK in kernels/experts/routing.cu
+
+// Blocks of choices.
+static int64_t qlora__routing_chunks(int64_t choices) {
+    return qlora__ceil_div(choices, QLORA__ROUTING_CHUNK);
+}
+
+// Words of the list of tiles.
+static int64_t qlora__routing_tiles(int64_t experts, int64_t choices) {
+    return 1 + 2 * qlora__grouped_tiles(experts, choices);
+}
+
+#ifndef QLORA_NO_CUDA
 
 #define QLORA__ROUTED_GATHERED 8 // rows of a block; GATHERED in kernels/experts/routed.cuh
 
@@ -41,17 +51,6 @@ typedef struct qlora__routing {
     int32_t* counts;
     int32_t* tiles;
 } qlora__routing;
-
-// Blocks of choices.
-static int64_t qlora__routing_chunks(int64_t choices) {
-    return qlora__ceil_div(choices, QLORA__ROUTING_CHUNK);
-}
-
-// Words of the list of tiles.
-static int64_t qlora__routing_tiles(int64_t experts, int64_t choices) {
-    qlora__groups g = {NULL, NULL, experts, choices};
-    return 1 + 2 * qlora__grouped_tiles(&g);
-}
 
 // The scores of r, in f32 -> its choice, place, tokens and starts, and what w has.
 static qlora_result qlora__routing_choose(qlora_ctx* ctx, qlora__route* r, qlora__routing* w) {

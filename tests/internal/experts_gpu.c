@@ -101,7 +101,8 @@ static bool many_run_in(qlora_ctx* ctx, many_device d, const many_routes* r, man
     void* dw = many_take(&d, sizeof r->dw);
     route.rule.correction =
         r->route.rule.correction != NULL ? (const QLORA__REAL*)correction : NULL;
-    return qlora__copy_in(ctx, scores.data, r->scores, sizeof r->scores) == QLORA_OK &&
+    return qlora__tensor_zero(ctx, &d.all) == QLORA_OK && // lists are read as a whole
+           qlora__copy_in(ctx, scores.data, r->scores, sizeof r->scores) == QLORA_OK &&
            qlora__copy_in(ctx, correction, r->correction, sizeof r->correction) == QLORA_OK &&
            qlora__copy_in(ctx, dw, r->dw, sizeof r->dw) == QLORA_OK &&
            qlora__routing_choose(ctx, &route, &own) == QLORA_OK &&
@@ -440,6 +441,8 @@ typedef struct product_rig {
     qlora_tensor y;   // [rows, out]
     qlora_tensor sum; // f32 [out, in], a batch
     qlora_tensor lists;
+    qlora_tensor list; // the rows of x in `turned`, which has them from the last to the first
+    qlora_tensor turned;
     float* values[4];
     qlora__groups groups;
 } product_rig;
@@ -495,8 +498,25 @@ static bool product_open(qlora_ctx* ctx, const product_case* c, product_rig* r) 
     return ok;
 }
 
+static bool product_turn(qlora_ctx* ctx, const product_case* c, product_rig* r) {
+    int32_t list[GROUP_ROWS];
+    float* turned = (float*)malloc((size_t)(GROUP_ROWS * c->in) * sizeof *turned);
+    for (int i = 0; i < GROUP_ROWS && turned != NULL; i++) {
+        list[i] = GROUP_ROWS - 1 - i;
+        memcpy(turned + list[i] * c->in, r->values[0] + i * c->in, (size_t)c->in * sizeof *turned);
+    }
+    bool ok = turned != NULL &&
+              test_tensor(ctx, c->type, GROUP_ROWS, c->in, turned, &r->turned) == QLORA_OK &&
+              qlora_tensor_create(ctx, QLORA_I32, 1, GROUP_ROWS, &r->list) == QLORA_OK &&
+              product_lists(ctx, &r->list, list, sizeof list) == QLORA_OK;
+    free(turned);
+    return ok;
+}
+
 static bool product_close(qlora_ctx* ctx, product_rig* r) {
-    bool ok = qlora_tensor_destroy(ctx, &r->x) == QLORA_OK &&
+    bool ok = qlora_tensor_destroy(ctx, &r->list) == QLORA_OK &&
+              qlora_tensor_destroy(ctx, &r->turned) == QLORA_OK &&
+              qlora_tensor_destroy(ctx, &r->x) == QLORA_OK &&
               qlora_tensor_destroy(ctx, &r->w) == QLORA_OK &&
               qlora_tensor_destroy(ctx, &r->y) == QLORA_OK &&
               qlora_tensor_destroy(ctx, &r->sum) == QLORA_OK &&
@@ -573,9 +593,13 @@ static qlora_result product_rows(qlora_ctx* ctx, const product_rig* r, bool turn
     return qlora__leave(ctx, qlora__grouped_rows(ctx, &r->groups, turned, a, b, c));
 }
 
+// With x, or, where the kernels can, with its rows by a list.
 static qlora_result product_sums(qlora_ctx* ctx, const product_rig* r, const qlora_tensor* c) {
     QLORA__ENTER(ctx, "sums");
-    return qlora__leave(ctx, qlora__grouped_sums(ctx, &r->groups, 0.5f, NULL, &r->y, &r->x, c));
+    bool listed = qlora__grouped_takes_list(ctx, &r->y, &r->x);
+    const int32_t* list = listed ? (const int32_t*)r->list.data : NULL;
+    return qlora__leave(ctx, qlora__grouped_sums(ctx, &r->groups, 0.5f, list, &r->y,
+                                                 listed ? &r->turned : &r->x, c));
 }
 
 TEST products_of(const test_machine* machine, const product_case* c) {
@@ -583,6 +607,7 @@ TEST products_of(const test_machine* machine, const product_case* c) {
     qlora_ctx* ctx = test_open(machine, NULL);
     ASSERTm(test_open_reason(), ctx != NULL);
     ASSERTm(qlora_last_error(ctx), product_open(ctx, c, &r));
+    ASSERTm(qlora_last_error(ctx), product_turn(ctx, c, &r));
     int64_t most = GROUPS * (c->out + c->apart) * c->in + GROUP_ROWS * (c->out + c->in);
     float* got = (float*)malloc((size_t)most * sizeof *got);
     ASSERT(got != NULL);

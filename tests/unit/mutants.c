@@ -25,6 +25,21 @@ typedef struct mutant {
 } mutant;
 
 static const mutant mutants[] = {
+    {"a slice is read before it has come", "qlora_grouped_few_rows_16", 0, "cp.async.wait_group 1;",
+     "cp.async.wait_group 2;", "products_of_experts_sm_90"},
+    {"a slice is read before it has come", "qlora_grouped_few_wide_16", 0, "cp.async.wait_group 1;",
+     "cp.async.wait_group 2;", "products_of_experts_sm_90"},
+    {"no barrier before the sums of the warps are added", "qlora_grouped_few_tall_16", 3,
+     "bar.sync 0;", "", "products_of_experts_sm_90"},
+    {"no barrier before the sums of the warps are read", "qlora_routing_starts", 2, "bar.sync 0;",
+     "", "routing_agrees_sm_90_reversed"},
+    {"no barrier before the other choices are read", "qlora_routing_spread", 0, "bar.sync 0;", "",
+     "routing_agrees_sm_90_reversed"},
+    {"a slice is multiplied before it is full", "qlora_grouped_wg_nt", 2,
+     "mbarrier.try_wait.parity.shared.b64 p,[*],*;", "setp.eq.u32 p,0,0;",
+     "products_of_experts_sm_90"},
+    {"no barrier before the tables are read", "qlora_expert_place_bf16", 0, "bar.sync 0;", "",
+     "sixteen_bits_of_experts_sm_90"},
     {"a step is read before it has come", "qlora_gated_backward", 0, "cp.async.wait_group 1;",
      "cp.async.wait_group 2;", "gated_sums_are_right_sm_90"},
     {"no barrier before the sums of the warps are added", "qlora_gated_backward", 3, "bar.sync 0;",

@@ -11,7 +11,7 @@
 typedef struct qlora__expert_stack {
     qlora__groups groups;
     const qlora_linear_part* part; // of the first expert
-    qlora_tensor operand;          // [out + pad, in + pad], a batch
+    qlora_tensor operand;          // [qlora__expert_height, in + pad], a batch
     int64_t in;
     int64_t out;
     int64_t rank;
@@ -140,19 +140,39 @@ static qlora_result qlora__device_choose(const qlora__pass* pass, const qlora__l
     return qlora__routing_choose(pass->ctx, route, &own);
 }
 
-// The scores, in f32. A router with an adapter or with codes has them in the type of x first.
+// Adds what the adapter of the router has to the scores.
+static qlora_result qlora__device_scores_add(const qlora__pass* pass, const qlora_linear_desc* own,
+                                             const qlora_tensor* scores) {
+    const qlora_model* m = pass->m;
+    int64_t pad = qlora_linear_pad(own);
+    qlora_tensor from = qlora__local(pass, &m->work.x, 0, own->in);
+    qlora_tensor x = qlora__window(&m->work.experts.x, pass->rows, 0, own->in + pad);
+    qlora_tensor inner = qlora__window(&x, pass->rows, 0, own->in);
+    qlora_tensor z = qlora__window(&x, pass->rows, own->in, own->parts[0].rank);
+    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &from, &inner));
+    QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
+    qlora_result r = qlora__linear_z(pass->ctx, m->math, own, &x, &inner);
+    if (r == QLORA_OK) {
+        r = qlora__linear_gemm(pass->ctx, m->math, QLORA__LINEAR_FORWARD, 1.0f, 1.0f, &z,
+                               own->parts[0].sb, scores);
+    }
+    return qlora__leave(pass->ctx, r);
+}
+
+// The scores, in f32. A router with codes has them in the type of x first.
 static qlora_result qlora__device_scores(const qlora__pass* pass, const qlora__layer* layer) {
     const qlora_model* m = pass->m;
     qlora_linear_desc own = qlora__experts_linear(pass, &layer->experts->router);
     qlora_tensor scores = qlora__window(&layer->kept.scores, pass->rows, 0, m->plan.config.experts);
-    if (own.parts[0].dense != NULL && own.parts[0].rank == 0) {
-        qlora_tensor x = qlora__local(pass, &m->work.x, 0, own.in);
-        return qlora__linear_gemm(pass->ctx, m->math, QLORA__LINEAR_FORWARD, 1.0f, 0.0f, &x,
-                                  own.parts[0].dense, &scores);
+    if (own.parts[0].dense == NULL) {
+        qlora_tensor narrow = qlora__window(&m->work.experts.dz, pass->rows, 0, scores.cols);
+        QLORA__TRY(qlora__experts_all_rows(pass, &own, &narrow));
+        return qlora__cast(pass->ctx, &narrow, &scores);
     }
-    qlora_tensor narrow = qlora__window(&m->work.experts.dz, pass->rows, 0, scores.cols);
-    QLORA__TRY(qlora__experts_all_rows(pass, &own, &narrow));
-    return qlora__cast(pass->ctx, &narrow, &scores);
+    qlora_tensor x = qlora__local(pass, &m->work.x, 0, own.in);
+    QLORA__TRY(qlora__linear_gemm(pass->ctx, m->math, QLORA__LINEAR_FORWARD, 1.0f, 0.0f, &x,
+                                  own.parts[0].dense, &scores));
+    return own.parts[0].rank > 0 ? qlora__device_scores_add(pass, &own, &scores) : QLORA_OK;
 }
 
 // ---- forward ------------------------------------------------------------------------------------
@@ -319,7 +339,8 @@ static qlora_result qlora__device_experts_dx(const qlora__pass* pass, qlora__lay
     qlora_tensor x = qlora__window(&w->x, rows, 0, stack.in);
     qlora_tensor dy = qlora__window(&layer->kept.routed, rows, 0, stack.out);
     if (stack.rank > 0) {
-        bool listed = qlora__grouped_takes_list(pass->ctx, stack.rank, inputs);
+        qlora_tensor u = qlora__window(&dy, rows, stack.out, stack.rank);
+        bool listed = qlora__grouped_takes_list(pass->ctx, &u, inputs);
         qlora_tensor z = qlora__window(&layer->kept.routed_z, rows, 0, stack.pad);
         if (!listed) {
             QLORA__TRY(qlora__routed_gather(pass->ctx, inputs, route.tokens, &x));

@@ -68,7 +68,7 @@ static qlora_result qlora__gated_activation_backward(const qlora__pass* pass,
 static bool qlora__ds_lacks_share(const qlora__pass* pass, const qlora__layer* layer,
                                   const qlora__stack* down) {
     int64_t ranks[3];
-    return QLORA__GATED_SHARE && down->linear.fp8 != NULL &&
+    return QLORA__GATED_SHARE && down->linear.fp8 != NULL && qlora__ffn_sums(pass->m, layer) &&
            qlora__gated_ranks(pass->m, layer, ranks) && ranks[2] > 0;
 }
 
@@ -166,7 +166,7 @@ static qlora_result qlora__gated_out_run(const qlora__pass* pass, qlora__layer* 
         QLORA__TRY(
             qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, stack.coded, &ds));
     }
-    if (qlora__gated_sums(m, layer)) {
+    if (qlora__ffn_sums(m, layer)) { // not beside experts
         QLORA__TRY(qlora__gated_fused_backward(pass, layer, &stack, &ds, &dy));
     } else if (qlora__u_comes(pass, layer)) {
         qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);

@@ -172,10 +172,8 @@ static void qlora__experts_work(qlora__arena* arena, qlora_model* m) {
                             &w->ds);
         return;
     }
-#ifndef QLORA_NO_CUDA
     qlora__arena_tensor(arena, QLORA_I32, qlora__routing_chunks(routed), c->experts, &w->counts);
     qlora__arena_tensor(arena, QLORA_I32, 1, qlora__routing_tiles(c->experts, routed), &w->tiles);
-#endif
 }
 
 // Elements of the operands of all experts of a layer: into their activation (0), or out of it (1).
@@ -294,9 +292,9 @@ static void qlora__plain_cost(const qlora_model* m, const qlora__layer* layer,
     qlora__mlp_cost(m, layer, 1.0, out);
 }
 
-// A token uses some of the experts; the products dequantise all of them, in every pass. The outputs
-// of those that it uses are read once more, for their sum, and so are the gradients of their
-// inputs.
+// A token uses some of the experts; the products dequantise those that any token uses, counted here
+// as all, in every pass. The outputs of those that it uses are read once more, for their sum, and
+// so are the gradients of their inputs.
 static void qlora__experts_cost(const qlora_model* m, const qlora__layer* layer,
                                 qlora__part_cost* out) {
     const qlora_model_config* c = &m->plan.config;
