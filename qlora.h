@@ -1438,8 +1438,8 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
 // Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio,
-// lr_factors, neftune, router_aux_loss, comm and adapter cannot change and must be as before. Does not wait for the
-// device.
+// lr_factors, neftune, router_aux_loss, comm and adapter cannot change and must be as before. Does
+// not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
@@ -34834,6 +34834,7 @@ static qlora_result qlora__routed_factors_backward(qlora_ctx* ctx, const float* 
 enum { QLORA__LOAD_LEAST, QLORA__LOAD_MOST, QLORA__LOAD_ENTROPY, QLORA__LOADS };
 
 typedef struct qlora__balance {
+    double coefficient; // of the loss, as the trainer has it; 0 = none
     int64_t layers; // with experts
     int64_t experts;
     int64_t chosen;
@@ -35008,8 +35009,8 @@ static void qlora__balance_report_host(const qlora__balance* b) {
                (QLORA__REAL)(entropy / (even * (double)b->layers)));
 }
 
-// The load of a step: the least and the most of any expert of a layer, relative to an even load, and
-// the entropy of a layer's load, relative to an even one's, as the mean of the layers.
+// The load of a step, relative to an even one: the least and the most of any expert of a layer, and
+// the entropy of a layer, as the mean of the layers.
 static qlora_result qlora__balance_report(qlora_ctx* ctx, const qlora__balance* b) {
     if (b->layers == 0) {
         return QLORA_OK;
@@ -38439,7 +38440,6 @@ struct qlora_model {
     bool use_adapters;
     int64_t trainers;    // number that exist
     float neftune;       // of the trainer
-    double router_aux_loss; // of the trainer
     int64_t generations; // number that exist
     int64_t followers;   // those among them that use the selected adapter
     // The trainer in the middle of a micro-batch or an update in slices: it uses the activations;
@@ -45951,7 +45951,7 @@ static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch
 static void qlora__slot_balance(const qlora_model* m, char* memory, double share) {
     QLORA__REAL* to = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.balance);
     to[0] = (QLORA__REAL)share;
-    to[1] = (QLORA__REAL)(share * m->router_aux_loss);
+    to[1] = (QLORA__REAL)(share * m->work.experts.balance.coefficient);
 }
 
 // Writes a batch that has been checked into a slot and sends it to the device.
@@ -45970,7 +45970,7 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     if (qlora__has_two_rotations(m)) {
         qlora__slot_angles(m, slot->memory, batch);
     }
-    out->balanced = desc->share > 0.0 && m->router_aux_loss > 0.0;
+    out->balanced = desc->share > 0.0 && m->work.experts.balance.coefficient > 0.0;
     if (m->batch.balance.data != NULL) {
         qlora__slot_balance(m, slot->memory, desc->share);
     }
@@ -48653,7 +48653,7 @@ static qlora__route qlora__experts_route(const qlora__pass* pass, const qlora__l
     if (QLORA__TRAINS && pass->training && w->balance.layers > 0) {
         const qlora_tensor* ends = pass->gathered ? &m->batch.starts : &m->batch.seqs;
         r.bound = (const int32_t*)ends->data + m->plan.max_sequences;
-        r.slopes = m->router_aux_loss > 0.0 ? (const QLORA__REAL*)w->balance.slopes.data : NULL;
+        r.slopes = w->balance.coefficient > 0.0 ? (const QLORA__REAL*)w->balance.slopes.data : NULL;
     }
     return r;
 }
@@ -48947,7 +48947,7 @@ static qlora_result qlora__balance_note(const qlora__pass* pass, const qlora__la
     tile.balance = b;
     tile.route = &route;
     tile.slot = number * b->slots + pass->row / qlora__tile_rows(m) * b->ranges;
-    tile.weighs = m->router_aux_loss > 0.0;
+    tile.weighs = b->coefficient > 0.0;
     return qlora__balance_count(pass->ctx, &tile);
 }
 
@@ -48958,7 +48958,7 @@ static qlora_result qlora__balance_turn(const qlora__pass* pass) {
     qlora_tensor total = qlora__window(&m->totals, 1, 3, 1);
     qlora__balance_use use;
     use.shares = &m->batch.balance;
-    use.total = m->router_aux_loss > 0.0 ? &total : NULL;
+    use.total = b->coefficient > 0.0 ? &total : NULL;
     use.used = qlora__ceil_div(pass->rows, qlora__tile_rows(m)) * b->ranges;
     return qlora__balance_close(pass->ctx, b, &use);
 }
@@ -49424,7 +49424,8 @@ typedef struct qlora__ffn_kind {
     // That of kept.gu -> that of the residual stream, of which the branch reads `h`.
     qlora_result (*in_backward)(const qlora__pass* pass, qlora__layer* layer,
                                 const qlora_tensor* h);
-    // After `in` of a training pass: what the backward pass must know of all layers; NULL = nothing.
+    // After `in` of a training pass: notes what the backward pass must know of all layers; NULL =
+    // nothing.
     qlora_result (*note)(const qlora__pass* pass, const qlora__layer* layer);
 #ifndef QLORA_NO_CUDA
     // In a step on the device, from x to the input of down in s.
@@ -59701,7 +59702,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
                            "belong to no layer, are trained");
     }
     m->neftune = (float)t->desc.neftune;
-    m->router_aux_loss = t->desc.router_aux_loss;
+    m->work.experts.balance.coefficient = t->desc.router_aux_loss;
     m->trainers++;
     if (qlora__has_several(m)) {
         m->owns[m->adapter].trainers++;
@@ -59750,7 +59751,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
             trainer->m->owns[trainer->desc.adapter].trainers--;
         }
         trainer->m->neftune = 0.0f;
-        trainer->m->router_aux_loss = 0.0;
+        trainer->m->work.experts.balance.coefficient = 0.0;
         ctx->living[QLORA__TRAINERS]--;
         qlora__trainer_free(trainer);
     }
@@ -63247,4 +63248,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 92ace9214c14237f
+//@@ end b2873dff46be8009

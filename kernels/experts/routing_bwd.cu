@@ -3,9 +3,8 @@
 // groups: experts train
 #include "routing.cuh"
 
-// w = scale v / d, where d is the sum of the values v, or 1, and v = softmax(z) or sigmoid(z). dw
-// is by sorted row: that of choice i is at place[i]. slopes: those of the load-balancing loss, by the
-// sums of probabilities, which rows before *bound of the pass have; null = none.
+// Slopes of the load-balancing loss, by the sums of probabilities, which rows before *bound of the
+// pass have; null = none.
 struct balance_slopes {
     const float* slopes;
     const int32_t* bound;
@@ -19,6 +18,8 @@ __device__ __forceinline__ float balance_of(const routing_rule& rule, const row_
     return b.slopes ? value_of(rule, s, z) * (b.slopes[e] - mean) : 0.0f;
 }
 
+// w = scale v / d, where d is the sum of the values v, or 1, and v = softmax(z) or sigmoid(z). dw
+// is by sorted row: that of choice i is at place[i].
 template <class T>
 __device__ __forceinline__ void
 scores_backward(const float* scores, int64_t ld, const int32_t* choice, const int32_t* place,

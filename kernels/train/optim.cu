@@ -327,8 +327,9 @@ QLORA_KERNEL __launch_bounds__(256)
 // One step of the fixed tree that sums the gradients of micro-batches; see src/ops/tree.h.
 //   mode 0: s = g, g = 0;  mode 1: s = s + g, g = 0;  mode 2: g = s + g;  mode 3: g = s
 // for n elements, and, unless small_s is null, for the totals of the loss (sum, its rounding error,
-// weights, that of routers) and 8 sums in double: those of g are in totals and sums, those of s in small_s, the sums
-// first. Launch: 256 threads, grid.x = pieces of 1024 elements, at most 8192 (the kernel strides).
+// weights, loss of routers) and 8 sums in double: those of g are in totals and sums, those of s in
+// small_s, the sums first. Launch: 256 threads, grid.x = pieces of 1024 elements, at most 8192 (the
+// kernel strides).
 // Determinism: every element is independent and has one writer.
 QLORA_KERNEL __launch_bounds__(256)
     qlora_optim_tree(float* g, float* s, int64_t n, int32_t mode, float* totals, double* sums,

@@ -87,8 +87,8 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
 // Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio,
-// lr_factors, neftune, router_aux_loss, comm and adapter cannot change and must be as before. Does not wait for the
-// device.
+// lr_factors, neftune, router_aux_loss, comm and adapter cannot change and must be as before. Does
+// not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {

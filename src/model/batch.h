@@ -320,7 +320,7 @@ static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch
 static void qlora__slot_balance(const qlora_model* m, char* memory, double share) {
     QLORA__REAL* to = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.balance);
     to[0] = (QLORA__REAL)share;
-    to[1] = (QLORA__REAL)(share * m->router_aux_loss);
+    to[1] = (QLORA__REAL)(share * m->work.experts.balance.coefficient);
 }
 
 // Writes a batch that has been checked into a slot and sends it to the device.
@@ -339,7 +339,7 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     if (qlora__has_two_rotations(m)) {
         qlora__slot_angles(m, slot->memory, batch);
     }
-    out->balanced = desc->share > 0.0 && m->router_aux_loss > 0.0;
+    out->balanced = desc->share > 0.0 && m->work.experts.balance.coefficient > 0.0;
     if (m->batch.balance.data != NULL) {
         qlora__slot_balance(m, slot->memory, desc->share);
     }

@@ -472,7 +472,6 @@ struct qlora_model {
     bool use_adapters;
     int64_t trainers;    // number that exist
     float neftune;       // of the trainer
-    double router_aux_loss; // of the trainer
     int64_t generations; // number that exist
     int64_t followers;   // those among them that use the selected adapter
     // The trainer in the middle of a micro-batch or an update in slices: it uses the activations;

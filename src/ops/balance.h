@@ -17,6 +17,7 @@
 enum { QLORA__LOAD_LEAST, QLORA__LOAD_MOST, QLORA__LOAD_ENTROPY, QLORA__LOADS };
 
 typedef struct qlora__balance {
+    double coefficient; // of the loss, as the trainer has it; 0 = none
     int64_t layers; // with experts
     int64_t experts;
     int64_t chosen;
@@ -191,8 +192,8 @@ static void qlora__balance_report_host(const qlora__balance* b) {
                (QLORA__REAL)(entropy / (even * (double)b->layers)));
 }
 
-// The load of a step: the least and the most of any expert of a layer, relative to an even load, and
-// the entropy of a layer's load, relative to an even one's, as the mean of the layers.
+// The load of a step, relative to an even one: the least and the most of any expert of a layer, and
+// the entropy of a layer, as the mean of the layers.
 static qlora_result qlora__balance_report(qlora_ctx* ctx, const qlora__balance* b) {
     if (b->layers == 0) {
         return QLORA_OK;

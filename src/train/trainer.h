@@ -268,7 +268,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
                            "belong to no layer, are trained");
     }
     m->neftune = (float)t->desc.neftune;
-    m->router_aux_loss = t->desc.router_aux_loss;
+    m->work.experts.balance.coefficient = t->desc.router_aux_loss;
     m->trainers++;
     if (qlora__has_several(m)) {
         m->owns[m->adapter].trainers++;
@@ -317,7 +317,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
             trainer->m->owns[trainer->desc.adapter].trainers--;
         }
         trainer->m->neftune = 0.0f;
-        trainer->m->router_aux_loss = 0.0;
+        trainer->m->work.experts.balance.coefficient = 0.0;
         ctx->living[QLORA__TRAINERS]--;
         qlora__trainer_free(trainer);
     }

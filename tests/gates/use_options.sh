@@ -755,7 +755,7 @@ heads() { # --head nf4, on the model with a head of its own, which is in a secon
         "${one[@]}" --data sums.jsonl --head nf4 --out o
 }
 
-# --router-aux-loss, on the model with three experts in place of each MLP, which are in a second file.
+# --router-aux-loss, on the model with three experts, in a second file, in place of each MLP.
 balance() {
     local header="" at=0 layer e i p names length
     local steps=(--data sums.jsonl --eval 2 --accumulate 2 --schedule constant --warmup 0)
@@ -779,7 +779,8 @@ balance() {
     } >mixture/b.safetensors
     names=$(head -c 3000 mixture/a.safetensors | grep -ao '"model[a-z0-9_.]*"' | grep -v mlp |
         sed 's/$/: "a.safetensors", /' | tr -d '\n')
-    names+=$(grep -o '"model[a-z0-9_.]*"' <<<"$header" | sed 's/$/: "b.safetensors", /' | tr -d '\n')
+    names+=$(grep -o '"model[a-z0-9_.]*"' <<<"$header" | sed 's/$/: "b.safetensors", /' |
+        tr -d '\n')
     echo "{\"weight_map\": {${names%, }}}" >mixture/model.safetensors.index.json
     sed 's/LlamaForCausalLM/MixtralForCausalLM/; s/"llama"/"mixtral"/; s/"num_hidden/"num_local_ex'\
 'perts": 3, "num_experts_per_tok": 2, &/; s/"intermediate_size": 64/"intermediate_size": 16/' \

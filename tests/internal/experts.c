@@ -363,7 +363,13 @@ TEST balance_of_a_step(const test_machine* machine) {
         ASSERT(balanced_step(&r, i, false, &got));
         mean += balanced_share(i) * got.router_aux_loss;
     }
+    double entropy = got.load_entropy; // of that step alone, as in a new trainer
     ASSERT(rig_close(&r, &s));
+    ASSERT(rig_open(&r, &s));
+    ASSERT(balanced_step(&r, MICRO - 1, false, &got));
+    ASSERT(rig_close(&r, &s));
+    ASSERT(fabs(got.load_entropy - entropy) <= 0.0);
+    ASSERT(fabs(got.load_entropy - whole.load_entropy) > 0.0);
     ASSERT(whole.router_aux_loss > 1.0 && whole.router_aux_loss < 5.0);
     ASSERT(fabs(mean - whole.router_aux_loss) <= 1e-6 * mean);
     ASSERT(whole.load_least >= 0.0 && whole.load_least < 1.0);

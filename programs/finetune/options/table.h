@@ -246,8 +246,8 @@ static const option option_table[] = {
         "NEFTune: add noise to the embeddings while training, X / sqrt(length * hidden size) times "
         "a uniform number in [-1, 1); usual values are 5 to 15 (default 0)"},
     {"router-aux-loss", OPT_REAL, AT(training.router_aux_loss), true, -1, 1e3, "C",
-        "mixtures of experts: add C times the load-balancing loss of the routers; -1 = none, even if "
-        "config.json has output_router_logits (default 0)"},
+        "mixtures of experts: add C times the load-balancing loss of the routers; -1 = none, even "
+        "if config.json has output_router_logits (default 0)"},
     {"epochs", OPT_REAL, AT(training.epochs), true, 1e-6, 1e6, "X",
         "passes over the data (default 3)"},
     {"steps", OPT_WHOLE, AT(training.steps), true, 1, 1e9, "N",

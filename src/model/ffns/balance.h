@@ -21,7 +21,7 @@ static qlora_result qlora__balance_note(const qlora__pass* pass, const qlora__la
     tile.balance = b;
     tile.route = &route;
     tile.slot = number * b->slots + pass->row / qlora__tile_rows(m) * b->ranges;
-    tile.weighs = m->router_aux_loss > 0.0;
+    tile.weighs = b->coefficient > 0.0;
     return qlora__balance_count(pass->ctx, &tile);
 }
 
@@ -32,7 +32,7 @@ static qlora_result qlora__balance_turn(const qlora__pass* pass) {
     qlora_tensor total = qlora__window(&m->totals, 1, 3, 1);
     qlora__balance_use use;
     use.shares = &m->batch.balance;
-    use.total = m->router_aux_loss > 0.0 ? &total : NULL;
+    use.total = b->coefficient > 0.0 ? &total : NULL;
     use.used = qlora__ceil_div(pass->rows, qlora__tile_rows(m)) * b->ranges;
     return qlora__balance_close(pass->ctx, b, &use);
 }

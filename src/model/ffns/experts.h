@@ -74,7 +74,7 @@ static qlora__route qlora__experts_route(const qlora__pass* pass, const qlora__l
     if (QLORA__TRAINS && pass->training && w->balance.layers > 0) {
         const qlora_tensor* ends = pass->gathered ? &m->batch.starts : &m->batch.seqs;
         r.bound = (const int32_t*)ends->data + m->plan.max_sequences;
-        r.slopes = m->router_aux_loss > 0.0 ? (const QLORA__REAL*)w->balance.slopes.data : NULL;
+        r.slopes = w->balance.coefficient > 0.0 ? (const QLORA__REAL*)w->balance.slopes.data : NULL;
     }
     return r;
 }
