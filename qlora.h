@@ -24173,10 +24173,13 @@ typedef uint64_t qlora__needs;
     X(grouped_sums_half, grouped_sums, 0, EXPERTS_TRAIN)                                           \
     X(grouped_tc_nn, grouped_tc_bwd, 65536, EXPERTS_BF16_TRAIN)                                    \
     X(grouped_tc_nt, grouped_tc, 65536, EXPERTS_BF16)                                              \
-    X(grouped_tc_narrow, grouped_tc, 98304, EXPERTS_BF16)                                          \
     X(grouped_tc_sums, grouped_tc_bwd, 98304, EXPERTS_BF16_TRAIN)                                  \
-    X(grouped_few_rows_16, grouped_few, 49152, EXPERTS_BF16)                                       \
-    X(grouped_few_rows_32, grouped_few, 49152, EXPERTS_BF16)                                       \
+    X(grouped_few_nt_16, grouped_few, 49152, EXPERTS_BF16)                                         \
+    X(grouped_few_nt_32, grouped_few, 49152, EXPERTS_BF16)                                         \
+    X(grouped_few_nt_64, grouped_few, 49152, EXPERTS_BF16)                                         \
+    X(grouped_few_nn_16, grouped_few_bwd, 49152, EXPERTS_BF16_TRAIN)                               \
+    X(grouped_few_nn_32, grouped_few_bwd, 49152, EXPERTS_BF16_TRAIN)                               \
+    X(grouped_few_nn_64, grouped_few_bwd, 49152, EXPERTS_BF16_TRAIN)                               \
     X(grouped_few_tall_16, grouped_few_bwd, 49152, EXPERTS_BF16_TRAIN)                             \
     X(grouped_few_tall_32, grouped_few_bwd, 49152, EXPERTS_BF16_TRAIN)                             \
     X(grouped_few_wide_16, grouped_few_bwd, 49152, EXPERTS_BF16_TRAIN)                             \
@@ -34436,15 +34439,12 @@ static qlora_result qlora__grouped_rows(qlora_ctx* ctx, const qlora__groups* g, 
             ctx, a->dtype == QLORA_F32 ? QLORA__K_grouped_rows_f32 : QLORA__K_grouped_rows_half,
             2 * tiles, qlora__ceil_div(c->cols, 64), 1, 256, 0, all);
     }
-    if (c->cols <= QLORA__GROUPED_FEW) {
-        qlora__kernel_id few =
-            c->cols <= 16 ? QLORA__K_grouped_few_rows_16 : QLORA__K_grouped_few_rows_32;
-        return qlora__launch(ctx, few, 2 * tiles, 1, 1, 128, qlora__kernel_rows[few].shared, all);
-    }
     if (c->cols <= QLORA__GROUPED_NARROW) {
-        return qlora__launch(ctx, QLORA__K_grouped_tc_narrow, 2 * tiles,
-                             qlora__ceil_div(c->cols, 64), 1, 128,
-                             qlora__kernel_rows[QLORA__K_grouped_tc_narrow].shared, all);
+        static const qlora__kernel_id few[2][3] = {
+            {QLORA__K_grouped_few_nn_16, QLORA__K_grouped_few_nn_32, QLORA__K_grouped_few_nn_64},
+            {QLORA__K_grouped_few_nt_16, QLORA__K_grouped_few_nt_32, QLORA__K_grouped_few_nt_64}};
+        qlora__kernel_id own = few[turned ? 1 : 0][c->cols <= 16 ? 0 : c->cols <= 32 ? 1 : 2];
+        return qlora__launch(ctx, own, 2 * tiles, 1, 1, 128, qlora__kernel_rows[own].shared, all);
     }
     if (qlora__grouped_takes_warpgroups(ctx, b, c)) {
         return qlora__grouped_warpgroups(ctx, g, turned, a, b, c);
@@ -49424,8 +49424,8 @@ typedef struct qlora__ffn_kind {
     // That of kept.gu -> that of the residual stream, of which the branch reads `h`.
     qlora_result (*in_backward)(const qlora__pass* pass, qlora__layer* layer,
                                 const qlora_tensor* h);
-    // After `in` of a training pass: notes what the backward pass must know of all layers; NULL =
-    // nothing.
+    // After `in` of a training pass: notes what the backward pass must know of all layers. It may be
+    // NULL.
     qlora_result (*note)(const qlora__pass* pass, const qlora__layer* layer);
 #ifndef QLORA_NO_CUDA
     // In a step on the device, from x to the input of down in s.
@@ -63248,4 +63248,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b2873dff46be8009
+//@@ end 1a3504977d51d857

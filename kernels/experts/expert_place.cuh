@@ -133,6 +133,37 @@ __device__ __forceinline__ void place_coded(const expert_operand& p, const exper
     }
 }
 
+// The same for rows that are not whole pieces, element by element.
+template <class T>
+__device__ __forceinline__ void place_ragged(const expert_operand& p, const expert_weight& w,
+                                             int64_t bytes, T* out, int64_t ld, uint32_t down,
+                                             uint32_t right) {
+    const uint8_t* codes = at_expert(w.codes, bytes);
+    const float* absmax = at_expert(w.absmax, bytes);
+    const float* maps = at_expert(w.maps, bytes);
+    int32_t high = 256 / p.width;
+    int64_t row = (int64_t)down * STEPS * 4 * high + (int32_t)threadIdx.x / p.width;
+    int64_t col = ((int64_t)right * p.width + (int32_t)threadIdx.x % p.width) * 8;
+#pragma unroll 1
+    for (int i = 0; i < STEPS * 4 * 8; i++) {
+        int64_t r = row + i / 8 * high;
+        int64_t c = col + i % 8;
+        if (r < w.out && c < p.in) {
+            int64_t x = r * p.in + c;
+            float scale = absmax ? absmax[x >> w.block_shift] : 0.0f;
+            if (!absmax) {
+                float factor = maps[16 + at_expert(w.q, bytes)[x >> w.block_shift]];
+                float s = at_expert(w.scales, bytes)[x >> (w.block_shift + w.group_shift)];
+                scale = __fadd_rn(__fmul_rn(factor, s), *at_expert(w.offset, bytes));
+            }
+            uint32_t half = (x & 1) != 0 ? codes[x >> 1] & 15 : codes[x >> 1] >> 4;
+            float value = __fmul_rn(maps[half], scale);
+            bool narrow = sizeof(T) == 4 && p.via_bf16 != 0;
+            store(out + r * ld + c, narrow ? to_float(to_bf16(value)) : value);
+        }
+    }
+}
+
 // A block of the dense matrix of an expert, as nf4_dequantise has them.
 template <class T>
 __device__ __forceinline__ void copy_dense(const T* from, int64_t in, T* to, int64_t ld,
@@ -211,13 +242,7 @@ template <class T> __device__ __forceinline__ void place_expert(const expert_ope
         place_coded(p, w, bytes, to, ld, down, right);
         return;
     }
-    for (uint32_t i = 0; i < STEPS; i++) {
-        __syncthreads(); // of the tables before
-        nf4_dequantise(at_expert(w.codes, bytes), at_expert(w.absmax, bytes), at_expert(w.q, bytes),
-                       at_expert(w.scales, bytes), at_expert(w.offset, bytes),
-                       at_expert(w.maps, bytes), p.in, 0, 0, to, w.out, p.in, ld, w.block_shift,
-                       w.group_shift, p.width, p.via_bf16, down * STEPS + i, right);
-    }
+    place_ragged(p, w, bytes, to, ld, down, right);
 }
 
 #define EXPERT_PLACE(name, T)                                                                      \

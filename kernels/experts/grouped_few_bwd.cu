@@ -1,17 +1,17 @@
-// grouped_few_bwd.cu - the form `sums` of grouped.cuh with at most 16 or 32 columns or rows.
+// grouped_few_bwd.cu - products of all experts (grouped.cuh) with few columns or rows, as those of
+// adapters have, of the backward pass; bf16 operands on tensor cores.
 // targets: 80
 // groups: bf16 experts train
 //
 // Alignment as for gemm_tc.cu. Launch: 128 threads, FEW_BYTES of dynamic shared memory.
 //
-//   kernel   result        grid
-//   tall     few columns   ceil(M / 64), 1, experts
-//   wide     few rows      1, ceil(N / 64), experts
+//   kernel   form                           grid
+//   nn       rows, up to 16, 32, 64 cols    2 x tiles that there can be
+//   tall     sums, up to 16, 32 columns     ceil(M / 64), 1, experts
+//   wide     sums, up to 16, 32 rows        1, ceil(N / 64), experts
 //
 // Determinism: one writer per element of C, fixed order along K.
 #include "grouped_narrow.cuh"
-
-#include "grouped.cuh"
 
 template <int ROWS, int COLS> __device__ __forceinline__ void few_sums(const grouped& g) {
     int32_t expert = (int32_t)blockIdx.z;
@@ -39,3 +39,12 @@ template <int ROWS, int COLS> __device__ __forceinline__ void few_sums(const gro
     }
 GROUPED_FEW(16, 1)
 GROUPED_FEW(32, 2)
+
+#define GROUPED_NN(size, pieces, blocks)                                                           \
+    QLORA_KERNEL __launch_bounds__(128, blocks)                                                    \
+        qlora_grouped_few_nn_##size(const __grid_constant__ grouped g) {                           \
+        few_rows<pieces, false>(g);                                                                \
+    }
+GROUPED_NN(16, 1, 4)
+GROUPED_NN(32, 2, 4)
+GROUPED_NN(64, 4, 2)

@@ -5,6 +5,7 @@
 #define QLORA_GROUPED_NARROW_CUH
 
 #include "../gemm/gemm_tc.cuh"
+#include "grouped.cuh"
 
 enum { FEW_STAGES = 3, FEW_BYTES = FEW_STAGES * 2 * NARROW_BYTES };
 
@@ -156,6 +157,21 @@ __device__ __forceinline__ void few(const corner& block, const void* A, const vo
     copy_wait<0>();
     result to = open_result(C, ldc, 0, 0, alpha, beta, flags);
     write_few<ROWS, COLS>(to, (float*)shared, acc, block, M, N);
+}
+
+// The form `rows` with up to 16 COLS columns.
+template <int COLS, bool TB> __device__ __forceinline__ void few_rows(const grouped& g) {
+    grouped_tile t;
+    if (!grouped_tile_at(g, (int32_t)blockIdx.x, SIDE, &t)) {
+        return;
+    }
+    corner block = {t.row, 0};
+    const bf16* a = grouped_from<bf16>(g.A, t.first * g.lda);
+    const bf16* b = grouped_from<bf16>(g.B, t.expert * g.stride);
+    void* c = (g.flags & C_IS_BF16) ? (void*)((bf16*)g.C + t.first * g.ldc)
+                                    : (void*)((float*)g.C + t.first * g.ldc);
+    few<4, COLS, false, TB>(block, a, b, c, t.rows, g.N, g.K, g.lda, g.ldb, g.ldc, 1.0f, 0.0f,
+                            g.flags);
 }
 
 #endif

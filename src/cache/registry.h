@@ -170,10 +170,13 @@ typedef uint64_t qlora__needs;
     X(grouped_sums_half, grouped_sums, 0, EXPERTS_TRAIN)                                           \
     X(grouped_tc_nn, grouped_tc_bwd, 65536, EXPERTS_BF16_TRAIN)                                    \
     X(grouped_tc_nt, grouped_tc, 65536, EXPERTS_BF16)                                              \
-    X(grouped_tc_narrow, grouped_tc, 98304, EXPERTS_BF16)                                          \
     X(grouped_tc_sums, grouped_tc_bwd, 98304, EXPERTS_BF16_TRAIN)                                  \
-    X(grouped_few_rows_16, grouped_few, 49152, EXPERTS_BF16)                                       \
-    X(grouped_few_rows_32, grouped_few, 49152, EXPERTS_BF16)                                       \
+    X(grouped_few_nt_16, grouped_few, 49152, EXPERTS_BF16)                                         \
+    X(grouped_few_nt_32, grouped_few, 49152, EXPERTS_BF16)                                         \
+    X(grouped_few_nt_64, grouped_few, 49152, EXPERTS_BF16)                                         \
+    X(grouped_few_nn_16, grouped_few_bwd, 49152, EXPERTS_BF16_TRAIN)                               \
+    X(grouped_few_nn_32, grouped_few_bwd, 49152, EXPERTS_BF16_TRAIN)                               \
+    X(grouped_few_nn_64, grouped_few_bwd, 49152, EXPERTS_BF16_TRAIN)                               \
     X(grouped_few_tall_16, grouped_few_bwd, 49152, EXPERTS_BF16_TRAIN)                             \
     X(grouped_few_tall_32, grouped_few_bwd, 49152, EXPERTS_BF16_TRAIN)                             \
     X(grouped_few_wide_16, grouped_few_bwd, 49152, EXPERTS_BF16_TRAIN)                             \

@@ -136,15 +136,12 @@ static qlora_result qlora__grouped_rows(qlora_ctx* ctx, const qlora__groups* g, 
             ctx, a->dtype == QLORA_F32 ? QLORA__K_grouped_rows_f32 : QLORA__K_grouped_rows_half,
             2 * tiles, qlora__ceil_div(c->cols, 64), 1, 256, 0, all);
     }
-    if (c->cols <= QLORA__GROUPED_FEW) {
-        qlora__kernel_id few =
-            c->cols <= 16 ? QLORA__K_grouped_few_rows_16 : QLORA__K_grouped_few_rows_32;
-        return qlora__launch(ctx, few, 2 * tiles, 1, 1, 128, qlora__kernel_rows[few].shared, all);
-    }
     if (c->cols <= QLORA__GROUPED_NARROW) {
-        return qlora__launch(ctx, QLORA__K_grouped_tc_narrow, 2 * tiles,
-                             qlora__ceil_div(c->cols, 64), 1, 128,
-                             qlora__kernel_rows[QLORA__K_grouped_tc_narrow].shared, all);
+        static const qlora__kernel_id few[2][3] = {
+            {QLORA__K_grouped_few_nn_16, QLORA__K_grouped_few_nn_32, QLORA__K_grouped_few_nn_64},
+            {QLORA__K_grouped_few_nt_16, QLORA__K_grouped_few_nt_32, QLORA__K_grouped_few_nt_64}};
+        qlora__kernel_id own = few[turned ? 1 : 0][c->cols <= 16 ? 0 : c->cols <= 32 ? 1 : 2];
+        return qlora__launch(ctx, own, 2 * tiles, 1, 1, 128, qlora__kernel_rows[own].shared, all);
     }
     if (qlora__grouped_takes_warpgroups(ctx, b, c)) {
         return qlora__grouped_warpgroups(ctx, g, turned, a, b, c);

@@ -430,10 +430,11 @@ typedef struct product_case {
 } product_case;
 
 // Wide and narrow results, rows that are not aligned, and a K that ends within a slice.
-static const product_case product_cases[] = {
-    {QLORA_F32, 40, 72, 0},   {QLORA_F32, 37, 9, 3},    {QLORA_BF16, 72, 264, 8},
-    {QLORA_BF16, 136, 24, 0}, {QLORA_BF16, 64, 300, 4}, {QLORA_BF16, 37, 70, 0},
-    {QLORA_BF16, 16, 152, 8}, {QLORA_BF16, 136, 8, 0},  {QLORA_BF16, 32, 72, 0}};
+static const product_case product_cases[] = {{QLORA_F32, 40, 72, 0},   {QLORA_F32, 37, 9, 3},
+                                             {QLORA_BF16, 72, 264, 8}, {QLORA_BF16, 136, 24, 0},
+                                             {QLORA_BF16, 64, 300, 4}, {QLORA_BF16, 37, 70, 0},
+                                             {QLORA_BF16, 16, 152, 8}, {QLORA_BF16, 136, 8, 0},
+                                             {QLORA_BF16, 32, 72, 0},  {QLORA_BF16, 48, 56, 8}};
 
 typedef struct product_rig {
     qlora_tensor x;   // [rows, in]

@@ -25,7 +25,7 @@ typedef struct mutant {
 } mutant;
 
 static const mutant mutants[] = {
-    {"a slice is read before it has come", "qlora_grouped_few_rows_16", 0, "cp.async.wait_group 1;",
+    {"a slice is read before it has come", "qlora_grouped_few_nt_16", 0, "cp.async.wait_group 1;",
      "cp.async.wait_group 2;", "products_of_experts_sm_90"},
     {"a slice is read before it has come", "qlora_grouped_few_wide_16", 0, "cp.async.wait_group 1;",
      "cp.async.wait_group 2;", "products_of_experts_sm_90"},
