@@ -49424,8 +49424,7 @@ typedef struct qlora__ffn_kind {
     // That of kept.gu -> that of the residual stream, of which the branch reads `h`.
     qlora_result (*in_backward)(const qlora__pass* pass, qlora__layer* layer,
                                 const qlora_tensor* h);
-    // After `in` of a training pass: notes what the backward pass must know of all layers. It may be
-    // NULL.
+    // After `in` of a training pass, or NULL: notes what the backward pass must know of all layers.
     qlora_result (*note)(const qlora__pass* pass, const qlora__layer* layer);
 #ifndef QLORA_NO_CUDA
     // In a step on the device, from x to the input of down in s.
@@ -63248,4 +63247,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 1a3504977d51d857
+//@@ end 2409210662ca79fb
