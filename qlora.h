@@ -49423,8 +49423,8 @@ typedef struct qlora__ffn_kind {
     // That of kept.gu -> that of the residual stream, of which the branch reads `h`.
     qlora_result (*in_backward)(const qlora__pass* pass, qlora__layer* layer,
                                 const qlora_tensor* h);
-    // After `in` of a training pass: notes what the backward pass must know of all layers; NULL =
-    // nothing.
+    // After `in` of a training pass: notes what the backward pass must know of all layers. May be
+    // NULL.
     qlora_result (*note)(const qlora__pass* pass, const qlora__layer* layer);
 #ifndef QLORA_NO_CUDA
     // In a step on the device, from x to the input of down in s.
@@ -63247,4 +63247,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 3b9af63295b68c60
+//@@ end 3368c3794653f1f7

@@ -132,8 +132,9 @@ QLORA_KERNEL __launch_bounds__(1024)
     }
 }
 
-// report: the load relative to an even one: the least and the most of any expert of a layer, and the
-// entropy of a layer, as the mean of the layers. A warp per layer. Launch: one block of 256 threads.
+// report: the load relative to an even one: the least and the most of any expert of a layer, and
+// the entropy of a layer, as the mean of the layers. A warp per layer. Launch: one block of 256
+// threads.
 QLORA_KERNEL __launch_bounds__(256)
     qlora_balance_report(const int32_t* load, int32_t layers, int32_t experts, float* report) {
     __shared__ float shared[24];

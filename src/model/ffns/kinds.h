@@ -13,8 +13,8 @@ typedef struct qlora__ffn_kind {
     // That of kept.gu -> that of the residual stream, of which the branch reads `h`.
     qlora_result (*in_backward)(const qlora__pass* pass, qlora__layer* layer,
                                 const qlora_tensor* h);
-    // After `in` of a training pass: notes what the backward pass must know of all layers; NULL =
-    // nothing.
+    // After `in` of a training pass: notes what the backward pass must know of all layers. May be
+    // NULL.
     qlora_result (*note)(const qlora__pass* pass, const qlora__layer* layer);
 #ifndef QLORA_NO_CUDA
     // In a step on the device, from x to the input of down in s.
