@@ -24084,6 +24084,7 @@ typedef uint64_t qlora__needs;
 #define QLORA__NEED_EXPERTS_BF16_TRAIN (QLORA__NEED_EXPERTS_BF16 | QLORA__NEED_TRAIN)
 #define QLORA__NEED_EXPERTS_F32_TRAIN (QLORA__NEED_EXPERTS_F32 | QLORA__NEED_TRAIN)
 #define QLORA__NEED_EXPERTS_TRAIN (QLORA__NEED_EXPERTS | QLORA__NEED_TRAIN)
+#define QLORA__NEED_EXPERTS_WG_TRAIN (QLORA__NEED_EXPERTS_WG | QLORA__NEED_TRAIN)
 #define QLORA__NEED_GATED_TRAIN (QLORA__NEED_GATED | QLORA__NEED_TRAIN)
 #define QLORA__NEED_HEAD128CAP_TRAIN (QLORA__NEED_HEAD128CAP | QLORA__NEED_TRAIN)
 #define QLORA__NEED_HEAD128WG_TRAIN (QLORA__NEED_HEAD128WG | QLORA__NEED_TRAIN)
@@ -24168,19 +24169,19 @@ typedef uint64_t qlora__needs;
     X(expert_place_bf16, expert_place_bf16, 0, EXPERTS_BF16)                                       \
     X(grouped_rows_f32, grouped, 0, EXPERTS)                                                       \
     X(grouped_rows_half, grouped, 0, EXPERTS)                                                      \
-    X(grouped_sums_f32, grouped, 0, EXPERTS)                                                       \
-    X(grouped_sums_half, grouped, 0, EXPERTS)                                                      \
-    X(grouped_tc_nn, grouped_tc, 65536, EXPERTS_BF16)                                              \
+    X(grouped_sums_f32, grouped_sums, 0, EXPERTS_TRAIN)                                            \
+    X(grouped_sums_half, grouped_sums, 0, EXPERTS_TRAIN)                                           \
+    X(grouped_tc_nn, grouped_tc_bwd, 65536, EXPERTS_BF16_TRAIN)                                    \
     X(grouped_tc_nt, grouped_tc, 65536, EXPERTS_BF16)                                              \
     X(grouped_tc_narrow, grouped_tc, 98304, EXPERTS_BF16)                                          \
-    X(grouped_tc_sums, grouped_tc, 98304, EXPERTS_BF16)                                            \
+    X(grouped_tc_sums, grouped_tc_bwd, 98304, EXPERTS_BF16_TRAIN)                                  \
     X(grouped_few_rows_16, grouped_few, 49152, EXPERTS_BF16)                                       \
     X(grouped_few_rows_32, grouped_few, 49152, EXPERTS_BF16)                                       \
-    X(grouped_few_tall_16, grouped_few, 49152, EXPERTS_BF16)                                       \
-    X(grouped_few_tall_32, grouped_few, 49152, EXPERTS_BF16)                                       \
-    X(grouped_few_wide_16, grouped_few, 49152, EXPERTS_BF16)                                       \
-    X(grouped_few_wide_32, grouped_few, 49152, EXPERTS_BF16)                                       \
-    X(grouped_wg_nn, grouped_wg, 230400, EXPERTS_WG)                                               \
+    X(grouped_few_tall_16, grouped_few_bwd, 49152, EXPERTS_BF16_TRAIN)                             \
+    X(grouped_few_tall_32, grouped_few_bwd, 49152, EXPERTS_BF16_TRAIN)                             \
+    X(grouped_few_wide_16, grouped_few_bwd, 49152, EXPERTS_BF16_TRAIN)                             \
+    X(grouped_few_wide_32, grouped_few_bwd, 49152, EXPERTS_BF16_TRAIN)                             \
+    X(grouped_wg_nn, grouped_wg_bwd, 230400, EXPERTS_WG_TRAIN)                                     \
     X(grouped_wg_nt, grouped_wg, 230400, EXPERTS_WG)
 
 #define QLORA__KERNELS_NF4(X)                                                                      \
@@ -63247,4 +63248,4 @@ QLORA__ONCE_END
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 3368c3794653f1f7
+//@@ end 2a9c75329a1efdac
