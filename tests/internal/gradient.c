@@ -350,8 +350,8 @@ static double loss_at(rig* r) {
         return (double)NAN;
     }
     const double* sums = (const double*)totals.data;
-    return (sums[0] + sums[1]) / r->total +
-           m->work.experts.balance.coefficient * ((double*)m->totals.data)[3];
+    double balance = m->work.experts.balance.coefficient * ((const double*)m->totals.data)[3];
+    return (sums[0] + sums[1]) / r->total + balance;
 }
 
 // Checks some elements of one tensor; the limit is 1e-5 of the largest of them, plus 1e-9.
