@@ -126,6 +126,7 @@ TEST hidden_copies_are_chosen(const test_machine* machine) {
                                          : QLORA_FAMILY_LLAMA;
         c.qk_norm = cases[i].normed;
         c.window = cases[i].window;
+        c.sliding[0] = cases[i].window > 0 ? 1 : 0;
         c.vocab = 64;
         c.hidden = cases[i].hidden;
         c.intermediate = cases[i].intermediate;
