@@ -637,15 +637,16 @@ adapters() {
     check "removes them" [ -z "$(find snaps -name step-3 -o -name step-6)" ]
 }
 
+# Both in f32: with --mode auto, a run may compute in bf16 where an evaluation alone does not.
 evaluated() { # the held-out loss of a run's adapter on all the data that `first_eval` used
     "$finetune" --model model --adapter "$1" --data held.jsonl --tokens 256 --backend cpu \
-        --threads 1 --eval-only --json 2>err | sed 's/.*"loss": \([0-9.]*\),.*/\1/' | cut -c1-8
+        --mode f32 --threads 1 --eval-only --json 2>err | sed 's/.*"loss": \([0-9.]*\),.*/\1/' | cut -c1-8
 }
 
 first_eval() { # the loss before the first step
     rm -rf first
     "$finetune" --model model --adapter "$1" --data sums.jsonl --eval-data held.jsonl \
-        --tokens 256 --backend cpu --threads 1 --steps 1 --out first >/dev/null 2>&1
+        --mode f32 --tokens 256 --backend cpu --threads 1 --steps 1 --out first >/dev/null 2>&1
     sed -n 's/^{"step":0,"eval_loss":\([0-9.]*\),.*/\1/p' first/log.jsonl | cut -c1-8
 }
 
