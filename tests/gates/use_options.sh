@@ -640,7 +640,8 @@ adapters() {
 # Both in f32: with --mode auto, a run may compute in bf16 where an evaluation alone does not.
 evaluated() { # the held-out loss of a run's adapter on all the data that `first_eval` used
     "$finetune" --model model --adapter "$1" --data held.jsonl --tokens 256 --backend cpu \
-        --mode f32 --threads 1 --eval-only --json 2>err | sed 's/.*"loss": \([0-9.]*\),.*/\1/' | cut -c1-8
+        --mode f32 --threads 1 --eval-only --json 2>err |
+        sed 's/.*"loss": \([0-9.]*\),.*/\1/' | cut -c1-8
 }
 
 first_eval() { # the loss before the first step
