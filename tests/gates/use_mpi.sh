@@ -91,6 +91,7 @@ awk 'BEGIN { for (i = 0; i < 400; i++) print "the number " i * 7919 % 1000 " com
     >data.txt
 usual="--model demo/model --data data.txt --backend cpu --threads 1 --steps 6 --accumulate 4"
 usual="$usual --tokens 128 --length 64 --eval 8 --eval-every 3"
+usual="$usual --mode f32" # what several processes compute in; one may choose bf16
 # shellcheck disable=SC2086 # options
 "$finetune" $usual --out one >out 2>&1
 check "one process" test -s one/adapter/adapter_model.safetensors
