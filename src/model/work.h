@@ -100,8 +100,8 @@ static void qlora__work_sum(qlora_model* m) {
     w->element = (double)qlora_dtype_bytes(m->compute);
     w->label = 2.0 * (double)c->hidden * (double)c->vocab;
     // Parameters and gradients in f32, the shadow, and the moments, each read and written.
-    bool small = m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT;
-    w->update = (16.0 + w->element + (small ? 4.0 : 16.0)) * (double)m->plan.parameters;
+    bool coded = m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT;
+    w->update = (16.0 + w->element + (coded ? 4.0 : 16.0)) * (double)m->plan.parameters;
 }
 
 void qlora_plan_cost(const qlora_plan* plan, const int32_t* lengths, int64_t count, double labels,
